@@ -1,0 +1,175 @@
+"""Medusa's decoding heads (Cai et al. 2024, arXiv 2401.10774, section 2.1) and their checkpoint format."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+_KEY = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)$")
+_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+class ResidualBlock(nn.Module):
+    """``x + SiLU(W x + b)``, with W and b at zero when training begins, so that a new head starts as its output layer."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        return hidden + nn.functional.silu(self.linear(hidden))
+
+
+class MedusaHeads(nn.Module):
+    """Heads that predict several tokens ahead from the target's last hidden state.
+
+    Where the target's own output layer predicts token t+1 from the (normalized) hidden state at t, head ``i``
+    predicts token t+2+i. Each head is ``num_layers`` passes through one residual block, then an output layer.
+
+    Args:
+        num_heads: How many heads, hence how many tokens beyond the target's own.
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Width of the target's logits.
+        num_layers: Passes through the head's residual block. The published code repeats *one* block
+            (``[ResBlock(hidden_size)] * num_layers``), so the weights of all layers are shared.
+        base_model: Name of the target they were trained on; kept in ``config.json``.
+    """
+
+    def __init__(
+        self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""
+    ):
+        super().__init__()
+        self.num_heads, self.num_layers = num_heads, num_layers
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        self.base_model = base_model
+        heads = []
+        for _ in range(num_heads):
+            block = ResidualBlock(hidden_size)
+            heads.append(nn.Sequential(*[block] * num_layers, nn.Linear(hidden_size, vocab_size, bias=False)))
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "head *rows vocab"]:
+        return torch.stack([head(hidden) for head in self.heads])
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write ``config.json`` and ``medusa_lm_head.safetensors`` in FasterDecoding's first format.
+
+        The tensors are ``{head}.{layer}.linear.weight|bias`` and ``{head}.{num_layers}.weight``. Shared layers
+        are written once per layer, as the published checkpoints have them.
+        """
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        tensors = {f"{key}": tensor.detach().clone().contiguous() for key, tensor in self.heads.state_dict().items()}
+        save_file(tensors, path / _FILES[0], metadata={"format": "pt"})
+        config = {
+            "medusa_num_heads": self.num_heads,
+            "medusa_num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "base_model_name_or_path": self.base_model,
+        }
+        (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+    ) -> "MedusaHeads":
+        """Load heads from a local folder or a hub repository in FasterDecoding's first format.
+
+        Heads, layers and widths are read from the tensors, because the ``medusa_num_heads`` of uploaded configs
+        is often wrong (CHECKPOINTS: 2 where there are 5).
+
+        Args:
+            path: Folder or hub repository with ``medusa_lm_head.safetensors`` or ``medusa_lm_head.pt``.
+            dtype: Dtype to load into; the checkpoint's own when None.
+            device: Where to put them.
+
+        Raises:
+            ValueError: No checkpoint there, or tensors that are not in this format.
+        """
+        file = _find_checkpoint(path)
+        if file.suffix == ".pt":
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            tensors = load_file(file)
+        blocks: dict[tuple[int, int, str], Tensor] = {}
+        outputs: dict[int, Tensor] = {}
+        for key, tensor in tensors.items():
+            match = _KEY.match(key)
+            if match is None:
+                raise ValueError(
+                    f"{file} holds the tensor {key!r}, which is not of the form '0.0.linear.weight', '0.0.linear.bias' or "
+                    f"'0.1.weight': convert the checkpoint to FasterDecoding's Medusa format"
+                )
+            head, layer, name = int(match[1]), int(match[2]), match[3]
+            if name == "weight":
+                outputs[head] = tensor
+            else:
+                blocks[head, layer, name] = tensor
+        num_heads = 1 + max((head for head, _, _ in blocks), default=-1)
+        num_layers = 1 + max((layer for _, layer, _ in blocks), default=-1)
+        missing = sorted(set(range(num_heads)) - set(outputs))
+        if num_heads == 0 or missing or len(blocks) != 2 * num_heads * num_layers:
+            raise ValueError(
+                f"{file} is incomplete: {num_heads} heads of {num_layers} layers need {2 * num_heads * num_layers} block "
+                f"tensors and {num_heads} output layers, found {len(blocks)} and {len(outputs)}; "
+                f"formats without output layers (Medusa 'version 2') are not read here"
+            )
+        for (head, layer, name), tensor in blocks.items():
+            if not torch.equal(tensor, blocks[head, 0, name]):
+                raise ValueError(
+                    f"{file}: layer {layer} of head {head} differs from its layer 0, but the published Medusa "
+                    f"architecture repeats one shared block; this checkpoint is of another architecture"
+                )
+        vocab_size, hidden_size = outputs[0].shape
+        heads = cls(
+            num_heads=num_heads,
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            num_layers=num_layers,
+            base_model=_base_model(file.parent),
+        )
+        state = {f"{head}.{layer}.{name}": tensor for (head, layer, name), tensor in blocks.items()}
+        state |= {f"{head}.{num_layers}.weight": tensor for head, tensor in outputs.items()}
+        heads.heads.load_state_dict(state)
+        return heads.to(device=device, dtype=dtype or outputs[0].dtype).eval()
+
+
+def _find_checkpoint(path: str | Path) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        for name in _FILES:
+            if (folder / name).is_file():
+                return folder / name
+        raise ValueError(f"no Medusa checkpoint in {folder}: expected {' or '.join(_FILES)}")
+    if folder.is_absolute() or str(path).startswith("."):
+        raise ValueError(f"no Medusa checkpoint at {folder}: there is no such folder")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    for name in _FILES:
+        try:
+            file = hf_hub_download(str(path), name)
+        except LocalEntryNotFoundError as error:
+            raise ValueError(f"no Medusa checkpoint at {path!r}: not a local folder, and the hub cannot be reached") from error
+        except EntryNotFoundError:
+            continue
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            raise ValueError(f"no Medusa checkpoint at {path!r}: not a local folder, and the hub says: {error}") from error
+        try:
+            hf_hub_download(str(path), "config.json")
+        except (EntryNotFoundError, HfHubHTTPError):
+            pass  # only the base model's name would have come from it
+        return Path(file)
+    raise ValueError(f"no Medusa checkpoint in the hub repository {path!r}: expected {' or '.join(_FILES)}")
+
+
+def _base_model(folder: Path) -> str:
+    config = folder / "config.json"
+    return json.loads(config.read_text()).get("base_model_name_or_path", "") if config.is_file() else ""

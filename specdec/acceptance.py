@@ -1,0 +1,54 @@
+"""The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.random import draw
+from specdec.tree import DraftTree
+from specdec.types import Verdict
+
+
+def accept(
+    verifier: Verifier,
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    uniforms: Float[Tensor, "batch 2"],
+) -> Verdict:
+    """Apply a verifier's two laws to a batch of draft trees.
+
+    Args:
+        verifier: The acceptance rule.
+        tree: What was drafted.
+        target_probs: p at every node.
+        uniforms: Two independent uniforms per row: one draws the stop node, one the next token.
+    """
+    stop_law = verifier.stop_law(tree, target_probs)
+    stop = draw(stop_law, uniforms[:, 0])
+    next_law = verifier.next_law(tree, target_probs, stop)
+    next_token = draw(next_law, uniforms[:, 1])
+    depth = tree.depth
+    num_accepted = depth.gather(1, stop[:, None])[:, 0]
+    return Verdict(
+        path=path_to(tree, stop),
+        num_accepted=num_accepted,
+        expected_accepted=(stop_law * depth).sum(-1).float(),
+        next_token=next_token,
+        valid=torch.isfinite(stop_law.sum(-1) + next_law.sum(-1)),
+    )
+
+
+def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
+    """Nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
+
+    In the chain 0 - 1 - 2 with a second child 3 of node 1, the path to 3 is ``[1, 3]`` and the path to 0 is
+    ``[-1, -1]``.
+    """
+    batch, nodes = tree.tokens.shape
+    on_path = tree.ancestors[torch.arange(batch, device=stop.device), stop]
+    index = torch.arange(nodes, device=stop.device).expand(batch, -1)
+    # Every depth has at most one node of the path; the root and the rest go to a column that is cut off.
+    column = tree.depth.where(on_path, 0)
+    path = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.long, device=stop.device)
+    return path.scatter_(1, column, index)[:, 1:]

@@ -1,0 +1,51 @@
+"""Additive attention masks for queries that stand in a tree behind a committed prefix."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def tree_mask(
+    starts: Int[Tensor, " batch"],
+    visible: Bool[Tensor, "batch query cell"],
+    length: int,
+    dtype: torch.dtype,
+    *,
+    query_positions: Int[Tensor, "batch query"] | None = None,
+    cell_positions: Int[Tensor, "batch cell"] | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "batch 1 query key"]:
+    """What each query may attend to: 0 where it may, -inf where not.
+
+    Every row's cache holds a prefix of ``starts`` positions, all of it visible, and behind it the cells of the
+    tree (or of a prefill chunk), of which each query sees its ancestors and itself.
+
+    With a prefix of 2, cells root - a with a second child b of the root, and ``length`` 6::
+
+        root  . . . x x x      (. visible, x hidden)
+        a     . . . . x x
+        b     . . . x . x
+
+    Args:
+        starts: Position of each row's first cell.
+        visible: Which cells each query sees. Each query must see at least one.
+        length: Key positions in all.
+        dtype: Of the mask, the model's.
+        query_positions: Logical position of each query (start + depth); needed with a window.
+        cell_positions: Logical position of each cell; needed with a window.
+        window: A query sees keys less than this many positions back; None sees all.
+    """
+    batch, queries, cells = visible.shape
+    key = torch.arange(length, device=starts.device)
+    cell = key - starts[:, None]
+    in_prefix = cell < 0
+    in_tree = (cell >= 0) & (cell < cells)
+    index = cell.clamp(0, cells - 1)
+    seen = visible.gather(2, index[:, None].expand(batch, queries, length))
+    seen = (seen & in_tree[:, None]) | in_prefix[:, None]
+    if window is not None:
+        assert query_positions is not None and cell_positions is not None
+        position = torch.where(in_prefix, key, cell_positions.gather(1, index))
+        seen &= query_positions[:, :, None] - position[:, None] < window
+    mask = torch.zeros(batch, 1, queries, length, dtype=dtype, device=starts.device)
+    return mask.masked_fill_(~seen[:, None], -torch.inf)

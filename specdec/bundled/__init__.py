@@ -1,0 +1,30 @@
+"""The models that ship with the package: a real trained target, a small drafter and Medusa heads.
+
+They exist so that every command of this project runs on real weights on a machine that has none. All three
+were made by ``python -m experiments.train_bundled``; ``MODEL_CARD.md`` beside this file records data, recipe
+and losses.
+"""
+
+from pathlib import Path
+
+NAMES = ("target", "drafter", "medusa")
+PREFIX = "bundled/"
+
+
+def resolve(name_or_path: str) -> str:
+    """Turn ``"bundled/target"`` into the directory of that model; return any other name or path unchanged.
+
+    Raises:
+        ValueError: ``bundled/…`` names a model that does not ship, or whose files are missing.
+    """
+    if not str(name_or_path).startswith(PREFIX):
+        return str(name_or_path)
+    name = str(name_or_path)[len(PREFIX) :]
+    if name not in NAMES:
+        raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")
+    path = Path(__file__).parent / name
+    if not (path / "config.json").is_file():
+        raise ValueError(
+            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.train_bundled"
+        )
+    return str(path)

@@ -1,0 +1,66 @@
+"""Counter-based random numbers: a draw is a pure function of (seed, stream, round, purpose, index).
+
+So a request's output depends on nothing else: not on its slot, its batch mates, a refill or a chunked prefill.
+The mixer is the finalizer of SplitMix64 (Steele, Lea & Flood 2014), applied once to the round's counter and once
+to each draw's.
+"""
+
+import enum
+import secrets
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed 64-bit integer
+_MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
+_BITS = 52  # u <= 1 - 2**-52, so that u * total stays below total in float64
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; draws of one round with different purposes are independent."""
+
+    ACCEPT = 0
+    DRAFT = 1
+
+
+def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """Hash every 64-bit integer to one that looks independent (bijective)."""
+    # Torch shifts int64 arithmetically: the masks make the shifts logical.
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MULTIPLIER_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MULTIPLIER_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def request_key(seed: int, stream: int) -> int:
+    """The 64-bit key of a request's random numbers (signed)."""
+    state = torch.tensor([seed, stream], dtype=torch.long)
+    return int(mix(mix(state[0] + _GAMMA) + state[1] * _GAMMA))
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, for ``seed=None``."""
+    return secrets.randbits(62)
+
+
+def uniforms(
+    keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
+) -> Float[Tensor, "batch index"]:
+    """``count`` independent uniforms in [0, 1) for every row, float64."""
+    index = torch.arange(1, count + 1, device=keys.device)
+    state = mix(keys + rounds * _GAMMA)
+    bits = mix(state[:, None] + (index + (int(purpose) << 40)) * _GAMMA)
+    return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
+
+
+def draw(weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
+    """The first index whose cumulative weight exceeds ``uniform`` times the total.
+
+    Computed in float64; never an index of weight zero (if any weight is positive). Weights need no
+    normalization.
+    """
+    cumulative = weights.to(torch.float64).cumsum(-1)
+    threshold = uniform[..., None] * cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, threshold, right=True)[..., 0]
+    return index.clamp(max=weights.shape[-1] - 1)

@@ -1,0 +1,57 @@
+"""Plain decoding written the slow and obvious way: no cache, one forward over the whole sequence per token.
+
+What the engine must agree with, token for token, in float32. It shares the distribution's definition
+(``sampling.probs``) and the random numbers with the engine, and nothing else.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specdec.random import Purpose, draw, uniforms
+from specdec.requests import SamplingParams
+from specdec.sampling import probs
+from specdec.slots import Slots
+
+
+@torch.inference_mode()
+def reference_decode(
+    model: PreTrainedModel, prompt_ids: Sequence[int], sampling: SamplingParams, *, stop_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """Output tokens of plain decoding, cut after a stop token; strings in ``sampling.stop`` are not looked at.
+
+    Args:
+        model: The target.
+        prompt_ids: At least one token.
+        sampling: Its seed and stream give the same random numbers as in the engine (``stream=None`` is 0).
+        stop_ids: Tokens that end the output.
+    """
+    sampling = sampling.seeded(0)
+    sequence = list(prompt_ids)
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    slots = Slots(1, len(sequence) + sampling.max_new_tokens, vocab_size, model.device)
+    for step in range(sampling.max_new_tokens):
+        slots.admit(0, sequence, sampling, speculate=False)
+        state = slots.first(1)
+        tokens = torch.tensor([sequence], device=model.device)
+        logits = model(tokens).logits[:, -1:]
+        p = probs(logits, state.sampling, tokens[:, None, -1:])
+        # A round draws its stop node with the first uniform and the next token with the second.
+        u = uniforms(state.keys, torch.full_like(state.keys, step), Purpose.ACCEPT, 2)
+        sequence.append(int(draw(p[:, 0], u[:, 1])))
+        if sequence[-1] in stop_ids:
+            break
+    return sequence[len(prompt_ids) :]
+
+
+@torch.inference_mode()
+def top_two_margin(model: PreTrainedModel, sequence: Sequence[int]) -> float:
+    """Difference of the two largest next-token logits after ``sequence``, in nats, from one plain forward.
+
+    Near zero where greedy decoding could go either way in this dtype: what tells a tie from a bug.
+    """
+    logits = model(torch.tensor([list(sequence)], device=model.device)).logits[0, -1].float()
+    first, second = np.asarray(logits.topk(2).values.cpu())
+    return float(first - second)

@@ -1,0 +1,120 @@
+"""From logits to the distribution that plain sampling would draw from: p for the target, q for a drafter.
+
+The same function serves both, so a token is never drawn from one distribution and tested with another.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingTensors:
+    """Sampling parameters of a batch of rows, and which of them any row uses (known to the host).
+
+    Attributes:
+        temperature: 0 where greedy.
+        top_k: 0 where off.
+        top_p: 1 where off.
+        min_p: 0 where off.
+        repetition_penalty: 1 where off.
+        seen: Tokens in each row's prompt or output so far, root included; None unless a row is penalized.
+        any_greedy: Some active row is greedy.
+        any_sampled: Some active row is not.
+        any_filtered: Some active row uses top-k or top-p.
+        any_min_p: Some active row uses min-p.
+    """
+
+    temperature: Float[Tensor, " batch"]
+    top_k: Int[Tensor, " batch"]
+    top_p: Float[Tensor, " batch"]
+    min_p: Float[Tensor, " batch"]
+    repetition_penalty: Float[Tensor, " batch"]
+    seen: Bool[Tensor, "batch vocab"] | None
+    any_greedy: bool
+    any_sampled: bool
+    any_filtered: bool
+    any_min_p: bool
+
+
+def penalize(
+    logits: Float[Tensor, "batch node vocab"],
+    penalty: Float[Tensor, " batch"],
+    seen: Bool[Tensor, "batch vocab"],
+    path_tokens: Int[Tensor, "batch node position"],
+) -> Float[Tensor, "batch node vocab"]:
+    """Apply the repetition penalty at every node, for the sequence so far *and* the node's own path.
+
+    Args:
+        logits: Raw logits.
+        penalty: One per row.
+        seen: Tokens of the sequence so far.
+        path_tokens: Tokens on the path to each node; pad with any token of the path.
+    """
+    factor = penalty[:, None, None]
+    penalized = torch.where(logits > 0, logits / factor, logits * factor)
+    result = torch.where(seen[:, None], penalized, logits)
+    return result.scatter(2, path_tokens, penalized.gather(2, path_tokens))
+
+
+def path_tokens(
+    tokens: Int[Tensor, "batch node"], ancestors: Bool[Tensor, "batch query node"]
+) -> Int[Tensor, "batch query node"]:
+    """Tokens on the path to each queried node, padded with the root's."""
+    return torch.where(ancestors, tokens[:, None], tokens[:, :1, None])
+
+
+def probs(
+    logits: Float[Tensor, "batch node vocab"],
+    sampling: SamplingTensors,
+    paths: Int[Tensor, "batch node position"] | None = None,
+) -> Float[Tensor, "batch node vocab"]:
+    """The distribution that sampling draws from at every node, float32.
+
+    Repetition penalty, temperature, top-k, top-p, min-p, in this order (transformers' order). A greedy row gets
+    the one-hot argmax. All ties keep the lower token id.
+
+    Args:
+        logits: Raw logits, any floating dtype.
+        sampling: Parameters of the rows.
+        paths: ``path_tokens`` of the nodes; needed where a row has a repetition penalty.
+    """
+    logits = logits.float()
+    if sampling.seen is not None:
+        assert paths is not None, "rows with a repetition penalty need the tokens of each node's path"
+        logits = penalize(logits, sampling.repetition_penalty, sampling.seen, paths)
+    if not sampling.any_sampled:
+        return one_hot_argmax(logits)
+    greedy = sampling.temperature == 0
+    result = logits / sampling.temperature.where(~greedy, 1.0)[:, None, None]
+    if sampling.any_filtered:
+        result = _filter(result, sampling.top_k, sampling.top_p)
+    result = result.softmax(-1)
+    if sampling.any_min_p:
+        result = result.where(result >= sampling.min_p[:, None, None] * result.amax(-1, keepdim=True), 0.0)
+        result = result / result.sum(-1, keepdim=True)
+    if sampling.any_greedy:
+        result = torch.where(greedy[:, None, None], one_hot_argmax(logits), result)
+    return result
+
+
+def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """All mass on the largest logit (the lowest id among equals)."""
+    return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+
+
+def _filter(
+    logits: Float[Tensor, "batch node vocab"], top_k: Int[Tensor, " batch"], top_p: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch node vocab"]:
+    """Set logits outside the top k, then outside the top p of what is left, to -inf."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    vocab = logits.shape[-1]
+    rank = torch.arange(vocab, device=logits.device)
+    dropped = rank >= top_k.where(top_k > 0, vocab)[:, None, None]
+    mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
+    before = mass.cumsum(-1) - mass
+    # The first token always stays: nothing is before it, and top_p is positive.
+    dropped |= (before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None]
+    return logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, ids, dropped), -torch.inf)

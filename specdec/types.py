@@ -1,0 +1,154 @@
+"""The types that travel along the main path, one per arrow of the loop.
+
+Axis names, used in every annotation: ``batch node depth position vocab layer head head_dim``.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class DraftSampling(enum.IntEnum):
+    """How a drafted token was chosen among its siblings; it decides which acceptance rules are exact."""
+
+    DETERMINISTIC = 0
+    """Chosen without randomness (n-gram, top-k, Medusa): no draft distribution; siblings are distinct."""
+    IID = 1
+    """An independent draw from the parent's row of ``draft_probs``."""
+    WITHOUT_REPLACEMENT = 2
+    """A draw from the parent's row of ``draft_probs`` renormalized over what earlier siblings left."""
+    COUPLED = 3
+    """Drawn with noise that the target shares."""
+
+
+class Exactness(enum.Enum):
+    """What a verifier promises of the output distribution."""
+
+    EXACT = "exact"
+    """It is the target's."""
+    EXACT_WRT = "exact with respect to another distribution"
+    """It is a stated distribution other than the target's."""
+    LOSSY = "lossy"
+    """It is neither."""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetOutput:
+    """What one verify forward returns.
+
+    Attributes:
+        logits: The model's raw logits at every node.
+        hidden_states: Hidden states at every node, by the layer index that the drafter asked for.
+    """
+
+    logits: Float[Tensor, "batch node vocab"]
+    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the acceptance of one round decided.
+
+    Attributes:
+        path: Indices of the accepted nodes from the root's child downwards, -1 padded. The root is left out.
+        num_accepted: Length of the path.
+        expected_accepted: Its expectation over the acceptance randomness, given this draft tree.
+        next_token: The recovered or bonus token that follows the path.
+        valid: False where the laws were not finite (NaN logits), so that nothing above means anything.
+    """
+
+    path: Int[Tensor, "batch depth"]
+    num_accepted: Int[Tensor, " batch"]
+    expected_accepted: Float[Tensor, " batch"]
+    next_token: Int[Tensor, " batch"]
+    valid: Bool[Tensor, " batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Committed:
+    """Tokens that became final: their keys and values are in the target's cache now.
+
+    Rows stand for the consecutive slots from ``first_slot`` on. After a prefill chunk the tokens are a piece of
+    the prompt; after a round they are the root and the accepted path.
+
+    Attributes:
+        first_slot: Slot of row 0.
+        active: Rows that took part; all else of the others is meaningless. On the host.
+        tokens: The committed tokens, in order of position; behind ``counts`` of them, padding.
+        starts: Position of the first one. On the host.
+        counts: How many; at least 1 in an active row. On the host.
+        next_tokens: The token that follows the last one (known, but not in the cache): pairs
+            (hidden state at t, token t+1) are complete.
+        path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
+            after a prefill chunk.
+        hidden_states: Hidden states at the committed positions, by layer index.
+    """
+
+    first_slot: int
+    active: np.ndarray
+    tokens: Int[Tensor, "batch position"]
+    starts: np.ndarray
+    counts: np.ndarray
+    next_tokens: Int[Tensor, " batch"]
+    path: Int[Tensor, "batch depth"] | None
+    hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one round did for one request.
+
+    Attributes:
+        request: Id of the request.
+        round: Count of this request's rounds, from 0.
+        token_ids: Tokens it adds to the output, cut at EOS, a stop and the length.
+        text: What it adds to the output text. Text that may still become a stop string or a whole UTF-8
+            character is held back for a later step.
+        logprobs: Log-probability of each of ``token_ids`` under p, in nats.
+        proposed_nodes: Drafted nodes that were verified (root not counted).
+        proposed_depth: Depth of the longest branch among them.
+        accepted: Accepted nodes, before any cut: the round emitted ``accepted + 1`` tokens before it.
+        expected_accepted: Expectation of ``accepted`` over the acceptance randomness.
+        seconds: Time of each stage of the round, if timing is on. Rows that share the round carry the same
+            figures: do not add them up over rows.
+        finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
+        error: With ``"error"``: one sentence on what happened.
+    """
+
+    request: int
+    round: int
+    token_ids: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[float, ...] = ()
+    proposed_nodes: int = 0
+    proposed_depth: int = 0
+    accepted: int = 0
+    expected_accepted: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A finished request.
+
+    Attributes:
+        prompt_ids: The prompt's tokens.
+        token_ids: The output's tokens.
+        text: The output's text, without a stop string that ended it; empty without a tokenizer.
+        finish_reason: ``"stop"`` (EOS, a stop token or string), ``"length"`` or ``"error"``.
+        steps: One per round.
+        error: With ``"error"``: one sentence on what happened.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    steps: tuple[Step, ...]
+    error: str | None = None
