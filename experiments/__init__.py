@@ -1,0 +1,1 @@
+"""Command-line applications: runs, comparisons, training. Only here is there configuration."""

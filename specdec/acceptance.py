@@ -1,13 +1,13 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree
-from specdec.types import Verdict
+from specdec.types import DraftSampling, Exactness, Verdict
 
 
 def accept(
@@ -52,3 +52,20 @@ def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
     column = tree.depth.where(on_path, 0)
     path = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.long, device=stop.device)
     return path.scatter_(1, column, index)[:, 1:]
+
+
+class Plain(Verifier):
+    """Nothing was drafted: draw the next token from p. The rule of plain decoding."""
+
+    exactness = Exactness.EXACT
+    laws = frozenset(DraftSampling)
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """All at the root."""
+        return torch.zeros_like(target_probs[:, :, 0]).index_fill_(1, tree.parents.new_zeros(1), 1.0)
+
+    def next_law(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """P at the root."""
+        return target_probs[:, 0]

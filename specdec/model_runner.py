@@ -202,11 +202,12 @@ class ModelRunner:
     ) -> TargetOutput:
         batch, queries = tokens.shape
         num_cells = visible.shape[2]
-        length = int(host_starts.max()) + num_cells
+        # Prefill pads short prompts beside long ones: padding that would fall off the row's end stays at its end.
+        length = min(int(host_starts.max()) + num_cells, self.cache.positions)
         first_cell = num_cells - queries  # of the queries: they are the last cells, in order
         self.cache.aim(
             slots,
-            starts[:, None] + cells,
+            (starts[:, None] + cells).clamp(max=self.cache.positions - 1),
             start=int(host_starts[0]) + first_cell if batch == 1 else -1,
             length=length,
         )

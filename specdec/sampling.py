@@ -81,10 +81,27 @@ def probs(
         sampling: Parameters of the rows.
         paths: ``path_tokens`` of the nodes; needed where a row has a repetition penalty.
     """
+    logits = adjust(logits, sampling, paths)
+    return distribution(logits, sampling)
+
+
+def adjust(
+    logits: Float[Tensor, "batch node vocab"],
+    sampling: SamplingTensors,
+    paths: Int[Tensor, "batch node position"] | None = None,
+) -> Float[Tensor, "batch node vocab"]:
+    """Logits in float32 with the repetition penalty applied: what ``distribution`` and top-k drafting start from."""
     logits = logits.float()
-    if sampling.seen is not None:
-        assert paths is not None, "rows with a repetition penalty need the tokens of each node's path"
-        logits = penalize(logits, sampling.repetition_penalty, sampling.seen, paths)
+    if sampling.seen is None:
+        return logits
+    assert paths is not None, "rows with a repetition penalty need the tokens of each node's path"
+    return penalize(logits, sampling.repetition_penalty, sampling.seen, paths)
+
+
+def distribution(
+    logits: Float[Tensor, "batch node vocab"], sampling: SamplingTensors
+) -> Float[Tensor, "batch node vocab"]:
+    """Temperature, top-k, top-p and min-p applied to adjusted logits, as probabilities."""
     if not sampling.any_sampled:
         return one_hot_argmax(logits)
     greedy = sampling.temperature == 0
@@ -116,5 +133,5 @@ def _filter(
     mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
     before = mass.cumsum(-1) - mass
     # The first token always stays: nothing is before it, and top_p is positive.
-    dropped |= (before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None]
+    dropped = dropped | ((before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None])
     return logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, ids, dropped), -torch.inf)

@@ -90,12 +90,15 @@ class Slots:
             self.seen[slot] = False
             self.seen[slot, torch.tensor(prompt_ids, device=self.device)] = True
 
-    def activate(self, slot: int, root: int, length: int) -> None:
-        """The prompt is prefilled: the slot decodes from the next round on."""
-        self.host_active[slot] = True
+    def advance(self, slot: int, length: int) -> None:
+        """The cache holds ``length`` tokens of the slot's prompt."""
         self.host_lengths[slot] = length
-        self.roots[slot] = root
         self.lengths[slot] = length
+
+    def activate(self, slot: int, root: int) -> None:
+        """The prompt is prefilled but for its last token, the root: the slot decodes from the next round on."""
+        self.host_active[slot] = True
+        self.roots[slot] = root
         self.active[slot] = True
         self.drafting[slot] = bool(self.host_drafting[slot])
 

@@ -64,6 +64,24 @@ class TreeShape:
         """Explicit paths, in any order; every path's parent must be among them."""
         return cls(paths)
 
+    @classmethod
+    def of(cls, shape: "TreeShape | int | Sequence[int] | Sequence[Sequence[int]]") -> "TreeShape":
+        """A shape as a configuration writes it: a length, branching factors, or a list of paths."""
+        if isinstance(shape, TreeShape):
+            return shape
+        if isinstance(shape, int):
+            return cls.chain(shape)
+        entries = list(shape)
+        if entries and all(isinstance(entry, int) for entry in entries):
+            return cls.branching(*entries)
+        if entries and not any(isinstance(entry, int) for entry in entries):
+            return cls.from_paths(entries)
+        raise ValueError(f"tree shape {shape!r}: give a length, a list of branching factors, or a list of paths")
+
+    def cut(self, depth: int) -> "TreeShape":
+        """The part that is no deeper than ``depth``, which must be at least 1."""
+        return self if depth >= self.max_depth else TreeShape(path for path in self.paths if len(path) <= depth)
+
     @property
     def num_nodes(self) -> int:
         """Drafted nodes, the root not counted."""

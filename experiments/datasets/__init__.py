@@ -1,0 +1,1 @@
+"""Prompts to decode, and texts to train on."""

@@ -1,0 +1,64 @@
+# Every target sets up what it needs: a virtual environment in .venv, made once and brought up to date when
+# pyproject.toml or constraints.txt change.
+#
+#   make demo PYTHON=python3.12     with another interpreter
+#   make demo PIP_ARGS="…"          with arguments for pip, such as the index of PyTorch's CPU builds
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check format wheel clean
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
+VENV ?= .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.specdec-installed
+
+PACKAGES := specdec drafters verifiers experiments
+# Shapes in annotations are checked in these packages while tests run (not in experiments, which has no tensor code
+# of its own on the main path).
+SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,beartype.beartype
+# No network in a test, and two runs alike whatever the caller's shell exports.
+TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES)
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: $(STAMP) ## Make the environment in .venv
+
+# torch comes first and alone: its wheel is the one that depends on the machine.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "This project needs Python 3.11 or newer, and '$(PYTHON)' is not: install one, or name it: make PYTHON=…" >&2; \
+	  exit 1; }
+	@echo "Setting up $(VENV); the first time this takes a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt $(PIP_ARGS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt $(PIP_ARGS)
+	@touch $@
+
+demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundled models
+	$(BIN)/python -m experiments.demo
+
+test: $(STAMP) ## Run the tests, with array shapes checked
+	$(TEST) $(ARGS)
+
+test-slow: $(STAMP) ## Run the tests that take minutes each
+	$(TEST) -m "slow and not gpu" $(ARGS)
+
+check: $(STAMP) ## Lint, check the format and the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python $(PACKAGES)
+
+format: $(STAMP) ## Format the code and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(STAMP) ## Build the source distribution and the wheel into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+clean: ## Remove the environment and all that was built
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

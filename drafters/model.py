@@ -1,0 +1,334 @@
+"""A small causal LM that drafts a chain or a tree (Leviathan et al. 2023, arXiv 2211.17192; SpecInfer, arXiv 2305.09781)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec import bundled
+from specdec.interfaces import Drafter
+from specdec.model_runner import ModelRunner
+from specdec.random import Purpose, draw, uniforms
+from specdec.requests import GREEDY_BELOW
+from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens
+from specdec.slots import Slots
+from specdec.target import Target, load_model
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Committed, DraftSampling
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a model of the target's vocabulary, level by level down a static tree shape.
+
+    One forward per level, over all rows and all nodes that have children. It has its own KV cache, committed along
+    the accepted path like the target's.
+
+    Args:
+        model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
+            vocabularies) are cut or filled up with zero probability.
+        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths.
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"`` or
+            ``"deterministic"`` (the top k). Greedy requests always get the top k.
+        temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
+        tokenizer: The model's tokenizer, to check its vocabulary against the target's.
+        name: Shown in error messages.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] = 4,
+        *,
+        sampling: DraftSampling | str = DraftSampling.IID,
+        temperature: float | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "",
+    ):
+        self.model = model.eval()
+        self.shape = TreeShape.of(shape)
+        self.sampling = _law(sampling)
+        if temperature is not None and not 0 <= temperature < float("inf"):
+            raise ValueError(f"drafter temperature={temperature}: give 0 (top-k), a positive number, or None (the request's)")
+        if temperature is not None and temperature < GREEDY_BELOW:
+            self.sampling = DraftSampling.DETERMINISTIC
+        self.temperature = temperature
+        self.tokenizer = tokenizer
+        self.name = name or model.config.model_type
+        self.max_nodes = self.shape.num_nodes
+        self.max_depth = self.shape.max_depth
+        self.is_chain = self.shape.is_chain
+        self.laws = frozenset([self.sampling])
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] = 4,
+        sampling: DraftSampling | str = DraftSampling.IID,
+        temperature: float | None = None,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        quantization: str | None = None,
+    ) -> "ModelDrafter":
+        """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
+        model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(name_or_path))
+        except (OSError, ValueError):
+            tokenizer = None  # many drafters ship without one; then only the widths can be compared
+        return cls(model, shape, sampling=sampling, temperature=temperature, tokenizer=tokenizer, name=name_or_path)
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Check vocabulary and device, and allocate the cache."""
+        check_same_vocabulary(self, target)
+        if self.model.device != target.device:
+            raise ValueError(f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device")
+        self.runner = ModelRunner(
+            self.model, max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.max_nodes
+        )
+        self._vocab_size = target.vocab_size
+        self._common = min(self.runner.vocab_size, target.vocab_size)
+        # Positions of each slot whose keys and values are right. The last committed one may be missing.
+        self._known = np.zeros(max_batch_size, dtype=np.int64)
+        self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=target.device)
+        self._shapes = {depth: _Levels(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)}
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: object) -> None:
+        """Begin with an empty row."""
+        self._known[slot] = 0
+
+    def observe(self, committed: Committed) -> None:
+        """Prefill prompt pieces; commit the accepted path."""
+        batch = len(committed.counts)
+        rows = slice(committed.first_slot, committed.first_slot + batch)
+        counts = torch.from_numpy(committed.counts).to(self._last_token.device)
+        last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
+        known = self._known[rows]
+        if committed.path is None:
+            if (known == committed.starts)[committed.active].all():
+                tokens = self._in_vocabulary(committed.tokens)
+                self.runner.prefill(tokens, committed.starts, committed.counts, first_slot=committed.first_slot)
+                known[committed.active] += committed.counts[committed.active]
+        else:
+            if not self.is_chain:
+                starts = torch.from_numpy(committed.starts).to(self._last_token.device)
+                self.runner.cache.commit(starts, committed.path, first_slot=committed.first_slot)
+            drafted = committed.active & (known >= committed.starts)
+            # All but the last committed token had children, so they were forwarded.
+            known[drafted] = (committed.starts + committed.counts - 1)[drafted]
+        active = torch.from_numpy(committed.active).to(self._last_token.device)
+        self._last_token[rows] = torch.where(active, last, self._last_token[rows])
+
+    @torch.inference_mode()
+    def propose(self, slots: Slots) -> DraftTree:
+        """Draft level by level."""
+        depth = min(self.max_depth, int(slots.host_max_depth.max()))
+        if depth == 0:
+            return DraftTree.root_only(slots.roots)
+        levels = self._shapes[depth]
+        shape = levels.shape
+        batch = len(slots)
+        sampling = self._draft_sampling(slots.sampling)
+        sampled = sampling.any_sampled and self.sampling is not DraftSampling.DETERMINISTIC
+        uniform = uniforms(slots.keys, slots.rounds, Purpose.DRAFT, shape.num_nodes) if sampled else None
+        tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
+        tokens[:, 0] = slots.roots
+        draft_probs = self.model_zeros(batch, shape.num_nodes + 1) if sampled else None
+        valid = None
+        self._catch_up(slots)
+        for level, (nodes, parents) in enumerate(zip(levels.forwards, levels.parents, strict=True)):
+            logits = self._root_logits(slots) if level == 0 else self._level_logits(slots, tokens, levels, nodes)
+            logits = logits[:, [parent - nodes.start for parent in parents]] if len(parents) < logits.shape[1] else logits
+            paths = None
+            if sampling.seen is not None:
+                seen_nodes = levels.ancestors[list(parents), : nodes.stop].expand(batch, -1, -1)
+                paths = path_tokens(tokens[:, : nodes.stop], seen_nodes)
+            scores = adjust(logits[..., : self._common], sampling, paths)
+            if not sampled:
+                self._take_top(scores, shape, parents, tokens)
+                continue
+            assert uniform is not None and draft_probs is not None
+            q = distribution(scores, sampling)
+            draft_probs[:, list(parents), : self._common] = q
+            drawn_valid = self._draw(q, shape, parents, tokens, uniform)
+            if sampling.any_greedy:
+                top = tokens.clone()
+                self._take_top(scores, shape, parents, top)
+                greedy = (sampling.temperature == 0)[:, None]
+                tokens = torch.where(greedy, top, tokens)
+                drawn_valid = None if drawn_valid is None else {n: v | greedy[:, 0] for n, v in drawn_valid.items()}
+            if drawn_valid is not None:
+                valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+                for node, fine in drawn_valid.items():
+                    valid[:, node] = fine & valid[:, shape.parents[node]]
+        law: DraftSampling | Tensor = self.sampling if sampled else DraftSampling.DETERMINISTIC
+        if sampled and sampling.any_greedy:
+            per_row = torch.where(sampling.temperature == 0, int(DraftSampling.DETERMINISTIC), int(self.sampling))
+            law = per_row.to(torch.int8)[:, None].expand_as(tokens)
+        return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
+
+    def model_zeros(self, batch: int, nodes: int) -> Float[Tensor, "batch node vocab"]:
+        """Room for q in the target's vocabulary; what the drafter's lacks stays zero."""
+        return torch.zeros(batch, nodes, self._vocab_size, device=self._last_token.device)
+
+    def _draft_sampling(self, sampling: SamplingTensors) -> SamplingTensors:
+        """The request's parameters, with the drafter's own temperature for sampled rows."""
+        if sampling.seen is not None:
+            sampling = replace(sampling, seen=sampling.seen[:, : self._common])
+        if self.temperature is None or not sampling.any_sampled:
+            return sampling
+        own = torch.where(sampling.temperature == 0, 0.0, self.temperature)
+        return replace(sampling, temperature=own)
+
+    def _catch_up(self, slots: Slots) -> None:
+        """Prefill what was committed while this drafter was not asked to propose."""
+        missing = np.where(slots.host_drafting & slots.host_active, slots.host_lengths - self._known[: len(slots)], 0)
+        if missing.max() <= 1:
+            return
+        width = int(missing.max())
+        starts = np.where(missing > 0, self._known[: len(slots)], slots.host_lengths)
+        index = np.minimum(starts[:, None] + np.arange(width), slots.host_tokens.shape[1] - 1)
+        tokens = torch.from_numpy(np.take_along_axis(slots.host_tokens, index, axis=1).astype(np.int64))
+        self.runner.prefill(self._in_vocabulary(tokens.to(self._last_token.device)), starts, missing)
+        self._known[: len(slots)] += missing
+
+    def _root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Logits at the root, after the last committed token again: where it was a leaf, it was never forwarded."""
+        again = slots.active & (slots.lengths > 0)
+        host_again = slots.host_active & (slots.host_lengths > 0)
+        last = torch.where(again, self._last_token[: len(slots)], slots.roots)
+        tokens = self._in_vocabulary(torch.stack([last, slots.roots], dim=1))
+        two = torch.arange(2, device=tokens.device)
+        logits = self.runner.verify_level(
+            tokens,
+            slots.lengths - again.long(),
+            slots.host_lengths - host_again,
+            cells=two,
+            depths=two,
+            ancestors=two[:, None] >= two,
+        )
+        self._known[: len(slots)] = np.where(slots.host_active, slots.host_lengths, self._known[: len(slots)])
+        return logits.gather(1, again.long()[:, None, None].expand(-1, 1, logits.shape[2]))
+
+    def _level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], levels: "_Levels", nodes: range
+    ) -> Float[Tensor, "batch query vocab"]:
+        cells = slice(nodes.start, nodes.stop)
+        return self.runner.verify_level(
+            self._in_vocabulary(tokens[:, cells]),
+            slots.lengths,
+            slots.host_lengths,
+            cells=levels.index[cells],
+            depths=levels.depths[: nodes.stop],
+            ancestors=levels.ancestors[cells, : nodes.stop],
+        )
+
+    def _take_top(
+        self, scores: Float[Tensor, "batch parent vocab"], shape: TreeShape, parents: Sequence[int], tokens: Tensor
+    ) -> None:
+        """Give every parent's children the parent's most probable tokens, in order. Writes ``tokens``."""
+        width = max(len(shape.children[parent]) for parent in parents)
+        top = scores.argmax(-1, keepdim=True) if width == 1 else scores.topk(width, dim=-1).indices
+        children, rows, ranks = _family(shape, parents)
+        tokens[:, children] = top[:, rows, ranks]
+
+    def _draw(
+        self,
+        q: Float[Tensor, "batch parent vocab"],
+        shape: TreeShape,
+        parents: Sequence[int],
+        tokens: Int[Tensor, "batch node"],
+        uniform: Float[Tensor, "batch draw"],
+    ) -> dict[int, Bool[Tensor, " batch"]] | None:
+        """Draw every parent's children. Writes ``tokens``; returns which nodes exist where q may run out."""
+        width = max(len(shape.children[parent]) for parent in parents)
+        without = self.sampling is DraftSampling.WITHOUT_REPLACEMENT and width > 1
+        left = q.clone() if without else q
+        valid: dict[int, Tensor] = {}
+        for rank in range(width):
+            rows = [row for row, parent in enumerate(parents) if len(shape.children[parent]) > rank]
+            children = [shape.children[parents[row]][rank] for row in rows]
+            weights = left if len(rows) == len(parents) else left[:, rows]
+            # Draw i of the round belongs to node i + 1, whatever the order of drawing.
+            drawn = draw(weights, uniform[:, [child - 1 for child in children]])
+            tokens[:, children] = drawn
+            if without:
+                if rank > 0:
+                    some = weights.sum(-1) > 0
+                    valid |= {child: some[:, column] for column, child in enumerate(children)}
+                if len(rows) == len(parents):
+                    left.scatter_(2, drawn[..., None], 0.0)
+                else:
+                    left[:, rows] = weights.scatter(2, drawn[..., None], 0.0)
+        return valid or None
+
+    def _in_vocabulary(self, tokens: Int[Tensor, "batch position"]) -> Int[Tensor, "batch position"]:
+        """Tokens that a narrower drafter does not have become its last one: a bad draft, never a wrong output."""
+        if self.runner.vocab_size >= self._vocab_size:
+            return tokens
+        return tokens.clamp(max=self.runner.vocab_size - 1)
+
+
+class _Levels:
+    """A shape's levels: which nodes to forward and which of them have children."""
+
+    def __init__(self, shape: TreeShape, device: torch.device):
+        self.shape = shape
+        self.parents: list[tuple[int, ...]] = []
+        self.forwards: list[range] = []
+        for depth in range(shape.max_depth):
+            parents = tuple(n for n, d in enumerate(shape.depths) if d == depth and shape.children[n])
+            self.parents.append(parents)
+            # Childless nodes between two parents go along: the forward's nodes are consecutive.
+            self.forwards.append(range(parents[0], parents[-1] + 1))
+        self.index = torch.arange(shape.num_nodes + 1, device=device)
+        self.depths = torch.tensor(shape.depths, device=device)
+        example = DraftTree.from_shape(shape, torch.zeros(1, shape.num_nodes + 1, dtype=torch.long, device=device))
+        self.ancestors = example.ancestors[0]
+
+
+def _family(shape: TreeShape, parents: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Children of all parents, with each one's parent (as an index into ``parents``) and sibling rank."""
+    triples = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
+    children, rows, ranks = (list(column) for column in zip(*triples, strict=True))
+    return children, rows, ranks
+
+
+def _law(sampling: DraftSampling | str) -> DraftSampling:
+    choices = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC)
+    for law in choices:
+        if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
+            return law
+    raise ValueError(f"drafter sampling={sampling!r}: give one of {', '.join(law.name.lower() for law in choices)}")
+
+
+def check_same_vocabulary(drafter: ModelDrafter, target: Target) -> None:
+    """Refuse a drafter whose token ids mean other text than the target's.
+
+    Raises:
+        ValueError: Names both models and the first difference.
+    """
+    ours, theirs = drafter.tokenizer, target.tokenizer
+    if ours is not None and theirs is not None:
+        mine, wanted = ours.get_vocab(), theirs.get_vocab()
+        if mine != wanted:
+            differing = sorted(token for token in mine.keys() | wanted.keys() if mine.get(token) != wanted.get(token))
+            token = differing[0]
+            raise ValueError(
+                f"the drafter {drafter.name} has another vocabulary than the target {target.name}: {len(differing)} tokens "
+                f"differ, for example {token!r} is {mine.get(token)} in the drafter's and {wanted.get(token)} in the "
+                f"target's; choose a drafter of the target's family"
+            )
+        return
+    width = drafter.model.get_output_embeddings().weight.shape[0]
+    # Padding to a multiple of 64 or 128 is common; a larger gap is another vocabulary.
+    if abs(width - target.vocab_size) > 512:
+        raise ValueError(
+            f"the drafter {drafter.name} has {width} tokens and the target {target.name} {target.vocab_size}: "
+            f"choose a drafter with the target's vocabulary"
+        )

@@ -1,0 +1,26 @@
+"""What every test shares: no network, few threads, seeds."""
+
+import os
+
+# Before transformers, huggingface_hub and matplotlib are imported: they read these once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+os.environ["MPLBACKEND"] = "agg"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tests start subprocesses, and tokenizers warn about a fork
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """Every test begins with the same random state, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

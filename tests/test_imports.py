@@ -1,0 +1,129 @@
+"""The import directions: who may know whom. Read from the source, so that no import hides in a function."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
+
+# A module imports from the layers below its own, and from its own subpackage. `specdec/__init__.py` shows the public
+# names and is imported by none of them.
+LAYERS = (
+    ("types", "random", "stats", "timing", "text", "bundled"),
+    ("requests", "sampling", "tree", "metrics"),
+    ("slots", "interfaces", "cache", "attention", "quantization"),
+    ("acceptance", "reference"),
+    ("model_runner",),
+    ("target",),
+    ("engine",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# What a package may import of this project.
+ALLOWED = {
+    "specdec": {"specdec"},
+    "drafters": {"specdec", "drafters"},
+    "verifiers": {"specdec", "verifiers"},
+    "experiments": set(PACKAGES),
+}
+ONLY_EXPERIMENTS = {"hydra", "omegaconf"}
+ONLY_TRACKING = {"wandb"}
+
+
+def name_of(path: Path) -> str:
+    """Dotted module name of a source file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, module: str = "m", *, typing: bool = False) -> set[str]:
+    """Absolute names that a source imports anywhere in it, as `package.module` or `package.module.name`.
+
+    Imports under `if TYPE_CHECKING:` do not run and are left out, unless `typing` is set.
+    """
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and not typing and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                visit(other)
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import: write the whole name"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(source))
+    return found
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+SOURCES = {name_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_packages_know_only_those_they_may(module: str) -> None:
+    found = tops(imports(SOURCES[module].read_text(), module, typing=True))
+    unknown = (found & set(PACKAGES)) - ALLOWED[module.split(".")[0]]
+    assert not unknown, f"{module} imports {sorted(unknown)}"
+    if not module.startswith("experiments"):
+        assert not found & ONLY_EXPERIMENTS, f"{module}: only experiments sees {sorted(ONLY_EXPERIMENTS)}"
+    if module != "experiments.tracking":
+        assert not found & ONLY_TRACKING, f"{module}: only experiments/tracking.py sees {sorted(ONLY_TRACKING)}"
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("specdec.")])
+def test_the_core_is_layered(module: str) -> None:
+    own = module.split(".")[1]
+    assert own in LEVEL, f"{module} has no layer: give it one in tests/test_imports.py"
+    for name in imports(SOURCES[module].read_text(), module):
+        parts = name.split(".")
+        if parts[0] != "specdec" or parts[1:2] == [own]:
+            continue
+        assert parts[1:], f"{module} imports the whole of specdec, which imports it: import the module it needs"
+        other = parts[1]
+        assert other in LEVEL, f"{module} imports {other!r} from specdec, where only modules have a layer: name the module"
+        assert LEVEL[other] < LEVEL[own], (
+            f"{module} (layer {LEVEL[own]}) imports specdec.{other} (layer {LEVEL[other]}): only lower ones may be"
+        )
+
+
+def test_every_layer_name_exists() -> None:
+    """A renamed module would leave a rule behind that checks nothing."""
+    missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
+    assert not missing, f"LAYERS names {missing}, which specdec does not have"
+
+
+def test_importing_the_core_is_light() -> None:
+    """The core works without the experiments' packages: none of them is loaded with it."""
+    heavy = sorted(ONLY_EXPERIMENTS | ONLY_TRACKING | {"matplotlib", "pandas", "pyarrow", "drafters", "verifiers"})
+    code = f"import specdec, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]", f"import specdec loads {done.stdout.strip()}"
+
+
+# The checks above pass on code that obeys; this shows that they would not on code that does not.
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import wandb", {"wandb"}),
+        ("import a.b as c", {"a.b"}),
+        ("from specdec import engine", {"specdec.engine"}),
+        ("def f():\n    from hydra.utils import instantiate", {"hydra.utils.instantiate"}),
+        ("try:\n    import x\nexcept ImportError:\n    import y", {"x", "y"}),
+        ("if TYPE_CHECKING:\n    import x\nelse:\n    import y", {"y"}),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(source: str, expected: set[str]) -> None:
+    assert imports(source) == expected

@@ -1,0 +1,207 @@
+"""Rejection sampling, from the root down and sibling by sibling: the rule that fits every way of drafting."""
+
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+
+
+class RejectionVerifier(Verifier):
+    """Token-level rejection sampling on chains and trees.
+
+    At a node v, the valid children are tried in sibling order. With p_0 = p_v, the child x of rank r is accepted
+    with probability a = min(1, p_r(x) / q_r(x)); if it is not, p_{r+1} = N([p_r - q_r]+) takes the place of p_r,
+    where N normalizes and N(0) is p_v. If no child is accepted, the next token is drawn from what is left. The
+    law of the child says what q_r is, so siblings may mix laws and every rule below is a case of this one:
+
+    * ``IID``: q_r = q. On a chain, speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1;
+      Chen et al. 2023, arXiv 2302.01318); on a tree, multi-step speculative sampling of SpecInfer (Miao et al.
+      2023, arXiv 2305.09781).
+    * ``WITHOUT_REPLACEMENT``: q_r is q without the tokens of earlier siblings, normalized: recursive rejection
+      sampling (Jeon et al. 2024, arXiv 2402.14160; Yang et al. 2024, arXiv 2401.06706).
+    * ``DETERMINISTIC``: q_r is one-hot. A child is then accepted with its probability under p, which is to draw
+      from p and walk down while the draw is a child: the acceptance of EAGLE-2 (Li et al. 2024, arXiv
+      2406.16858), and greedy matching at temperature 0.
+    """
+
+    exactness = Exactness.EXACT
+    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        if tree.max_children == 0:
+            step = torch.zeros_like(target_probs[:, :, 0])
+            step[:, 0] = 1
+            return step
+        parents = tree.parents.clamp(min=0)
+        entry = torch.add(tree.tokens, parents, alpha=target_probs.shape[2])
+        p = target_probs.flatten(1).gather(1, entry)
+        # step: probability that a path which has reached the parent goes on to the node.
+        if tree.draft_probs is None and tree.max_children > 1:
+            step = p.masked_fill(_repeated(tree, entry), 0.0)
+        else:
+            if tree.draft_probs is not None:
+                q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
+                p = _acceptance(p, q, tree.law)
+            step = p.where(tree.valid, 0.0)
+            if tree.max_children > 1:
+                _step_to_later_siblings(tree, target_probs, step)
+        step[:, 0] = 1
+        reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
+        # A path that reaches a node and goes on to none of its children ends there.
+        return reach.scatter_add(1, parents[:, 1:], -reach[:, 1:]).clamp_(min=0)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
+        # index_select copies whole rows; gather would read an index per entry.
+        row = _row_index(stop, tree.num_nodes)
+        node_p = target_probs.flatten(0, 1).index_select(0, row)
+        if tree.max_children == 0:
+            return node_p
+        if tree.draft_probs is None:
+            rejected = (tree.parents == stop[:, None]) & tree.valid
+            # Minus infinity, not a write of zero: other nodes have the same tokens, and would undo it.
+            certain = torch.where(rejected, -torch.inf, 0.0).to(node_p.dtype)
+            left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
+            return _normalized(left, node_p, rejected.any(-1, keepdim=True))
+
+        children, exists = _children_of(tree, stop)
+        tokens = tree.tokens.gather(1, children)
+        laws = tree.law.gather(1, children).where(exists, -1)
+        q = tree.draft_probs.flatten(0, 1).index_select(0, row).to(node_p.dtype)
+        p, left, draft_law = node_p, q, q
+        for rank in range(tree.max_children):
+            if rank > 0:
+                left = _without(left, tokens[:, rank - 1])
+                draft_law = q.where((laws[:, rank] == DraftSampling.IID)[:, None], left)
+            p = _residual(p, node_p, draft_law, tokens[:, rank], laws[:, rank])
+        # Behind a leaf p itself, to the last bit: a row without drafts must not depend on its batch mates.
+        return p.where(exists[:, :1], node_p)
+
+
+def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node"]:
+    """Nodes that an earlier sibling has made superfluous, by its token, and invalid ones.
+
+    Args:
+        tree: The tree.
+        entry: One number for every pair of parent and token.
+    """
+    # The root and all invalid nodes get the same number, which makes the invalid ones repetitions of the root.
+    entry = entry.where(tree.valid & (tree.parents >= 0), -1)
+    return (entry[:, :, None] == entry[:, None, :]).tril_(-1).any(-1)
+
+
+def _step_to_later_siblings(
+    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], step: Float[Tensor, "batch node"]
+) -> None:
+    """Replace ``step`` at all nodes that have earlier siblings; the root's entry may be overwritten, too.
+
+    Args:
+        tree: The tree.
+        target_probs: p at every node.
+        step: Acceptance probability of every node as if it were a first child; zero at invalid ones.
+    """
+    drafted = tree.num_nodes - 1
+    counts = (tree.children >= 0).sum(-1)
+    # At most drafted // k nodes have k children: parents in descending order of that number, so that the rows
+    # which still have a child of some rank come first.
+    groups = counts.topk(drafted // 2, dim=1).indices
+    children = tree.children.gather(1, groups[..., None].expand(-1, -1, tree.max_children))
+    index = children.clamp(min=0)
+    flat = index.flatten(1)
+    tokens = tree.tokens.gather(1, flat).view_as(index)
+    laws = tree.law.gather(1, flat).view_as(index)
+    row = _row_index(groups, tree.num_nodes)
+    node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape)
+    q = tree.draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
+    p, left, draft_law = node_p, q, q
+    # none: no child so far was accepted.
+    none = 1 - step.gather(1, index[..., 0])
+    for rank in range(1, min(tree.max_children, drafted)):
+        here = slice(drafted // (rank + 1))
+        node_p, q, left, none = node_p[:, here], q[:, here], left[:, here], none[:, here]
+        p = _residual(p[:, here], node_p, draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1])
+        left = _without(left, tokens[:, here, rank - 1])
+        token, law, child = tokens[:, here, rank], laws[:, here, rank], index[:, here, rank]
+        draft_law = q.where((law == DraftSampling.IID)[..., None], left)
+        entry = token[..., None]
+        a = _acceptance(p.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
+        a = a.where(children[:, here, rank] >= 0, 0.0)
+        step.scatter_(1, child, none * a)
+        none = none * (1 - a)
+
+
+def _acceptance(
+    p: Float[Tensor, "*rows"], q: Float[Tensor, "*rows"], law: Int8[Tensor, "*rows"]
+) -> Float[Tensor, "*rows"]:
+    """Probability of accepting a token that has these probabilities; 0 where q is."""
+    q = q.where(law != DraftSampling.DETERMINISTIC, 1.0)
+    return (p / q).clamp(max=1).where(q > 0, 0.0)
+
+
+def _residual(
+    p: Float[Tensor, "*rows vocab"],
+    node_p: Float[Tensor, "*rows vocab"],
+    q: Float[Tensor, "*rows vocab"],
+    token: Int[Tensor, "*rows"],
+    law: Int8[Tensor, "*rows"],
+) -> Float[Tensor, "*rows vocab"]:
+    """What p becomes when a child is rejected.
+
+    Args:
+        p: Law of the token before the child was tried.
+        node_p: p of the node, the fallback where nothing is left.
+        q: What the child was drawn from; not read where it is deterministic.
+        token: The child's token.
+        law: The child's law, -1 where there is no child (p stays then, up to rounding).
+    """
+    left = torch.where((law > DraftSampling.DETERMINISTIC)[..., None], p - q, p)
+    certain = torch.where(law == DraftSampling.DETERMINISTIC, -torch.inf, 0.0).to(p.dtype)
+    left.scatter_add_(-1, token[..., None], certain[..., None])
+    return _normalized(left.clamp_(min=0), node_p)
+
+
+def _normalized(
+    weights: Float[Tensor, "*rows vocab"],
+    fallback: Float[Tensor, "*rows vocab"],
+    condition: Bool[Tensor, "*rows 1"] | None = None,
+) -> Float[Tensor, "*rows vocab"]:
+    """Weights as a law; the fallback where they are all zero (or NaN) or the condition does not hold."""
+    total = weights.sum(-1, keepdim=True)
+    usable = total > 0
+    if condition is not None:
+        usable &= condition
+    return (weights / total).where(usable, fallback)
+
+
+def _without(q: Float[Tensor, "*rows vocab"], token: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
+    """A distribution without one token, normalized; all zero where nothing is left."""
+    left = q.scatter(-1, token[..., None], 0.0)
+    total = left.sum(-1, keepdim=True)
+    return left / total.where(total > 0, 1.0)
+
+
+def _row_index(nodes: Int[Tensor, " batch"] | Int[Tensor, "batch some"], count: int) -> Int[Tensor, " row"]:
+    """Where the nodes of every row stand in a table whose batch and node axes (of this length) are flattened."""
+    offsets = torch.arange(0, nodes.shape[0] * count, count, device=nodes.device)
+    return (nodes + offsets.view(-1, *[1] * (nodes.ndim - 1))).flatten()
+
+
+def _children_of(
+    tree: DraftTree, node: Int[Tensor, " batch"]
+) -> tuple[Int[Tensor, "batch rank"], Bool[Tensor, "batch rank"]]:
+    """Valid children of one node per row in sibling order, any index where there is none; and where there is one."""
+    if tree.max_children == 1:
+        # Cheaper than the table of all children, which a chain does not need otherwise.
+        exists, children = ((tree.parents == node[:, None]) & tree.valid).max(dim=1, keepdim=True)
+        return children, exists
+    children = tree.children.gather(1, node[:, None, None].expand(-1, -1, tree.max_children))[:, 0]
+    return children.clamp(min=0), children >= 0
