@@ -18,7 +18,7 @@ STAMP := $(VENV)/.specdec-installed
 PACKAGES := specdec drafters verifiers experiments
 # Shapes in annotations are checked in these packages while tests run (not in experiments, which has no tensor code
 # of its own on the main path).
-SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,beartype.beartype
+SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,tests.check_types
 # No network in a test, and two runs alike whatever the caller's shell exports.
 TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES)
 

@@ -1,20 +1,24 @@
 """Medusa's decoding heads (Cai et al. 2024, arXiv 2401.10774, section 2.1) and their checkpoint format."""
 
 import json
+import pickle
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-_KEY = re.compile(r"^(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)$")
+_KEY = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+_PREFIX = "medusa_head."  # in the state dict of a whole model that was trained together with its heads
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 class ResidualBlock(nn.Module):
-    """``x + SiLU(W x + b)``, with W and b at zero when training begins, so that a new head starts as its output layer."""
+    """``x + SiLU(W x + b)``; W and b begin at zero, so that a new head starts as its output layer."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -41,9 +45,7 @@ class MedusaHeads(nn.Module):
         base_model: Name of the target they were trained on; kept in ``config.json``.
     """
 
-    def __init__(
-        self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""
-    ):
+    def __init__(self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""):
         super().__init__()
         self.num_heads, self.num_layers = num_heads, num_layers
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
@@ -54,8 +56,11 @@ class MedusaHeads(nn.Module):
             heads.append(nn.Sequential(*[block] * num_layers, nn.Linear(hidden_size, vocab_size, bias=False)))
         self.heads = nn.ModuleList(heads)
 
-    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "head *rows vocab"]:
-        return torch.stack([head(hidden) for head in self.heads])
+    def forward(
+        self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None
+    ) -> Float[Tensor, "head *rows vocab"]:
+        """Logits of the first ``num_heads`` heads (default: all)."""
+        return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json`` and ``medusa_lm_head.safetensors`` in FasterDecoding's first format.
@@ -65,7 +70,8 @@ class MedusaHeads(nn.Module):
         """
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        tensors = {f"{key}": tensor.detach().clone().contiguous() for key, tensor in self.heads.state_dict().items()}
+        # Clones, because safetensors refuses tensors that share memory.
+        tensors = {key: tensor.detach().clone().contiguous() for key, tensor in self.heads.state_dict().items()}
         save_file(tensors, path / _FILES[0], metadata={"format": "pt"})
         config = {
             "medusa_num_heads": self.num_heads,
@@ -80,13 +86,15 @@ class MedusaHeads(nn.Module):
     def from_pretrained(
         cls, path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
     ) -> "MedusaHeads":
-        """Load heads from a local folder or a hub repository in FasterDecoding's first format.
+        """Load heads in FasterDecoding's first format.
 
         Heads, layers and widths are read from the tensors, because the ``medusa_num_heads`` of uploaded configs
-        is often wrong (CHECKPOINTS: 2 where there are 5).
+        is often wrong (2 where there are 5).
 
         Args:
-            path: Folder or hub repository with ``medusa_lm_head.safetensors`` or ``medusa_lm_head.pt``.
+            path: Folder or hub repository with ``medusa_lm_head.safetensors`` or ``medusa_lm_head.pt``, or such a
+                file itself. In a file whose keys begin with ``medusa_head.``, as they do in a whole model that was
+                trained with its heads, all other tensors are ignored.
             dtype: Dtype to load into; the checkpoint's own when None.
             device: Where to put them.
 
@@ -94,55 +102,87 @@ class MedusaHeads(nn.Module):
             ValueError: No checkpoint there, or tensors that are not in this format.
         """
         file = _find_checkpoint(path)
-        if file.suffix == ".pt":
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-        else:
-            tensors = load_file(file)
-        blocks: dict[tuple[int, int, str], Tensor] = {}
-        outputs: dict[int, Tensor] = {}
-        for key, tensor in tensors.items():
-            match = _KEY.match(key)
-            if match is None:
-                raise ValueError(
-                    f"{file} holds the tensor {key!r}, which is not of the form '0.0.linear.weight', '0.0.linear.bias' or "
-                    f"'0.1.weight': convert the checkpoint to FasterDecoding's Medusa format"
-                )
-            head, layer, name = int(match[1]), int(match[2]), match[3]
-            if name == "weight":
-                outputs[head] = tensor
-            else:
-                blocks[head, layer, name] = tensor
-        num_heads = 1 + max((head for head, _, _ in blocks), default=-1)
-        num_layers = 1 + max((layer for _, layer, _ in blocks), default=-1)
-        missing = sorted(set(range(num_heads)) - set(outputs))
-        if num_heads == 0 or missing or len(blocks) != 2 * num_heads * num_layers:
-            raise ValueError(
-                f"{file} is incomplete: {num_heads} heads of {num_layers} layers need {2 * num_heads * num_layers} block "
-                f"tensors and {num_heads} output layers, found {len(blocks)} and {len(outputs)}; "
-                f"formats without output layers (Medusa 'version 2') are not read here"
-            )
-        for (head, layer, name), tensor in blocks.items():
-            if not torch.equal(tensor, blocks[head, 0, name]):
-                raise ValueError(
-                    f"{file}: layer {layer} of head {head} differs from its layer 0, but the published Medusa "
-                    f"architecture repeats one shared block; this checkpoint is of another architecture"
-                )
+        tensors = _read(file)
+        layers, outputs = _sort(tensors, file)
+        num_heads, num_layers = len(outputs), len(layers) // (2 * len(outputs))
         vocab_size, hidden_size = outputs[0].shape
-        heads = cls(
-            num_heads=num_heads,
-            hidden_size=hidden_size,
-            vocab_size=vocab_size,
-            num_layers=num_layers,
-            base_model=_base_model(file.parent),
-        )
-        state = {f"{head}.{layer}.{name}": tensor for (head, layer, name), tensor in blocks.items()}
+        with torch.device("meta"):  # the tensors take the parameters' place, so nothing is allocated or drawn
+            heads = cls(
+                num_heads=num_heads,
+                hidden_size=hidden_size,
+                vocab_size=vocab_size,
+                num_layers=num_layers,
+                base_model=_base_model(file.parent),
+            )
+        state = {f"{head}.{layer}.{name}": tensor for (head, layer, name), tensor in layers.items()}
         state |= {f"{head}.{num_layers}.weight": tensor for head, tensor in outputs.items()}
-        heads.heads.load_state_dict(state)
+        try:
+            heads.heads.load_state_dict(state, assign=True)
+        except RuntimeError as error:
+            raise ValueError(f"{file} holds tensors of unequal widths: {error}") from error
         return heads.to(device=device, dtype=dtype or outputs[0].dtype).eval()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """A file's tensors, those of the heads only where it marks them."""
+    try:
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read as a checkpoint: {str(error).split(chr(10), 1)[0]}") from error
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{file} is not a dict of tensors: give the file that Medusa's training wrote")
+    marked = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if key.startswith(_PREFIX)}
+    return marked or dict(tensors)
+
+
+def _sort(tensors: dict[str, Tensor], file: Path) -> tuple[dict[tuple[int, int, str], Tensor], dict[int, Tensor]]:
+    """The residual blocks' tensors by head, layer and name, and the output layers' by head.
+
+    Raises:
+        ValueError: Something is missing or superfluous, or the layers of a head differ.
+    """
+    layers: dict[tuple[int, int, str], Tensor] = {}
+    outputs: dict[int, tuple[int, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise ValueError(
+                f"{file} holds the tensor {key!r}, which is not of the form '0.0.linear.weight', '0.0.linear.bias' or "
+                f"'0.1.weight': convert the checkpoint to FasterDecoding's Medusa format"
+            )
+        head, layer, name = int(match[1]), int(match[2]), match[3]
+        if name == "weight":
+            outputs[head] = (layer, tensor)
+        else:
+            layers[head, layer, name] = tensor
+    num_heads = 1 + max((head for head, _, _ in layers), default=max(outputs, default=-1))
+    num_layers = 1 + max((layer for _, layer, _ in layers), default=-1)
+    parts = ("linear.weight", "linear.bias")
+    wanted = {(head, layer, part) for head in range(num_heads) for layer in range(num_layers) for part in parts}
+    # The output layer is counted as one more layer of its head.
+    closed = {head: layer for head, (layer, _) in outputs.items()} == dict.fromkeys(range(num_heads), num_layers)
+    if not num_heads or set(layers) != wanted or not closed:
+        raise ValueError(
+            f"{file} is incomplete: {num_heads} heads of {num_layers} layers need {2 * num_heads * num_layers} block "
+            f"tensors and {num_heads} output layers, found {len(layers)} and {len(outputs)}; "
+            f"formats without output layers (Medusa 'version 2') are not read here"
+        )
+    for (head, layer, name), tensor in layers.items():
+        if not torch.equal(tensor, layers[head, 0, name]):
+            raise ValueError(
+                f"{file}: layer {layer} of head {head} differs from its layer 0, but the published Medusa "
+                f"architecture repeats one shared block; this checkpoint is of another architecture"
+            )
+    return layers, {head: tensor for head, (_, tensor) in outputs.items()}
 
 
 def _find_checkpoint(path: str | Path) -> Path:
     folder = Path(path)
+    if folder.is_file():
+        return folder
     if folder.is_dir():
         for name in _FILES:
             if (folder / name).is_file():
@@ -157,11 +197,15 @@ def _find_checkpoint(path: str | Path) -> Path:
         try:
             file = hf_hub_download(str(path), name)
         except LocalEntryNotFoundError as error:
-            raise ValueError(f"no Medusa checkpoint at {path!r}: not a local folder, and the hub cannot be reached") from error
+            raise ValueError(
+                f"no Medusa checkpoint at {path!r}: not a local folder, and the hub cannot be reached"
+            ) from error
         except EntryNotFoundError:
             continue
         except (HfHubHTTPError, HFValidationError, OSError) as error:
-            raise ValueError(f"no Medusa checkpoint at {path!r}: not a local folder, and the hub says: {error}") from error
+            raise ValueError(
+                f"no Medusa checkpoint at {path!r}: not a local folder, and the hub says: {error}"
+            ) from error
         try:
             hf_hub_download(str(path), "config.json")
         except (EntryNotFoundError, HfHubHTTPError):
@@ -172,4 +216,4 @@ def _find_checkpoint(path: str | Path) -> Path:
 
 def _base_model(folder: Path) -> str:
     config = folder / "config.json"
-    return json.loads(config.read_text()).get("base_model_name_or_path", "") if config.is_file() else ""
+    return json.loads(config.read_text()).get("base_model_name_or_path") or "" if config.is_file() else ""

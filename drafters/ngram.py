@@ -6,7 +6,7 @@ several continuations merged into a tree.
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from specdec.interfaces import Drafter
 from specdec.slots import Slots
@@ -66,44 +66,151 @@ class NGramDrafter(Drafter):
 
     def propose(self, slots: Slots) -> DraftTree:
         """Look up every drafting row."""
-        depth = np.where(slots.host_drafting, slots.host_max_depth, 0)
-        branches = self._branches(slots.host_tokens, slots.host_lengths, depth)
+        depth = np.minimum(np.where(slots.host_drafting, slots.host_max_depth, 0), self.max_depth)
+        lengths = slots.host_lengths
+        branches = self._branches(slots.host_tokens, lengths, depth) if depth.any() else None
         if branches is None:
             return DraftTree.root_only(slots.roots)
-        return _merge(branches, slots.host_tokens[np.arange(len(slots)), slots.host_lengths], slots.roots.device)
+        return _merge(slots.host_tokens[np.arange(len(lengths)), lengths], branches, slots.roots.device)
 
     def _branches(
-        self, tokens: Int[np.ndarray, "batch position"], lengths: Int[np.ndarray, " batch"], depth: Int[np.ndarray, " batch"]
+        self,
+        tokens: Int[np.ndarray, "batch position"],
+        lengths: Int[np.ndarray, " batch"],
+        depth: Int[np.ndarray, " batch"],
     ) -> Int[np.ndarray, "batch branch depth"] | None:
-        """Each row's branches, -1 padded in both directions; None if no row has any.
+        """Each row's branches, -1 padded; None if no row has any.
 
         Args:
             tokens: The sequences.
             lengths: Index of each row's last token.
-            depth: Tokens that each row may draft; 0 for rows that shall not.
+            depth: Tokens that each row may draft.
         """
-        found = self._matches(tokens, np.where(depth > 0, lengths, 0))
-        if found is None:
+        matches = self._matches(tokens, np.where(depth > 0, lengths, 0))
+        if matches is None:
             return None
-        ends, known = found
-        steps = np.arange(min(int(depth.max()), self.max_draft_tokens))
-        # A continuation's tokens: up to the row's end, and as deep as the row may draft.
-        room = np.minimum((lengths[:, None] - ends) * known, depth[:, None])
-        first = np.arange(len(tokens))[:, None] * tokens.shape[1] + ends + 1
-        inside = steps < room[..., None]
-        continuations = np.where(inside, tokens.reshape(-1).take(first[..., None] + steps, mode="clip"), -1)
-        return self._choose(continuations, np.minimum(room, len(steps)))
+        ends, room = matches
+        sizes = np.minimum(room, depth[:, None])
+        if not sizes.any():
+            return None
+        steps = np.arange(depth.max())
+        following = tokens.reshape(-1).take(ends[..., None] + (steps + 1), mode="clip")
+        return self._choose(np.where(steps < sizes[..., None], following, -1), sizes)
 
     def _matches(
         self, tokens: Int[np.ndarray, "batch position"], lengths: Int[np.ndarray, " batch"]
-    ) -> tuple[Int[np.ndarray, "batch match"], Bool[np.ndarray, "batch match"]] | None:
-        """Positions at which matches end, the best first, and which entries of the table are real.
+    ) -> tuple[Int[np.ndarray, "batch match"], Int[np.ndarray, "batch match"]] | None:
+        """Where each row's matches end, as indices into the flattened ``tokens``, and how many tokens follow.
 
-        A match of n tokens stands in the table n - min_ngram + 1 times: also as one of fewer tokens.
+        The best match comes first. A match of n tokens is also one of fewer and stands in the table again as such;
+        zero tokens follow the table's empty entries.
         """
         batch, stride = tokens.shape
+        width = int(lengths.max())
         flat = tokens.reshape(-1)
         begin = np.arange(batch) * stride
         last = begin + lengths
-        hits = np.flatnonzero(tokens[:, : lengths.max()] == flat[last][:, None])
-        raise NotImplementedError
+        # -1 is no token: rows without a sequence find nothing.
+        wanted = np.where(lengths > 0, flat[last], -1)
+        hits = np.flatnonzero(tokens[:, :width] == wanted[:, None])
+        rows = hits // width
+        ends = hits + rows * (stride - width)
+        recent = np.arange(1, self.considered + 1)
+        tables: list[np.ndarray] = []
+        real: list[np.ndarray] = []
+        for n in range(1, self.max_ngram + 1):
+            if n > 1:
+                # What this reads across a row's beginning is not taken below.
+                same = flat.take(ends - (n - 1), mode="clip") == flat.take(last - (n - 1), mode="clip")[rows]
+                ends, rows = ends[same], rows[same]
+            if not len(ends):
+                break
+            if n >= self.min_ngram:
+                # In this sorted list, a row's matches lie between its first complete n-gram and its last token.
+                index = ends.searchsorted(last)[:, None] - recent
+                tables.insert(0, ends.take(index, mode="clip"))
+                real.insert(0, index >= ends.searchsorted(begin + (n - 1))[:, None])
+        if not tables:
+            return None
+        table = np.concatenate(tables, axis=1)
+        return table, np.where(np.concatenate(real, axis=1), last[:, None] - table, 0)
+
+    def _choose(
+        self, continuations: Int[np.ndarray, "batch match depth"], sizes: Int[np.ndarray, "batch match"]
+    ) -> Int[np.ndarray, "batch branch depth"]:
+        """Pick the branches; a row with fewer than another has empty ones behind.
+
+        Args:
+            continuations: The best first, -1 padded.
+            sizes: Their lengths; 0 for none.
+        """
+        rows = np.arange(len(sizes))
+        longest = sizes.max(1)
+        uncovered = sizes > 0
+        branches: list[np.ndarray] = []
+        while True:
+            pick = uncovered.argmax(1)
+            left = uncovered[rows, pick]
+            if not left.any():
+                break
+            branch = np.where(left[:, None], continuations[rows, pick], -1)
+            if (sizes[rows, pick] < longest)[left].any():
+                begun = branch[:, None]
+                extends = ((continuations == begun) | (begun < 0)).all(2) & left[:, None]
+                pick = np.where(extends, sizes, 0).argmax(1)
+                branch = np.where(left[:, None], continuations[rows, pick], -1)
+            branches.append(branch)
+            if len(branches) == self.branches:
+                break
+            uncovered &= ~((continuations == branch[:, None]) | (continuations < 0)).all(2)
+        return np.stack(branches, 1)
+
+
+def _merge(
+    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch branch depth"], device: torch.device
+) -> DraftTree:
+    """A tree of each row's branches, in which common beginnings are shared, in as few columns as the rows need.
+
+    Nodes are numbered branch by branch. The branches ``5 6 7``, ``5 8`` and ``9`` under the root 4 become::
+
+        tokens   4 5 6 7 8 9
+        parents -1 0 1 2 1 0
+
+    Args:
+        roots: The sequences' last tokens.
+        branches: -1 padded; none is the beginning of another.
+        device: Where the tree goes.
+    """
+    batch, count, depth = branches.shape
+    rows, steps = np.arange(batch), np.arange(depth)
+    new = branches >= 0
+    nodes = np.empty((batch, count, depth), dtype=np.int64)
+    nodes[:, 0] = steps + 1
+    used = new[:, 0].sum(1)
+    for b in range(1, count):
+        same = (branches[:, :b] == branches[:, b, None]) & new[:, b, None]
+        common = np.logical_and.accumulate(same, axis=2).sum(2)
+        like = common.argmax(1)
+        shared = common[rows, like][:, None]
+        nodes[:, b] = np.where(steps < shared, nodes[rows, like], used[:, None] + 1 + steps - shared)
+        new[:, b] &= steps >= shared
+        used += new[:, b].sum(1)
+    parents = np.zeros_like(nodes)
+    parents[:, :, 1:] = nodes[:, :, :-1]
+    # Tokens, parents and validity in one array, which is one copy to the device. Nodes that are not new go to a
+    # surplus last column.
+    width = 1 + int(used.max())
+    offset = (rows * (width + 1))[:, None, None]
+    cells = np.where(new, nodes, width) + offset
+    packed = np.zeros((3, batch * (width + 1)), dtype=np.int64)
+    packed[0, cells], packed[1, cells], packed[2, cells] = branches, parents, 1
+    packed = packed.reshape(3, batch, width + 1)[:, :, :width]
+    packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
+    tokens, above, valid = torch.from_numpy(packed).to(device).unbind()
+    return DraftTree.build(
+        tokens,
+        above,
+        valid=valid.bool(),
+        max_depth=int(new.any((0, 1)).sum()),
+        max_children=int(np.bincount((parents + offset)[new]).max()),
+    )

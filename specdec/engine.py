@@ -217,8 +217,11 @@ class Engine:
         slots.lengths.add_(torch.where(slots.active, verdict.num_accepted + 1, 0))
         slots.roots.copy_(verdict.next_token)
         slots.rounds.add_(slots.active)  # not of a row that waits for the rest of its prompt
-        if slots.sampling.seen is not None:
-            slots.sampling.seen.scatter_(1, tokens, True).scatter_(1, verdict.next_token[:, None], True)
+        seen = slots.sampling.seen
+        if seen is not None:
+            emitted = torch.cat([tokens, verdict.next_token[:, None]], dim=1)
+            # Dead rows keep what they have: theirs may be a prompt that is still being prefilled.
+            seen.scatter_(1, emitted, seen.gather(1, emitted) | slots.active[:, None])
 
     def _finish_round(self, slots: Slots, read: "_ReadBack") -> list[Step]:
         """The host's side: cut the emitted tokens, make the steps, free the slots of finished requests."""

@@ -35,8 +35,16 @@ def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 def request_key(seed: int, stream: int) -> int:
     """The 64-bit key of a request's random numbers (signed)."""
-    state = torch.tensor([seed, stream], dtype=torch.long)
-    return int(mix(mix(state[0] + _GAMMA) + state[1] * _GAMMA))
+    key = _mix_int(_mix_int(seed + _GAMMA) + stream * _GAMMA)
+    return key - (1 << 64) if key >> 63 else key
+
+
+def _mix_int(x: int) -> int:
+    """``mix`` for one Python integer, unsigned."""
+    x &= (1 << 64) - 1
+    x = (x ^ (x >> 30)) * _MULTIPLIER_1 & ((1 << 64) - 1)
+    x = (x ^ (x >> 27)) * _MULTIPLIER_2 & ((1 << 64) - 1)
+    return x ^ (x >> 31)
 
 
 def fresh_seed() -> int:

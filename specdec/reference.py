@@ -47,11 +47,14 @@ def reference_decode(
 
 
 @torch.inference_mode()
-def top_two_margin(model: PreTrainedModel, sequence: Sequence[int]) -> float:
+def top_two_margin(model: PreTrainedModel, sequence: Sequence[int], repetition_penalty: float = 1.0) -> float:
     """Difference of the two largest next-token logits after ``sequence``, in nats, from one plain forward.
 
     Near zero where greedy decoding could go either way in this dtype: what tells a tie from a bug.
     """
-    logits = model(torch.tensor([list(sequence)], device=model.device)).logits[0, -1].float()
+    tokens = torch.tensor([list(sequence)], device=model.device)
+    logits = model(tokens).logits[0, -1].float()
+    seen = logits[tokens[0]]
+    logits[tokens[0]] = torch.where(seen > 0, seen / repetition_penalty, seen * repetition_penalty)
     first, second = np.asarray(logits.topk(2).values.cpu())
     return float(first - second)

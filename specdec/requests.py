@@ -21,7 +21,7 @@ class SamplingParams:
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
         max_new_tokens: Length of the output at most.
-        stop: Strings that end the output, and are left out of its text.
+        stop: Strings (or one) that end the output, and are left out of its text. Kept as a tuple.
         stop_token_ids: Tokens that end the output, besides the target's EOS.
         ignore_eos: Go on after EOS.
         n: Samples per prompt.
@@ -36,8 +36,8 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int = 128
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     n: int = 1
     seed: int | None = 0
@@ -57,6 +57,8 @@ class SamplingParams:
             (not 0 < self.repetition_penalty < float("inf"), f"repetition_penalty={self.repetition_penalty}: give a positive number, 1 is off"),
             (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
             (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
+            (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
+            (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             ("" in self.stop, "stop contains an empty string, which would end every output at once: remove it"),
             (any(not isinstance(s, str) for s in self.stop), f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
             (self.logits_processor is not None, "logits_processor is not supported yet: leave it out"),
@@ -75,6 +77,10 @@ class SamplingParams:
             seed=fresh_seed() if self.seed is None else self.seed,
             stream=index if self.stream is None else self.stream,
         )
+
+
+def _is_int64(number: int | None) -> bool:
+    return number is None or -(2**63) <= number < 2**63
 
 
 @dataclass(eq=False)

@@ -269,7 +269,12 @@ class DraftTree:
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
         """The same tree with the nodes deeper than each row's ``depth`` made invalid."""
         tree = replace(self, valid=self.valid & (self.depth <= depth[:, None]))
-        vars(tree).update({name: vars(self)[name] for name in ("depth", "ancestors") if name in vars(self)})
+        known = vars(self)
+        vars(tree).update({name: known[name] for name in ("depth", "ancestors") if name in known})
+        if "children" in known:
+            # All children of a node are of one depth: they go together, and sibling ranks stay.
+            keeps = (self.depth < depth[:, None])[..., None]
+            vars(tree)["children"] = known["children"].where(keeps, -1)
         return tree
 
     def gather_path(

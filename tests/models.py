@@ -54,17 +54,23 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def tiny_model(architecture: str = "llama", *, vocab_size: int = 64, seed: int = 0, scale: float = 1.0) -> PreTrainedModel:
+def tiny_model(
+    architecture: str = "llama", *, vocab_size: int = 64, seed: int = 0, scale: float = 1.0, layers: int | None = None
+) -> PreTrainedModel:
     """A random model in float32.
 
     Args:
         architecture: A key of ``ARCHITECTURES``.
         vocab_size: Width of the logits.
         seed: Of the weights.
+        layers: Other than the architecture's number of layers.
         scale: Factor of the output logits' spread (random weights alone give a nearly uniform distribution).
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](vocab_size)).float().eval()
+    config = ARCHITECTURES[architecture](vocab_size)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             # Wide enough that attention and the next token depend on the whole context.

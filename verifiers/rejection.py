@@ -34,7 +34,7 @@ class RejectionVerifier(Verifier):
         """Probability, given this tree, that the accepted path ends at each node."""
         if tree.max_children == 0:
             step = torch.zeros_like(target_probs[:, :, 0])
-            step[:, 0] = 1
+            step[:, 0].fill_(1)
             return step
         parents = tree.parents.clamp(min=0)
         entry = torch.add(tree.tokens, parents, alpha=target_probs.shape[2])
@@ -48,8 +48,9 @@ class RejectionVerifier(Verifier):
                 p = _acceptance(p, q, tree.law)
             step = p.where(tree.valid, 0.0)
             if tree.max_children > 1:
-                _step_to_later_siblings(tree, target_probs, step)
-        step[:, 0] = 1
+                assert tree.draft_probs is not None
+                _step_to_later_siblings(tree, target_probs, tree.draft_probs, step)
+        step[:, 0].fill_(1)
         reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
         # A path that reaches a node and goes on to none of its children ends there.
         return reach.scatter_add(1, parents[:, 1:], -reach[:, 1:]).clamp_(min=0)
@@ -77,7 +78,7 @@ class RejectionVerifier(Verifier):
         tokens = tree.tokens.gather(1, children)
         laws = tree.law.gather(1, children).where(exists, -1)
         q = tree.draft_probs.flatten(0, 1).index_select(0, row).to(node_p.dtype)
-        p, left, draft_law = node_p, q, q
+        p, left, draft_law = node_p, q, q  # draft_law: q_r
         for rank in range(tree.max_children):
             if rank > 0:
                 left = _without(left, tokens[:, rank - 1])
@@ -100,13 +101,17 @@ def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor,
 
 
 def _step_to_later_siblings(
-    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], step: Float[Tensor, "batch node"]
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    draft_probs: Float[Tensor, "batch node vocab"],
+    step: Float[Tensor, "batch node"],
 ) -> None:
-    """Replace ``step`` at all nodes that have earlier siblings; the root's entry may be overwritten, too.
+    """Replace ``step`` at all nodes that have earlier siblings; the root's entry gets meaningless.
 
     Args:
         tree: The tree.
         target_probs: p at every node.
+        draft_probs: q at every node.
         step: Acceptance probability of every node as if it were a first child; zero at invalid ones.
     """
     drafted = tree.num_nodes - 1
@@ -114,29 +119,27 @@ def _step_to_later_siblings(
     # At most drafted // k nodes have k children: parents in descending order of that number, so that the rows
     # which still have a child of some rank come first.
     groups = counts.topk(drafted // 2, dim=1).indices
-    children = tree.children.gather(1, groups[..., None].expand(-1, -1, tree.max_children))
-    index = children.clamp(min=0)
+    index = tree.children.gather(1, groups[..., None].expand(-1, -1, tree.max_children)).clamp(min=0)
     flat = index.flatten(1)
     tokens = tree.tokens.gather(1, flat).view_as(index)
     laws = tree.law.gather(1, flat).view_as(index)
     row = _row_index(groups, tree.num_nodes)
     node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape)
-    q = tree.draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
-    p, left, draft_law = node_p, q, q
-    # none: no child so far was accepted.
-    none = 1 - step.gather(1, index[..., 0])
+    q = draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
+    p, left, draft_law = node_p, q, q  # draft_law: q_r
+    # Probability that no child so far was accepted.
+    rejected = 1 - step.gather(1, index[..., 0])
     for rank in range(1, min(tree.max_children, drafted)):
         here = slice(drafted // (rank + 1))
-        node_p, q, left, none = node_p[:, here], q[:, here], left[:, here], none[:, here]
+        node_p, q, left, rejected = node_p[:, here], q[:, here], left[:, here], rejected[:, here]
         p = _residual(p[:, here], node_p, draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1])
         left = _without(left, tokens[:, here, rank - 1])
         token, law, child = tokens[:, here, rank], laws[:, here, rank], index[:, here, rank]
         draft_law = q.where((law == DraftSampling.IID)[..., None], left)
         entry = token[..., None]
         a = _acceptance(p.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
-        a = a.where(children[:, here, rank] >= 0, 0.0)
-        step.scatter_(1, child, none * a)
-        none = none * (1 - a)
+        step.scatter_(1, child, rejected * a)  # at the root where there is no such child
+        rejected = rejected * (1 - a)
 
 
 def _acceptance(

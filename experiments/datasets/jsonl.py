@@ -9,7 +9,7 @@ from experiments.datasets.prompt import Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """One JSON object per line: ``{"turns": ["…", …]}`` for a conversation, or ``{"prompt": "…"}`` for text to continue.
+    """One JSON object per line: ``{"turns": ["…"]}`` for a conversation, or ``{"prompt": "…"}`` for text to continue.
 
     Optional keys: ``question_id`` or ``id`` (else the line's number names the prompt) and ``category``. Others are
     left alone. Blank lines are skipped.

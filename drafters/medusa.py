@@ -1,0 +1,167 @@
+"""Medusa: extra heads on the target's last hidden state draft a sparse tree (Cai et al. 2024, arXiv 2401.10774)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from drafters.medusa_heads import MedusaHeads
+from specdec import bundled
+from specdec.interfaces import Drafter
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.target import Target, resolve_dtype
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Committed, DraftSampling
+
+DEFAULT_SHAPE = TreeShape.from_paths(
+    [
+        *[(0,), (1,), (2,)],
+        *[(0, 0), (0, 1), (0, 2), (1, 0)],
+        *[(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)],
+        *[(0, 0, 0, 0), (0, 0, 0, 1)],
+    ]
+)
+"""13 nodes, four deep: ranks are spent where the paths above them are likely (section 2.3.3 of the paper)."""
+
+
+class MedusaDrafter(Drafter):
+    """Drafts every depth of the tree at once, from the hidden state at the last committed position.
+
+    With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
+    head d-1. A node whose path ends with rank r has the head's r-th most probable token (from 0), whatever stands
+    above it: the heads do not see each other's tokens (section 2.1.2). A row of which nothing is committed yet,
+    which is the first round of a prompt of one token, proposes nothing.
+
+    Args:
+        heads: The trained heads; ``bind`` moves them to the target's device.
+        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices). None
+            is ``DEFAULT_SHAPE``, as deep as there are heads.
+        dtype: What the heads compute in; None for the target's own.
+
+    Raises:
+        ValueError: The shape needs more heads or tokens than there are.
+    """
+
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+    hidden_layers = (-1,)
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        dtype: str | torch.dtype | None = None,
+    ):
+        self.heads = heads.eval()
+        self.shape = DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else TreeShape.of(shape)
+        if self.shape.max_depth > heads.num_heads:
+            raise ValueError(
+                f"the tree shape is {self.shape.max_depth} deep and there are {heads.num_heads} Medusa heads: "
+                f"give a shape that is no deeper than the heads are many"
+            )
+        if max(self.shape.ranks) >= heads.vocab_size:
+            raise ValueError(
+                f"the tree shape takes the {max(self.shape.ranks) + 1} most probable tokens of a vocabulary of "
+                f"{heads.vocab_size}: give a narrower shape"
+            )
+        self.dtype = dtype
+        self.max_nodes = self.shape.num_nodes
+        self.max_depth = self.shape.max_depth
+        self.is_chain = self.shape.is_chain
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> "MedusaDrafter":
+        """Load heads from a folder, the hub, or this package (``"bundled/medusa"``).
+
+        Args:
+            path: See ``MedusaHeads.from_pretrained``, or ``bundled/…``.
+            shape: See the class.
+            dtype: See the class.
+            device: Where to load them; None for the CPU, from where ``bind`` moves them to the target's device.
+        """
+        heads = MedusaHeads.from_pretrained(bundled.resolve(str(path)), device=device or "cpu")
+        return cls(heads, shape, dtype=dtype)
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Check the widths, move the heads to the target, and make room for one hidden state per slot."""
+        width = target.model.get_output_embeddings().weight.shape[1]
+        if self.heads.hidden_size != width:
+            raise ValueError(
+                f"the Medusa heads read hidden states of width {self.heads.hidden_size} and those of the target "
+                f"{target.name} have {width}: give heads that were trained on this target"
+            )
+        if self.heads.vocab_size > target.vocab_size:
+            raise ValueError(
+                f"the Medusa heads have {self.heads.vocab_size} tokens and the target {target.name} has "
+                f"{target.vocab_size}: give heads that were trained on this target"
+            )
+        dtype = target.dtype if self.dtype is None or self.dtype == "auto" else resolve_dtype(self.dtype)
+        self.heads.to(device=target.device, dtype=dtype)
+        self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
+        self._ready = np.zeros(max_batch_size, dtype=bool)
+        self._choices = {
+            depth: _Choices.of(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)
+        }
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin without a hidden state."""
+        self._ready[slot] = False
+
+    @torch.inference_mode()
+    def observe(self, committed: Committed) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        rows = np.flatnonzero(committed.active)
+        slots = committed.first_slot + rows
+        # One copy to the device for all three indices, and no boolean one, which would synchronize.
+        index = np.stack([slots, rows, committed.counts[rows] - 1])
+        slot, row, position = torch.from_numpy(index).to(self._hidden.device).unbind()
+        self._hidden[slot] = committed.hidden_states[-1][row, position].to(self._hidden.dtype)
+        self._ready[slots] = True
+
+    @torch.inference_mode()
+    def propose(self, slots: Slots) -> DraftTree:
+        """One forward of the heads for all rows."""
+        batch = len(slots)
+        ready = self._ready[:batch]
+        depth = min(self.max_depth, int(np.where(slots.host_drafting & ready, slots.host_max_depth, 0).max()))
+        if depth == 0:
+            return DraftTree.root_only(slots.roots)
+        choices = self._choices[depth]
+        top = self._top(self._hidden[:batch], depth, choices.width)
+        tokens = torch.cat([slots.roots[:, None], top[choices.heads, :, choices.ranks].T], dim=1)
+        valid = None
+        if (slots.host_drafting & ~ready).any():
+            known = torch.from_numpy(ready).to(tokens.device)
+            valid = known[:, None] | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
+        return DraftTree.from_shape(choices.shape, tokens, valid=valid)
+
+    def _top(self, hidden: Float[Tensor, "batch hidden"], depth: int, width: int) -> Int[Tensor, "head batch rank"]:
+        """The first ``depth`` heads' most probable tokens, in order."""
+        return self.heads(hidden, depth).topk(width, dim=-1).indices
+
+
+@dataclass(frozen=True, eq=False)
+class _Choices:
+    """Which head and which of its tokens each drafted node takes."""
+
+    shape: TreeShape
+    heads: Int[Tensor, " node"]
+    ranks: Int[Tensor, " node"]
+    width: int
+
+    @classmethod
+    def of(cls, shape: TreeShape, device: torch.device) -> "_Choices":
+        heads = torch.tensor(shape.depths[1:], device=device) - 1
+        return cls(shape, heads, torch.tensor(shape.ranks[1:], device=device), 1 + max(shape.ranks))

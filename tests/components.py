@@ -1,0 +1,58 @@
+"""Every drafter and every exact verifier of the project, made for a tiny target: what the generic tests run over.
+
+Add a line for a new component; the lossless, distribution and batch tests pick it up.
+"""
+
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from drafters.medusa import MedusaDrafter
+from drafters.medusa_heads import MedusaHeads
+from drafters.model import ModelDrafter
+from drafters.ngram import NGramDrafter
+from specdec.interfaces import Drafter, Verifier
+from verifiers.rejection import RejectionVerifier
+
+TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+
+
+DISTANCE = 0.1
+"""How far a drafter's weights are from the target's, by default: it mostly agrees with it."""
+
+
+def perturbed(model: PreTrainedModel, amount: float) -> PreTrainedModel:
+    """A copy of a model with noise of ``amount`` standard deviations on its weights."""
+    twin = type(model)(model.config).float().eval()
+    twin.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(5)
+    for parameter in twin.parameters():
+        if parameter.ndim > 1:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data.add_(noise * parameter.data.std() * amount)
+    return twin
+
+
+def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
+    """Heads that start as the target's output layer, with some noise in their blocks."""
+    weight = model.get_output_embeddings().weight
+    torch.manual_seed(7)
+    heads = MedusaHeads(num_heads=num_heads, hidden_size=weight.shape[1], vocab_size=weight.shape[0])
+    for head in heads.heads:
+        head[-1].weight.data.copy_(weight)
+        torch.nn.init.normal_(head[0].linear.weight, std=0.2)
+    return heads
+
+
+DRAFTERS: dict[str, Callable[..., Drafter]] = {
+    "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
+    "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
+    "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
+    "model_tree_without_replacement": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"),
+    "model_tree_deterministic": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), [2, 2, 1], sampling="deterministic"),
+    "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 2, sampling="iid", temperature=0.6),
+}
+
+VERIFIERS: dict[str, Callable[[], Verifier]] = {"rejection": RejectionVerifier}

@@ -1,0 +1,184 @@
+"""The random numbers: uniform, independent in every coordinate of the counter, and drawn from as documented.
+
+Nothing here is random: the numbers follow from the seeds, so these tests pass always or never. Their thresholds are
+such that a generator without fault would fail a single statistic with a probability below 1e-4.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdec.random import Purpose, draw, fresh_seed, mix, request_key, uniforms
+
+ALPHA = 1e-4
+COUNT = 40_000
+LARGEST = 1 - 2.0**-52  # of uniforms()
+
+
+def along(coordinate: str, offset: int = 0) -> torch.Tensor:
+    """``COUNT`` uniforms along one coordinate of the counter, all others fixed (and this one shifted)."""
+    key, zero = torch.tensor([request_key(7, 3)]), torch.zeros(1, dtype=torch.long)
+    if coordinate == "index":
+        return uniforms(key, zero, Purpose.ACCEPT, COUNT + offset)[0, offset:]
+    steps = torch.arange(COUNT) + offset
+    if coordinate == "round":
+        return uniforms(key.expand(COUNT), steps, Purpose.ACCEPT, 1)[:, 0]
+    seeds = torch.tensor(
+        [request_key(int(i), 3) if coordinate == "seed" else request_key(7, int(i)) for i in steps[: COUNT // 4]]
+    )
+    return uniforms(seeds, zero.expand(len(seeds)), Purpose.ACCEPT, 1)[:, 0]
+
+
+COORDINATES = ["index", "round", "stream", "seed"]
+
+
+def independent(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Neither correlated nor dependent on a 16 by 16 grid (each fails by chance with 1e-4)."""
+    x, y = first.numpy(), second.numpy()
+    assert stats.pearsonr(x, y).pvalue > ALPHA
+    counts, _, _ = np.histogram2d(x, y, bins=16, range=[[0, 1], [0, 1]])
+    assert stats.chisquare(counts.ravel()).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("coordinate", COORDINATES)
+def test_uniform_along_every_coordinate(coordinate: str) -> None:
+    u = along(coordinate).numpy()
+    assert stats.kstest(u, "uniform").pvalue > ALPHA
+    counts, _ = np.histogram(u, bins=256, range=(0, 1))
+    assert stats.chisquare(counts).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("coordinate", COORDINATES)
+def test_neighbours_along_every_coordinate_are_independent(coordinate: str) -> None:
+    u = along(coordinate)
+    independent(u[:-1], u[1:])
+
+
+def test_every_bit_is_a_fair_coin() -> None:
+    """All 52 of them: 52 chances of 1e-4 / 52."""
+    integers = (along("index") * 2.0**52).long()
+    assert torch.equal(integers.double() * 2.0**-52, along("index"))
+    for bit in range(52):
+        ones = int(((integers >> bit) & 1).sum())
+        assert stats.binomtest(ones, COUNT).pvalue > ALPHA / 52, f"bit {bit}"
+
+
+def test_purposes_indices_and_rounds_do_not_share_numbers() -> None:
+    keys = torch.tensor([request_key(1, 0)]).expand(COUNT // 4)
+    rounds = torch.arange(COUNT // 4)
+    accept, draft = (uniforms(keys, rounds, purpose, 3) for purpose in (Purpose.ACCEPT, Purpose.DRAFT))
+    for index in range(3):
+        independent(accept[:, index], draft[:, index])
+    independent(accept[:, 0], accept[:, 1])
+    independent(accept[:-1, 1], accept[1:, 0])
+    independent(accept[:-1, 0], draft[1:, 0])
+    assert torch.cat([accept, draft]).unique().numel() == 6 * (COUNT // 4)
+
+
+def test_requests_do_not_share_numbers() -> None:
+    """Neither neighbouring seeds or streams nor exchanged ones."""
+    grid = range(120)
+    keys = torch.tensor([[request_key(seed, stream) for stream in grid] for seed in grid])
+    assert keys.unique().numel() == keys.numel()
+    u = uniforms(keys.flatten(), torch.zeros(keys.numel(), dtype=torch.long), Purpose.ACCEPT, 1).view(120, 120)
+    upper = torch.triu_indices(120, 120, offset=1)
+    independent(u[upper[0], upper[1]], u[upper[1], upper[0]])
+    independent(u[:, :-1].flatten(), u[:, 1:].flatten())
+    independent(u[:-1].flatten(), u[1:].flatten())
+
+
+def test_a_weak_generator_would_not_pass() -> None:
+    """The same statistics reject a counter that is not mixed, and neighbours that share a number."""
+    weyl = (torch.arange(COUNT) * 0.6180339887498949) % 1
+    assert stats.kstest(weyl.numpy(), "uniform").pvalue > ALPHA  # uniform it is, but not independent
+    with pytest.raises(AssertionError):
+        independent(weyl[:-1], weyl[1:])
+    u = along("index")
+    mixed = torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)
+    with pytest.raises(AssertionError):
+        independent(mixed[:-1], mixed[1:])
+
+
+def test_mix_is_the_finalizer_of_splitmix64() -> None:
+    """The first outputs of SplitMix64 from seed 0, as published with it."""
+    golden = -7046029254386353131
+    states = torch.arange(1, 4) * golden
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [int(x) % 2**64 for x in mix(states)] == expected
+
+
+def test_range_and_dtype() -> None:
+    u = along("index")
+    assert u.dtype == torch.float64
+    assert u.min() >= 0 and u.max() <= LARGEST
+
+
+def test_a_draw_depends_on_nothing_but_its_own_counter() -> None:
+    """Not on the row's place, its batch mates, or how many numbers are asked for."""
+    keys = torch.tensor([request_key(5, stream) for stream in range(6)])
+    rounds = torch.tensor([0, 4, 1, 1, 9, 2])
+    batch = uniforms(keys, rounds, Purpose.DRAFT, 4)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    assert torch.equal(uniforms(keys[order], rounds[order], Purpose.DRAFT, 4), batch[order])
+    for row in range(6):
+        alone = uniforms(keys[row : row + 1], rounds[row : row + 1], Purpose.DRAFT, 2)
+        assert torch.equal(alone[0], batch[row, :2])
+
+
+def test_keys_are_64_bit_and_reproducible() -> None:
+    assert request_key(0, 0) == request_key(0, 0)
+    for seed in (0, 1, -1, 2**62, -(2**63), 2**63 - 1):
+        assert -(2**63) <= request_key(seed, 0) < 2**63
+
+
+def test_fresh_seeds_differ() -> None:
+    seeds = {fresh_seed() for _ in range(100)}
+    assert len(seeds) == 100, "two of 100 fresh seeds agree by chance with probability 1e-15"
+    assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+# draw
+
+
+def test_draw_takes_the_first_index_whose_cumulative_weight_exceeds_the_threshold() -> None:
+    weights = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, LARGEST], dtype=torch.float64)
+    assert draw(weights.expand(7, -1), u).tolist() == [1, 1, 3, 3, 3, 4, 4]
+
+
+def test_draw_needs_no_normalization_and_takes_any_shape() -> None:
+    weights = torch.rand(2, 3, 5)
+    u = torch.rand(2, 3, dtype=torch.float64)
+    drawn = draw(weights, u)
+    assert drawn.shape == (2, 3)
+    assert torch.equal(drawn, draw(weights * 8, u)), "a power of two changes no rounding"
+    assert torch.equal(drawn[1, 2], draw(weights[1, 2], u[1, 2]))
+
+
+def test_draw_from_one_choice() -> None:
+    assert draw(torch.ones(3, 1), torch.tensor([0.0, 0.5, LARGEST], dtype=torch.float64)).tolist() == [0, 0, 0]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 1.0, 3.0, 1e8]), min_size=1, max_size=12).filter(any),
+    st.sampled_from([0.0, 2.0**-52, 0.1, 0.5, 1 - 2.0**-24, LARGEST]),
+)
+def test_draw_never_takes_weight_zero(weights: list[float], u: float) -> None:
+    index = int(draw(torch.tensor(weights), torch.tensor(u, dtype=torch.float64)))
+    assert weights[index] > 0
+    # The first whose cumulative weight exceeds it, slow and literally, on the same float32 weights.
+    cumulative = np.cumsum(np.array(weights, dtype=np.float32).astype(np.float64))
+    assert index == next(i for i, mass in enumerate(cumulative) if mass > u * cumulative[-1])
+
+
+def test_draw_has_the_frequencies_of_the_weights() -> None:
+    weights = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25])
+    drawn = draw(weights.expand(COUNT, -1), along("index"))
+    counts = drawn.bincount(minlength=5).numpy()
+    assert counts[1] == 0
+    some = weights.numpy() > 0
+    assert stats.chisquare(counts[some], COUNT * weights.numpy()[some].astype(float)).pvalue > ALPHA

@@ -1,0 +1,294 @@
+"""Detokenizing in pieces: nothing is split, lost or said too early, and stop strings cut at the right token."""
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from specdec.text import Detokenizer, encode_prompt
+
+CORPUS = [
+    "Hello world, hello there! The naïve café served crème brûlée.",
+    "Grüße aus Köln 🙂🙂 🎉 日本語のテキスト and more words, more text.\n\tindented = [1, 2, 3]\n",
+]
+
+
+@functools.cache
+def byte_level() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer (as GPT-2's) in which tokens end inside characters, and two special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<turn>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+@functools.cache
+def sentencepiece_style() -> PreTrainedTokenizerFast:
+    """Pieces that carry the space before them, and byte tokens for all other characters (as Llama-2's)."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz.,é", "▁a", "▁the", "▁world", "▁▁", "hello"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", clean_up_tokenization_spaces=False)
+
+
+def pieces_of(*pieces: str) -> list[int]:
+    """Ids of sentencepiece-style pieces; what is none is spelled in byte tokens."""
+    tokenizer = sentencepiece_style()
+    vocab = tokenizer.get_vocab()
+    ids: list[int] = []
+    for piece in pieces:
+        ids += [vocab[piece]] if piece in vocab else [vocab[f"<0x{byte:02X}>"] for byte in piece.encode()]
+    return ids
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """A byte-level token per byte."""
+    vocab = byte_level().get_vocab()
+    # The letters of byte-level tokenizers: printable Latin-1 is itself, the other bytes follow from 256 on.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [vocab[chr(byte if byte in printable else 256 + others.index(byte))] for byte in data]
+
+
+def decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def pushes(detokenizer: Detokenizer, ids: list[int], sizes: list[int]) -> list[str]:
+    """Push in rounds of these sizes (repeated as needed), then flush."""
+    texts, position, turn = [], 0, 0
+    while position < len(ids):
+        size = sizes[turn % len(sizes)]
+        texts.append(detokenizer.push(ids[position : position + size]))
+        position, turn = position + size, turn + 1
+    return [*texts, detokenizer.flush()]
+
+
+# ---------------------------------------------------------------- characters
+
+
+def test_a_character_is_not_split_over_tokens() -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"))
+    emoji = byte_ids("🙂".encode())
+    assert len(emoji) == 4
+    assert [detokenizer.push([token]) for token in emoji] == ["", "", "", "🙂"]
+    assert detokenizer.push(byte_ids("é".encode())) == "é"
+    assert detokenizer.flush() == ""
+
+
+def test_what_stands_before_an_incomplete_character_is_not_held() -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"))
+    ids = byte_ids("yes é".encode())
+    assert detokenizer.push(ids[:-1]) == "yes "
+    assert detokenizer.push(ids[-1:]) == "é"
+
+
+def test_an_output_that_ends_inside_a_character() -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"))
+    assert detokenizer.push(byte_ids("a🙂".encode())[:-1]) == "a"
+    assert detokenizer.flush() == "\ufffd"
+
+
+def test_malformed_bytes_become_replacement_characters() -> None:
+    assert pushes(Detokenizer(byte_level(), []), byte_ids(b"a\xffb\x80"), [1]) == ["a", "", "\ufffdb", "", "\ufffd"]
+
+
+def test_a_prompt_that_ends_inside_a_character() -> None:
+    ids = byte_ids("x🙂y".encode())
+    detokenizer = Detokenizer(byte_level(), ids[:3])
+    assert detokenizer.push(ids[3:]) == "🙂y"
+
+
+def test_a_prompt_whose_last_tokens_begin_inside_a_character() -> None:
+    prompt = byte_ids("xx🙂🙂🙂🙂".encode())
+    assert pushes(Detokenizer(byte_level(), prompt), byte_ids("🙂!".encode()), [1]) == ["", "", "", "🙂", "!", ""]
+    prompt = pieces_of("▁a", "日本語日本語")
+    assert pushes(Detokenizer(sentencepiece_style(), prompt), pieces_of("日", "a"), [1]) == ["", "", "日", "a", ""]
+
+
+def test_spaces_that_a_tokenizer_strips_from_a_text_s_beginning() -> None:
+    tokenizer = sentencepiece_style()
+    detokenizer = Detokenizer(tokenizer, pieces_of("<s>", "hello"))
+    assert detokenizer.push(pieces_of("▁world")) == " world"
+    assert detokenizer.push(pieces_of("<s>", "▁world", ".")) == " world."
+    assert detokenizer.push(pieces_of("▁", "▁", "▁a")) == "   a"
+    assert Detokenizer(tokenizer, pieces_of("<s>")).push(pieces_of("▁world")) == "world", "nothing stands before it"
+
+
+def test_spaces_after_more_special_tokens_than_the_window_is_long() -> None:
+    detokenizer = Detokenizer(sentencepiece_style(), pieces_of("hello"))
+    ids = pieces_of("▁world", *["<s>"] * 60, "▁the")
+    assert "".join(pushes(detokenizer, ids, [1])) == " world the"
+
+
+def test_special_tokens_have_no_text() -> None:
+    tokenizer = byte_level()
+    turn, end = tokenizer.convert_tokens_to_ids(["<turn>", "<end>"])
+    detokenizer = Detokenizer(tokenizer, [turn])
+    assert detokenizer.push([*byte_ids(b"hi"), turn, *byte_ids(b" you"), end]) == "hi you"
+
+
+def test_a_long_output_is_decoded_in_short_windows() -> None:
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"))
+    ids = tokenizer(CORPUS[1] * 20)["input_ids"]
+    assert "".join(pushes(detokenizer, ids, [3, 1, 5])) == CORPUS[1] * 20
+    assert len(detokenizer._window) < 50
+
+
+bytes_or_text = st.one_of(st.binary(max_size=60), st.text(max_size=40).map(lambda text: text.encode()))
+sizes = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+
+
+@given(prompt=st.text(max_size=20), data=bytes_or_text, sizes=sizes)
+@settings(max_examples=150, deadline=None)
+def test_byte_level_pieces_make_up_the_decoded_text(prompt: str, data: bytes, sizes: list[int]) -> None:
+    tokenizer = byte_level()
+    prompt_ids, ids = tokenizer(prompt)["input_ids"], byte_ids(data)
+    pieces = pushes(Detokenizer(tokenizer, prompt_ids), ids, sizes)
+    assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len(prompt) :]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_byte_level_tokens_make_up_the_decoded_text(data: st.DataObject) -> None:
+    tokenizer = byte_level()
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=60))
+    prompt_ids = tokenizer("A prompt, é")["input_ids"]
+    pieces = pushes(Detokenizer(tokenizer, prompt_ids), ids, data.draw(sizes))
+    assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len("A prompt, é") :]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_sentencepiece_style_pieces_make_up_the_decoded_text(data: st.DataObject) -> None:
+    tokenizer = sentencepiece_style()
+    piece = st.sampled_from(["▁", "▁▁", "▁a", "▁the", "hello", "é", "b", ".", "<s>", "\n", "日", "🙂", "日本"])
+    prompt_ids = pieces_of("▁a", *data.draw(st.lists(piece, max_size=20)))
+    ids = pieces_of(*data.draw(st.lists(piece, max_size=60)))
+    pieces = pushes(Detokenizer(tokenizer, prompt_ids), ids, data.draw(sizes))
+    assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len(decode(tokenizer, prompt_ids)) :]
+
+
+# ---------------------------------------------------------------- stop strings
+
+
+def stopping(text: str, *stop: str, sizes: tuple[int, ...] = (1,)) -> tuple[list[str], int | None]:
+    """Pieces and ``stopped_at`` of a text of one token per byte."""
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=stop)
+    return pushes(detokenizer, byte_ids(text.encode()), list(sizes)), detokenizer.stopped_at
+
+
+def test_a_stop_string_over_several_tokens() -> None:
+    assert stopping("ab END cd", "END") == (["a", "b", " ", "", "", "", "", "", "", ""], 6)
+
+
+def test_a_stop_string_over_several_rounds() -> None:
+    assert stopping("ab END cd", "END", sizes=(4,)) == (["ab ", "", "", ""], 6)
+
+
+def test_a_stop_string_within_a_round() -> None:
+    assert stopping("ab END cd", "END", sizes=(9,)) == (["ab ", ""], 6)
+
+
+def test_a_stop_string_within_a_token() -> None:
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"), stop=("orl",))
+    ids = tokenizer("Hello world, hello")["input_ids"]
+    assert "".join(pushes(detokenizer, ids, [2])) == "Hello w"
+    assert detokenizer.stopped_at is not None
+    assert decode(tokenizer, ids[: detokenizer.stopped_at]).startswith("Hello worl")
+    assert "orl" not in decode(tokenizer, ids[: detokenizer.stopped_at - 1])
+
+
+def test_the_beginning_of_a_stop_string_is_held_and_given_back() -> None:
+    assert stopping("aENb", "END") == (["a", "", "", "ENb", ""], None)
+    assert stopping("aEN", "END") == (["a", "", "", "EN"], None)
+    assert stopping("EEEND", "EEND") == (["", "", "E", "", "", ""], 5)
+
+
+def test_the_stop_string_that_ends_first_counts() -> None:
+    assert stopping("xabcd", "bcd", "ab") == (["x", "", "", "", "", ""], 3)
+    assert stopping("xabcd", "abcd", "b", sizes=(5,)) == (["xa", ""], 3)
+    assert stopping("xab", "b", "ab", sizes=(3,)) == (["x", ""], 3), "of two that end together, the longer"
+
+
+def test_beginnings_of_several_stop_strings_overlap() -> None:
+    assert stopping("\n\nU\n\nUser", "\n\nUser", "\n\n\n") == (["", "", "", "\n\nU", "", "", "", "", "", ""], 9)
+
+
+def test_a_stop_string_of_characters_of_several_bytes() -> None:
+    assert stopping("aé🙂b", "é🙂") == (["a", "", "", "", "", "", "", "", ""], 7)
+
+
+def test_a_stop_string_in_the_token_that_begins_a_character() -> None:
+    # One round: the space, and then a character's first byte.
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=(" ",))
+    assert detokenizer.push(byte_ids("a 🙂".encode())[:3]) == "a"
+    assert detokenizer.stopped_at == 2
+
+
+def test_the_prompt_s_text_is_no_part_of_a_stop_string() -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"xEN"), stop=("END",))
+    assert detokenizer.push(byte_ids(b"D.")) == "D."
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("b",))
+    assert detokenizer.push(byte_ids(b"abc")) == "a" and detokenizer.stopped_at == 2
+    assert detokenizer.push(byte_ids(b"more")) == "" and detokenizer.flush() == "" and detokenizer.stopped_at == 2
+
+
+def expected_stop(full: str, stop: tuple[str, ...], texts: list[str]) -> tuple[str, int | None]:
+    """The text before the stop string that ends first, and the first token after which one is complete."""
+    ends = [end for end in range(len(full) + 1) if full[:end].endswith(stop)]
+    if not ends:
+        return full, None
+    longest = max(len(string) for string in stop if full[: ends[0]].endswith(string))
+    return full[: ends[0] - longest], next(i for i, text in enumerate(texts) if any(string in text for string in stop))
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_stop_strings_cut_where_the_text_says(data: st.DataObject) -> None:
+    letters = st.text(alphabet="abé🙂", min_size=1, max_size=4)
+    text = data.draw(st.text(alphabet="abé🙂 ", max_size=30))
+    stop = tuple(data.draw(st.lists(letters, min_size=1, max_size=3)))
+    ids = byte_ids(text.encode())
+    tokenizer = byte_level()
+    texts = [decode(tokenizer, ids[:count]).rstrip("\ufffd") for count in range(len(ids) + 1)]
+    detokenizer = Detokenizer(tokenizer, byte_ids(b"x"), stop=stop)
+    pieces = pushes(detokenizer, ids, data.draw(sizes))
+    assert ("".join(pieces), detokenizer.stopped_at) == expected_stop(text, stop, texts)
+
+
+# ---------------------------------------------------------------- without a tokenizer
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    detokenizer = Detokenizer(None, [1, 2])
+    assert detokenizer.push([3, 4]) == "" and detokenizer.flush() == "" and detokenizer.stopped_at is None
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        Detokenizer(None, [1], stop=("x",))
+
+
+def test_prompts_are_encoded() -> None:
+    assert decode(byte_level(), encode_prompt(byte_level(), "Hello é")) == "Hello é"
+    with pytest.raises(ValueError, match="a text prompt needs a tokenizer"):
+        encode_prompt(None, "Hello")
+    with pytest.raises(ValueError, match="the prompt '' has no tokens"):
+        encode_prompt(byte_level(), "")

@@ -1,0 +1,169 @@
+"""The joint distribution of several tokens, through the whole engine, against exact enumeration of the target's.
+
+Every test is seeded, so it either always passes or always fails; its threshold is what would fail a correct engine
+once in 100 000 other seeds. Beside each stands a biased rule that it must reject.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import scipy.stats
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.engine import Engine
+from specdec.interfaces import Verifier
+from specdec.random import request_key
+from specdec.requests import SamplingParams
+from specdec.sampling import probs
+from specdec.slots import Slots
+from specdec.target import Target
+from specdec.tree import DraftTree
+from tests.components import DRAFTERS, VERIFIERS
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+VOCAB, LENGTH, SAMPLES = 5, 3, 5000
+PROMPT = [1, 2, 1, 2, 1]  # tokens 0, 3, 4 are unseen: a repetition penalty depends on the path
+LEVEL = 1e-5
+
+SAMPLINGS = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "top-k and top-p": SamplingParams(temperature=1.2, top_k=4, top_p=0.85),
+    "min-p": SamplingParams(temperature=1.5, min_p=0.15),
+    "repetition penalty": SamplingParams(temperature=1.0, repetition_penalty=1.6),
+}
+
+
+@torch.inference_mode()
+def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of every output of LENGTH tokens, from plain forwards over the whole sequence."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[tuple[int, ...], float] = {}
+        for prefix, mass in law.items():
+            sequence = [*PROMPT, *prefix]
+            slots = Slots(1, 32, VOCAB, model.device)
+            slots.admit(0, sequence, sampling.seeded(0), speculate=False)
+            tokens = torch.tensor([sequence])
+            p = probs(model(tokens).logits[:, -1:], slots.first(1).sampling, tokens[:, None, -1:])[0, 0].double()
+            longer |= {(*prefix, token): mass * float(p[token] / p.sum()) for token in range(VOCAB)}
+        law = longer
+    return law
+
+
+def p_value(model, drafter: str | None, verifier: Verifier, sampling: SamplingParams, *, seed: int = 0) -> float:
+    """Chi-square p-value of SAMPLES engine outputs against the exact law (rare outcomes pooled)."""
+    # A drafter that often disagrees: where it agrees, no rule can go wrong.
+    made = DRAFTERS[drafter](model, distance=0.6) if drafter else None
+    engine = Engine(Target(model), made, verifier if made else None, max_batch_size=500, max_length=32)
+    wanted = replace(sampling, max_new_tokens=LENGTH, n=SAMPLES, seed=seed)
+    outputs = engine.generate([PROMPT], wanted)
+    if made is not None:
+        assert sum(step.accepted for output in outputs for step in output.steps) > 0, "nothing was ever accepted"
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=LENGTH), 0)
+    for output in outputs:
+        counts[output.token_ids] += 1
+    law = exact_law(model, sampling)
+    impossible = sum(counts[key] for key, mass in law.items() if mass < 1e-12)
+    if impossible:
+        return 0.0
+    rare = [key for key, mass in law.items() if mass * SAMPLES < 8]
+    common = [key for key in law if key not in set(rare)]
+    observed = [counts[key] for key in common]
+    expected = [law[key] * SAMPLES for key in common]
+    pooled = sum(law[key] for key in rare) * SAMPLES
+    if pooled >= 8:
+        observed.append(sum(counts[key] for key in rare))
+        expected.append(pooled)
+    elif rare:
+        smallest = min(range(len(expected)), key=expected.__getitem__)
+        observed[smallest] += sum(counts[key] for key in rare)
+        expected[smallest] += pooled
+    return float(scipy.stats.chisquare(observed, expected, sum_check=False).pvalue)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
+    assert p_value(model, None, RejectionVerifier(), SAMPLINGS[sampling]) > LEVEL
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_speculation_follows_the_target(model, drafter: str, verifier: str, sampling: str) -> None:
+    assert p_value(model, drafter, VERIFIERS[verifier](), SAMPLINGS[sampling]) > LEVEL
+
+
+class NoResidual(RejectionVerifier):
+    """Mutant: a rejection is followed by a token from p instead of the residual."""
+
+    def next_law(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch vocab"]:
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+class AcceptsTooMuch(RejectionVerifier):
+    """Mutant: lenient acceptance, as a lossy rule that claims to be exact."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        law = super().stop_law(tree, target_probs)
+        deepest = tree.depth == tree.depth.where(tree.valid, 0).amax(-1, keepdim=True)
+        return law + 3.0 * deepest * tree.valid * law[:, :1]
+
+
+class IgnoresThePath(RejectionVerifier):
+    """Mutant: every node is judged by the root's distribution."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        return super().stop_law(tree, target_probs[:, :1].expand_as(target_probs).contiguous())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "mutant"),
+    [
+        ("medusa", NoResidual),
+        ("medusa", AcceptsTooMuch),
+        ("model_chain_iid", NoResidual),
+        ("model_chain_iid", AcceptsTooMuch),
+        ("model_chain_iid", IgnoresThePath),
+        ("model_tree_iid", NoResidual),
+        ("model_tree_iid", IgnoresThePath),
+        ("model_tree_without_replacement", NoResidual),
+        ("model_tree_without_replacement", IgnoresThePath),
+    ],
+)
+def test_a_biased_rule_is_rejected(model, drafter: str, mutant: type[Verifier]) -> None:
+    assert p_value(model, drafter, mutant(), SAMPLINGS["temperature 1"]) < LEVEL
+
+
+@pytest.mark.parametrize("sampling", ["top-k and top-p", "repetition penalty"])
+def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> None:
+    assert p_value(model, "model_chain_iid", NoResidual(), SAMPLINGS[sampling]) < LEVEL
+
+
+def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: every node is penalized for the sequence only, not for the path above it."""
+    import specdec.engine
+
+    def root_only(tokens: Tensor, ancestors: Tensor) -> Tensor:
+        return tokens[:, :1, None].expand(*tokens.shape, 1)
+
+    monkeypatch.setattr(specdec.engine, "path_tokens", root_only)
+    assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"]) < LEVEL
+
+
+def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: requests share their random numbers."""
+    import specdec.slots
+
+    monkeypatch.setattr(specdec.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
+    assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL

@@ -1,0 +1,601 @@
+"""Rejection sampling: exact by enumeration, its published figures, and the mistakes that enumeration must catch."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling, Exactness
+from tests.verifiers.enumeration import (
+    Laws,
+    Tables,
+    enumerate_drafts,
+    enumerate_outcome,
+    expected_by_levels,
+    outcome,
+)
+from verifiers import RejectionVerifier
+
+EXACT = 1e-12
+"""Total variation to the target, in float64, below which a rule counts as exact."""
+BIASED = 1e-3
+"""Total variation above which a mistake counts as caught."""
+
+TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
+
+SHAPES = {
+    "chain": TreeShape.chain(4),
+    "2x2": TreeShape.branching(2, 2),
+    "2x1x1": TreeShape.branching(2, 1, 1),
+    "chain below the second child": TreeShape.from_paths([(0,), (1,), (1, 0), (1, 0, 0)]),
+    "three children, one of which has two": TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1)]),
+    "two children below one": TreeShape.from_paths([(0,), (0, 0), (0, 1), (0, 1, 0)]),
+}
+LAWS: dict[str, Laws] = {
+    "top": TOP,
+    "iid": IID,
+    "swor": SWOR,
+    "top, then swor": (TOP, SWOR, SWOR),
+    "top, then iid": (TOP, IID, IID),
+    "swor, then top": (SWOR, TOP, SWOR),
+    "iid, then top": (IID, TOP, TOP),
+    "iid, then swor": (IID, SWOR, SWOR),
+    "swor, then iid": (SWOR, IID, TOP),
+}
+KINDS = {
+    "dense": ("dense",),
+    "zeros": ("zeros",),
+    "every kind": ("zeros", "disjoint", "equal", "one_hot", "exhausted", "dense"),
+    "one-hot p": ("one_hot",),
+    "p = q": ("equal",),
+}
+
+
+# A chain has no siblings that could mix laws.
+CASES = [
+    (shape, laws) for shape in SHAPES for laws in LAWS if not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")
+]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize(("shape", "laws"), CASES)
+def test_the_output_law_is_the_targets(shape: str, laws: str, kinds: str) -> None:
+    tree = SHAPES[shape]
+    tables = Tables.random(3 if tree.num_nodes > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    result = enumerate_outcome(RejectionVerifier(), tables, tree, LAWS[laws])
+    assert result.tv < EXACT
+
+
+@pytest.mark.parametrize("laws", [TOP, IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_output_law_is_the_targets_on_more_tables(laws: DraftSampling, seed: int) -> None:
+    tables = Tables.random(4, 2, seed=seed, kinds=("dense", "zeros", "equal", "disjoint"))
+    assert enumerate_outcome(RejectionVerifier(), tables, SHAPES["2x2"], laws).tv < EXACT
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_trees_whose_shape_depends_on_the_draft_are_exact(laws: str) -> None:
+    """Nodes may be left out by what stands above them; the rest then has gaps in rows, ranks and depths."""
+    tables = Tables.random(4, 2, seed=3, kinds=("dense", "zeros"))
+    shape = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)])
+
+    def grows(node: int, prefix: Tensor) -> Tensor:
+        if node in (3, 5):  # first children
+            return (prefix + node) % 2 == 0
+        return (prefix < 3) | (node < 6)
+
+    drafts = enumerate_drafts(tables, shape, LAWS[laws], grows=grows)
+    valid = drafts.tree.valid
+    gap = (valid[:, 4] & ~valid[:, 3]) | (valid[:, 6] & ~valid[:, 5])
+    assert gap.any(), "no row lacks a first child and has a second"
+    stop_law = RejectionVerifier().stop_law(drafts.tree, drafts.target_probs)
+    assert (stop_law[~valid] == 0).all()
+    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
+
+
+def test_iid_siblings_may_repeat() -> None:
+    """The enumeration has such drafts, and a repeated token is worth no more than the residual leaves it."""
+    tables = Tables.random(3, 1, seed=1)
+    drafts = enumerate_drafts(tables, TreeShape.branching(3), IID)
+    tokens = drafts.tree.tokens
+    repeated = (tokens[:, 1] == tokens[:, 2]) & (tokens[:, 2] == tokens[:, 3])
+    assert repeated.sum() == 3
+    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
+
+
+def test_repeated_deterministic_siblings_count_once() -> None:
+    p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(1, 4, 3).contiguous()
+    tree = DraftTree.from_shape(TreeShape.branching(3), torch.tensor([[1, 1, 0, 1]]))
+    rule = RejectionVerifier()
+    expected = torch.tensor([[0.2, 0.3, 0.5, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(rule.stop_law(tree, p), expected)
+    torch.testing.assert_close(
+        rule.next_law(tree, p, torch.zeros(1, dtype=torch.long)), torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+    )
+    with_q = replace(tree, draft_probs=torch.full_like(p, torch.nan))
+    torch.testing.assert_close(rule.stop_law(with_q, p), expected)
+
+
+# By hand: p = (.5, .3, .2), q = (.2, .5, .3), one level, so p_1 = N([p - q]+) is all on token 0.
+#   a child 0 is accepted with probability 1, a first child 1 with .3 / .5, a first child 2 with .2 / .3;
+#   after a rejection (of 1 or 2) an IID child 0 has min(1, 1 / .2) = 1, and without replacement min(1, 1 / q_1(0)) = 1.
+BY_HAND = [
+    (IID, [1], [0.4, 0.6], [1.0, 0.0, 0.0]),
+    (IID, [0], [0.0, 1.0], None),
+    (IID, [2, 1], [1 / 3, 2 / 3, 0.0], [1.0, 0.0, 0.0]),
+    (IID, [1, 0], [0.0, 0.6, 0.4], None),
+    (IID, [1, 1], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]),
+    (SWOR, [1, 0], [0.0, 0.6, 0.4], None),
+    (SWOR, [1, 2], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]),
+    (TOP, [1, 2], [0.5, 0.3, 0.2], [1.0, 0.0, 0.0]),
+    (TOP, [1], [0.7, 0.3], [5 / 7, 0.0, 2 / 7]),
+    # Token 1 for certain, then q without it, (.4, 0, .6), from what is left of p, (5/7, 0, 2/7):
+    # token 2 is accepted with (2/7) / .6 = 10/21 of the .7, and N([p_1 - q_1]+) is all on token 0.
+    ((TOP, SWOR), [1, 2], [0.7 * 11 / 21, 0.3, 0.7 * 10 / 21], [1.0, 0.0, 0.0]),
+    # The same, but from q itself: (2/7) / .3 = 20/21 of the .7.
+    ((TOP, IID), [1, 2], [0.7 * 1 / 21, 0.3, 0.7 * 20 / 21], [1.0, 0.0, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("laws", "tokens", "stop_law", "residual"), BY_HAND)
+def test_one_level_by_hand(laws: Laws, tokens: list[int], stop_law: list[float], residual: list[float] | None) -> None:
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, len(tokens) + 1, 3).contiguous()
+    q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).expand(1, len(tokens) + 1, 3).contiguous()
+    law = [laws] * len(tokens) if isinstance(laws, DraftSampling) else list(laws)
+    tree = DraftTree.from_shape(
+        TreeShape.branching(len(tokens)),
+        torch.tensor([[0, *tokens]]),
+        sampling=torch.tensor([[TOP, *law]], dtype=torch.int8),
+        draft_probs=q,
+    )
+    rule = RejectionVerifier()
+    torch.testing.assert_close(rule.stop_law(tree, p), torch.tensor([stop_law], dtype=torch.float64))
+    if residual is not None:
+        next_law = rule.next_law(tree, p, torch.zeros(1, dtype=torch.long))
+        torch.testing.assert_close(next_law, torch.tensor([residual], dtype=torch.float64))
+    # After a leaf p itself, to the last bit.
+    assert torch.equal(rule.next_law(tree, p, torch.ones(1, dtype=torch.long)), p[:, 1])
+
+
+def test_acceptance_rates_by_hand() -> None:
+    """P(a child is accepted) over all drafts of the tables above."""
+    row = {(): [0.5, 0.3, 0.2]} | {(token,): [1 / 3] * 3 for token in range(3)}
+    draft = {(): [0.2, 0.5, 0.3]} | {(token,): [1 / 3] * 3 for token in range(3)}
+    tables = Tables.from_rows(row, draft)
+
+    def rate(laws: Laws, children: int) -> float:
+        return enumerate_outcome(RejectionVerifier(), tables, TreeShape.branching(children), laws).expected_accepted
+
+    assert rate(IID, 1) == pytest.approx(0.2 + 0.3 + 0.2, abs=EXACT)
+    assert rate(SWOR, 1) == pytest.approx(0.7, abs=EXACT)
+    assert rate(IID, 2) == pytest.approx(0.7 + 0.3 * 0.2, abs=EXACT)
+    # Token 1 (.5) is rejected with .4, and then token 0 comes with .2 / .5; token 2 (.3) with 1/3, .2 / .7.
+    assert rate(SWOR, 2) == pytest.approx(0.7 + 0.5 * 0.4 * 0.4 + 0.3 / 3 * 2 / 7, abs=EXACT)
+    assert rate(TOP, 2) == pytest.approx(0.3 + 0.2, abs=EXACT)
+
+
+def test_nothing_drafted_is_plain_decoding() -> None:
+    p = torch.rand(3, 1, 5).softmax(-1)
+    tree = DraftTree.root_only(torch.tensor([1, 2, 3]))
+    rule = RejectionVerifier()
+    assert torch.equal(rule.stop_law(tree, p), torch.ones(3, 1))
+    assert torch.equal(rule.next_law(tree, p, torch.zeros(3, dtype=torch.long)), p[:, 0])
+
+
+def test_a_row_without_drafts_gets_p_to_the_last_bit() -> None:
+    """So that its output does not depend on whether its batch mates were drafted for."""
+    p = torch.rand(2, 3, 50).softmax(-1) * 1.000001  # sums to one as well as float32 sums do
+    q = torch.rand(2, 3, 50).softmax(-1)
+    valid = torch.tensor([[True, False, False], [True, True, True]])
+    for draft_probs, sampling in ((None, TOP), (q, IID)):
+        for shape in (TreeShape.chain(2), TreeShape.branching(2)):
+            tree = DraftTree.from_shape(
+                shape, torch.tensor([[3, 4, 5], [3, 4, 5]]), valid=valid, sampling=sampling, draft_probs=draft_probs
+            )
+            stop_law = RejectionVerifier().stop_law(tree, p)
+            assert torch.equal(stop_law[0], torch.tensor([1.0, 0.0, 0.0]))
+            next_law = RejectionVerifier().next_law(tree, p, torch.zeros(2, dtype=torch.long))
+            assert torch.equal(next_law[0], p[0, 0])
+            assert not torch.equal(next_law[1], p[1, 0])
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_temperature_zero_is_greedy_matching(laws: str) -> None:
+    """With one-hot p every draft leaves no choice: the walk along the argmax, and the argmax after it."""
+    tables = Tables.random(4, 2, seed=5, kinds=("one_hot",))
+    drafts = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws])
+    p = drafts.target_probs.float()
+    stop_law = RejectionVerifier().stop_law(drafts.tree, p)
+    assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
+    # Every row, slow and literally.
+    for row in range(len(p)):
+        node = 0
+        while True:
+            argmax = int(p[row, node].argmax())
+            children = [child for child in drafts.tree.children[row, node].tolist() if child >= 0]
+            fitting = [child for child in children if int(drafts.tree.tokens[row, child]) == argmax]
+            if not fitting:
+                break
+            node = fitting[0]
+        assert int(stop_law[row].argmax()) == node
+    stop = stop_law.argmax(1)
+    next_law = RejectionVerifier().next_law(drafts.tree, p, stop)
+    assert torch.equal(next_law, p[torch.arange(len(p)), stop])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The formulas, literally
+
+
+def literal_laws(tree: DraftTree, target_probs: Tensor) -> tuple[list[list[float]], list[list[list[float]]]]:
+    """``stop_law``, and ``next_law`` of every node, node by node in Python floats."""
+    stop_laws, next_laws = [], []
+    for row in range(len(target_probs)):
+        tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
+        reach = [1.0] + [0.0] * (len(tokens) - 1)
+        stop = [0.0] * len(tokens)
+        residuals = []
+        for node in range(len(tokens)):
+            p = node_p = target_probs[row, node].tolist()
+            rejected, earlier = 1.0, set()
+            for child in range(len(tokens)):
+                if parents[child] != node or not tree.valid[row, child]:
+                    continue
+                token, law = tokens[child], int(tree.law[row, child])
+                if law == TOP:
+                    q = [float(other == token) for other in range(len(p))]
+                else:
+                    q = tree.draft_probs[row, node].tolist()
+                    if law == SWOR:
+                        q = [0.0 if other in earlier else mass for other, mass in enumerate(q)]
+                        q = [mass / sum(q) for mass in q] if sum(q) > 0 else q
+                a = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
+                reach[child] = reach[node] * rejected * a
+                rejected *= 1 - a
+                left = [max(0.0, mass - drafted) for mass, drafted in zip(p, q, strict=True)]
+                p = [mass / sum(left) for mass in left] if sum(left) > 0 else node_p
+                earlier.add(token)
+            if tree.valid[row, node]:
+                stop[node] = reach[node] * rejected
+            residuals.append(p)
+        stop_laws.append(stop)
+        next_laws.append(residuals)
+    return stop_laws, next_laws
+
+
+@st.composite
+def drafts(draw: st.DrawFn, dtype: torch.dtype) -> tuple[DraftTree, Tensor]:
+    """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not."""
+    batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))
+    parents = torch.tensor([[-1, *(draw(st.integers(0, node - 1)) for node in range(1, nodes))] for _ in range(batch)])
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    valid = torch.rand(batch, nodes, generator=generator) < draw(st.sampled_from([0.7, 1.0]))
+    valid[:, 0] = True
+    for node in range(1, nodes):
+        valid[:, node] &= valid.gather(1, parents[:, node, None])[:, 0]
+
+    def tables() -> Tensor:
+        sharpness = draw(st.sampled_from([0.0, 0.3, 1.0, 5.0, 30.0]))
+        logits = sharpness * torch.randn(batch, nodes, vocab, generator=generator, dtype=dtype)
+        dropped = torch.rand(batch, nodes, vocab, generator=generator) < draw(st.sampled_from([0.0, 0.4]))
+        dropped[..., 0] = False
+        return logits.masked_fill(dropped, -torch.inf).softmax(-1)
+
+    p = tables()
+    q = p.clone() if draw(st.booleans()) and draw(st.booleans()) else tables()
+    only = draw(st.sampled_from([None, TOP, IID, SWOR]))
+    law = torch.randint(0, 3, (batch, nodes), generator=generator).to(torch.int8)
+    widest = max((parents == node).sum(1).max().item() for node in range(nodes))
+    tree = DraftTree.build(
+        torch.randint(0, vocab, (batch, nodes), generator=generator),
+        parents,
+        valid=valid,
+        sampling=law if only is None else only,
+        draft_probs=None if only is TOP and draw(st.booleans()) else q,
+        # Loose bounds are allowed.
+        max_children=widest if draw(st.booleans()) else None,
+    )
+    return tree, p
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(drafts(torch.float64))
+def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
+    tree, p = case
+    stop_law = RejectionVerifier().stop_law(tree, p)
+    expected_stop, expected_next = (torch.tensor(law, dtype=torch.float64) for law in literal_laws(tree, p))
+    torch.testing.assert_close(stop_law, expected_stop, atol=1e-12, rtol=0)
+    for node in range(tree.num_nodes):
+        next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+        # Where a path all but never ends, the residual is all rounding: compare what it contributes.
+        weight = expected_stop[:, node, None]
+        torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(drafts(torch.float32))
+def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
+    tree, p = case
+    stop_law = RejectionVerifier().stop_law(tree, p)
+    assert stop_law.dtype == torch.float32
+    assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
+    assert (stop_law[~tree.valid] == 0).all()
+    assert (stop_law.sum(1) - 1).abs().max() < 1e-6
+    for node in range(tree.num_nodes):
+        next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+        assert next_law.dtype == torch.float32
+        assert torch.isfinite(next_law).all() and (next_law >= 0).all()
+        assert (next_law.sum(1) - 1).abs().max() < 1e-6
+        assert (next_law[p[:, node] == 0] == 0).all(), "a token that the target excludes"
+    # A path never goes through a token that the target excludes.
+    entered = p.flatten(1).gather(1, tree.parents.clamp(min=0) * p.shape[2] + tree.tokens)[:, 1:]
+    assert (stop_law[:, 1:][entered == 0] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(2, 2)], ids=repr)
+def test_the_shortcuts_agree_with_the_general_rule(shape: TreeShape) -> None:
+    """No table for deterministic drafts, no residuals on chains: neither changes the law."""
+    p, q = (torch.randn(5, shape.num_nodes + 1, 7, dtype=torch.float64).softmax(-1) for _ in range(2))
+    tokens = torch.randint(0, 7, (5, shape.num_nodes + 1))
+    deterministic = DraftTree.from_shape(shape, tokens)
+    sampled = DraftTree.from_shape(shape, tokens, sampling=IID, draft_probs=q)
+    for short, general in (
+        (deterministic, replace(deterministic, draft_probs=q, max_children=shape.num_nodes)),
+        (sampled, replace(sampled, max_children=shape.num_nodes)),
+    ):
+        rule = RejectionVerifier()
+        torch.testing.assert_close(rule.stop_law(short, p), rule.stop_law(general, p), atol=1e-14, rtol=0)
+        for node in range(shape.num_nodes + 1):
+            stop = torch.full((5,), node)
+            torch.testing.assert_close(rule.next_law(short, p, stop), rule.next_law(general, p, stop))
+
+
+def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows() -> None:
+    """A greedy row is DETERMINISTIC in a tree that has draft_probs, and its q may hold anything."""
+    p = torch.rand(2, 3, 4, dtype=torch.float64).softmax(-1)
+    q = torch.rand(2, 3, 4, dtype=torch.float64).softmax(-1)
+    q[0] = torch.nan
+    law = torch.tensor([[TOP] * 3, [SWOR] * 3], dtype=torch.int8)
+    for shape in (TreeShape.branching(2), TreeShape.chain(2)):
+        both = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2], [0, 1, 2]]), sampling=law, draft_probs=q)
+        alone = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2]]))
+        rule = RejectionVerifier()
+        torch.testing.assert_close(rule.stop_law(both, p)[:1], rule.stop_law(alone, p[:1]))
+        for node in range(3):
+            torch.testing.assert_close(
+                rule.next_law(both, p, torch.full((2,), node))[:1], rule.next_law(alone, p[:1], torch.tensor([node]))
+            )
+
+
+def test_laws_and_promise() -> None:
+    assert RejectionVerifier.exactness is Exactness.EXACT
+    assert RejectionVerifier.laws == {TOP, IID, SWOR}
+    assert not RejectionVerifier.chain_only
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+class ResampleP(RejectionVerifier):
+    """Emits a fresh draw from p after a rejection."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+class ResidualOfParent(RejectionVerifier):
+    """Takes the residual with the q of the node above."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
+        return super().next_law(replace(tree, draft_probs=tree.draft_probs.gather(1, above)), target_probs, stop)
+
+
+class AcceptanceOfRoot(RejectionVerifier):
+    """Forgets the parent: accepts with p and q of the root."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        root = target_probs[:, :1].expand_as(target_probs).contiguous()
+        return super().stop_law(tree, root)
+
+
+MISTAKES = {
+    "p instead of the residual": (ResampleP(), "chain", IID, IID, False),
+    "p instead of the residual, tree": (ResampleP(), "2x2", SWOR, SWOR, False),
+    "p again after a mismatch": (ResampleP(), "2x2", TOP, TOP, False),
+    "residual of the parent": (ResidualOfParent(), "chain", IID, IID, False),
+    "residual of the parent, tree": (ResidualOfParent(), "2x2", SWOR, SWOR, False),
+    "acceptance by the root": (AcceptanceOfRoot(), "chain", IID, IID, False),
+    "q of another temperature": (RejectionVerifier(), "chain", IID, IID, True),
+    "q of another temperature, tree": (RejectionVerifier(), "2x2", SWOR, SWOR, True),
+    "SpecInfer's rule on drafts without replacement": (RejectionVerifier(), "2x2", SWOR, IID, False),
+    "the rule without replacement on independent drafts": (RejectionVerifier(), "2x2", IID, SWOR, False),
+    "top-k verified with the softmax": (RejectionVerifier(), "2x2", TOP, IID, False),
+    "top-k verified as if drawn without replacement": (RejectionVerifier(), "2x2", TOP, SWOR, False),
+    "top-1 verified with the softmax": (RejectionVerifier(), "chain", TOP, IID, False),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_enumeration_rejects(mistake: str) -> None:
+    rule, shape, laws, declared, other_temperature = MISTAKES[mistake]
+    tables = Tables.random(4, SHAPES[shape].max_depth, seed=21)
+    drawn = Tables(tables.p, tables.tempered(0.7).q) if other_temperature else tables
+    result = enumerate_outcome(rule, drawn, SHAPES[shape], laws, declared=declared, declared_q=tables.q)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+    # The same drafts, drawn as declared and verified by the rule: exact.
+    assert enumerate_outcome(RejectionVerifier(), drawn, SHAPES[shape], laws).tv < EXACT
+
+
+def test_enumeration_rejects_siblings_sorted_after_they_were_drawn() -> None:
+    tables = Tables.random(4, 1, seed=21)
+    drafts = enumerate_drafts(tables, TreeShape.branching(2), SWOR)
+    q = tables.q[0][0]
+    children = drafts.tree.tokens[:, 1:]
+    children = children.gather(1, q[children].argsort(dim=1, descending=True))
+    tokens = torch.cat([drafts.tree.tokens[:, :1], children], 1)
+    p = torch.stack([tables.p[0].expand(len(tokens), -1), *(tables.p[1][children[:, i]] for i in range(2))], 1)
+    order = replace(
+        drafts,
+        tree=replace(drafts.tree, tokens=tokens),
+        prefixes=torch.cat([torch.zeros_like(tokens[:, :1]), children], 1),
+        target_probs=p,
+    )
+    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
+    assert outcome(RejectionVerifier(), tables, order).tv > BIASED
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Published figures, where the tables that they were computed from are at hand
+
+FILE = Path(
+    os.environ.get(
+        "SPECDEC_ACCEPTANCE_TABLES", Path(__file__).parents[2].parent / "shared" / "data" / "acceptance_tables.json"
+    )
+)
+needs_tables = pytest.mark.skipif(not FILE.is_file(), reason="SPECDEC_ACCEPTANCE_TABLES names no file")
+DIGITS = 5.1e-7  # six decimals
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Tables]:
+    """Fixtures A and B, and L with a level below that nothing reads but the completion."""
+
+    def rows(table: dict[str, Sequence[float]]) -> dict[tuple[int, ...], Sequence[float]]:
+        return {tuple(map(int, prefix.split(","))) if prefix else (): row for prefix, row in table.items()}
+
+    data = json.loads(FILE.read_text())
+    level = {name: {(): data["L"][name], **{(i,): data["L"][name] for i in range(8)}} for name in "pq"}
+    return {name: Tables.from_rows(rows(data[name]["p"]), rows(data[name]["q"])) for name in "AB"} | {
+        "L": Tables.from_rows(level["p"], level["q"])
+    }
+
+
+ACCEPTED = {  # drawn, declared: expected accepted tokens on chain 4, 2x2, 2x1x1, 3x1x1, 2x2x2
+    (TOP, TOP): (0.719437, 0.994120, 0.952749, 1.541411, 1.190922),
+    (SWOR, TOP): (0.443959, 0.922251, 0.819233, 1.159061, 1.118451),
+    (IID, IID): (1.818869, 1.441404, 1.682254, 1.757277, 1.946866),
+    (SWOR, SWOR): (1.818869, 1.549511, 1.767262, 2.092776, 2.150742),
+}
+FACTORS = ((1, 1, 1, 1), (2, 2), (2, 1, 1), (3, 1, 1), (2, 2, 2))
+
+
+@needs_tables
+@pytest.mark.parametrize(("drawn", "declared"), ACCEPTED)
+def test_figures_of_fixture_a(tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling) -> None:
+    rule = RejectionVerifier()
+    for factors, figure in zip(FACTORS, ACCEPTED[drawn, declared], strict=True):
+        levels = expected_by_levels(rule, tables["A"], factors, drawn, declared=declared)
+        assert levels == pytest.approx(figure, abs=DIGITS)
+        if factors in ((2, 2, 2), (3, 1, 1)) and drawn is not TOP:
+            continue  # up to 10^7 drafts
+        result = enumerate_outcome(rule, tables["A"], TreeShape.branching(*factors), drawn, declared=declared)
+        assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+        assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(("length", "figure"), [(1, 0.756923), (2, 1.258243), (3, 1.593150)])
+def test_figures_of_shorter_chains(tables: dict[str, Tables], length: int, figure: float) -> None:
+    result = enumerate_outcome(RejectionVerifier(), tables["A"], TreeShape.chain(length), IID)
+    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("temperature", "figure"), [(1, 1.818869), (0.5, 1.426498), (0.2, 1.569305), (0.05, 1.987023), (0.01, 2.0)]
+)
+def test_figures_towards_temperature_zero(tables: dict[str, Tables], temperature: float, figure: float) -> None:
+    result = enumerate_outcome(RejectionVerifier(), tables["A"].tempered(temperature), TreeShape.chain(4), IID)
+    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+    assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("drawn", "declared", "figures"),
+    [
+        (TOP, TOP, (0.074955, 0.299749, 0.319652)),
+        (SWOR, TOP, (0.135435, 0.271444, 0.408035)),
+        (IID, IID, (0.698887, 0.796539, 0.843709)),
+        (SWOR, SWOR, (0.698887, 0.811749, 0.858172)),
+    ],
+)
+def test_figures_of_one_level(
+    tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling, figures: tuple[float, ...]
+) -> None:
+    for children, figure in enumerate(figures, start=1):
+        result = enumerate_outcome(
+            RejectionVerifier(), tables["L"], TreeShape.branching(children), drawn, declared=declared
+        )
+        assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+        assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(("children", "first", "last"), [(2, 0.774061, 0.748424), (3, 0.844130, 0.781198)])
+def test_figures_of_mixed_siblings(tables: dict[str, Tables], children: int, first: float, last: float) -> None:
+    """The top k-1 for certain and one draw from the rest: better with the drawn one first."""
+    rule, level, shape = RejectionVerifier(), tables["L"], TreeShape.branching(children)
+    result = enumerate_outcome(rule, level, shape, (*[TOP] * (children - 1), SWOR))
+    assert result.expected_accepted == pytest.approx(last, abs=DIGITS)
+    assert result.tv < EXACT
+    # Sampled first: its q is what is left of q without the top k-1, which follow it as certain siblings.
+    q = level.q[0][0]
+    rest = q.scatter(0, q.topk(children - 1).indices, 0.0)
+    rest = rest / rest.sum()
+    drafted = rest.nonzero()[:, 0]
+    tokens = torch.zeros(len(drafted), children + 1, dtype=torch.long)
+    tokens[:, 1], tokens[:, 2:] = drafted, q.topk(children - 1).indices
+    tree = DraftTree.from_shape(
+        shape,
+        tokens,
+        sampling=torch.tensor([TOP, IID, *[TOP] * (children - 1)], dtype=torch.int8).expand(len(drafted), -1),
+        draft_probs=rest.expand(len(drafted), children + 1, -1).contiguous(),
+    )
+    accepted = 1 - rule.stop_law(tree, level.p[0].expand(len(drafted), children + 1, -1).contiguous())[:, 0]
+    assert float((rest[drafted] * accepted).sum()) == pytest.approx(first, abs=DIGITS)
+
+
+@needs_tables
+@pytest.mark.parametrize("laws", LAWS)
+def test_fixture_b_is_exact(tables: dict[str, Tables], laws: str) -> None:
+    """Zeros, disjoint supports, p = q and one-hot rows."""
+    assert enumerate_outcome(RejectionVerifier(), tables["B"], TreeShape.branching(2, 2), LAWS[laws]).tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("rule", "shape", "drawn", "declared", "temperature", "figure"),
+    [
+        (RejectionVerifier(), "2x2", SWOR, IID, 1.0, 0.028),
+        (RejectionVerifier(), "2x2", IID, SWOR, 1.0, 0.035),
+        (RejectionVerifier(), "2x2", TOP, IID, 1.0, 0.453),
+        (RejectionVerifier(), "chain", IID, IID, 0.7, 0.088),
+        (ResampleP(), "chain", IID, TOP, 1.0, 0.092),
+        (ResampleP(), "chain", IID, IID, 1.0, 0.154),
+    ],
+)
+def test_figures_of_mistakes(
+    tables: dict[str, Tables],
+    rule: RejectionVerifier,
+    shape: str,
+    drawn: DraftSampling,
+    declared: DraftSampling,
+    temperature: float,
+    figure: float,
+) -> None:
+    table = tables["A"]
+    drafted = Tables(table.p, table.tempered(temperature).q)
+    result = enumerate_outcome(rule, drafted, SHAPES[shape], drawn, declared=declared, declared_q=table.q)
+    assert result.tv == pytest.approx(figure, abs=5.1e-4)
