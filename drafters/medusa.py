@@ -69,7 +69,8 @@ class MedusaDrafter(Drafter):
                 f"the tree shape takes the {max(self.shape.ranks) + 1} most probable tokens of a vocabulary of "
                 f"{heads.vocab_size}: give a narrower shape"
             )
-        self.dtype = dtype
+        resolved = "auto" if dtype is None else resolve_dtype(dtype)
+        self.dtype = resolved if isinstance(resolved, torch.dtype) else None
         self.max_nodes = self.shape.num_nodes
         self.max_depth = self.shape.max_depth
         self.is_chain = self.shape.is_chain
@@ -96,7 +97,9 @@ class MedusaDrafter(Drafter):
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """Check the widths, move the heads to the target, and make room for one hidden state per slot."""
-        width = target.model.get_output_embeddings().weight.shape[1]
+        output = target.model.get_output_embeddings()
+        assert output is not None, "the engine refuses models without an output layer"
+        width = output.weight.shape[1]
         if self.heads.hidden_size != width:
             raise ValueError(
                 f"the Medusa heads read hidden states of width {self.heads.hidden_size} and those of the target "
@@ -107,7 +110,7 @@ class MedusaDrafter(Drafter):
                 f"the Medusa heads have {self.heads.vocab_size} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
-        dtype = target.dtype if self.dtype is None or self.dtype == "auto" else resolve_dtype(self.dtype)
+        dtype = self.dtype or target.dtype
         self.heads.to(device=target.device, dtype=dtype)
         self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
         self._ready = np.zeros(max_batch_size, dtype=bool)

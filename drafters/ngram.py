@@ -110,9 +110,9 @@ class NGramDrafter(Drafter):
         flat = tokens.reshape(-1)
         begin = np.arange(batch) * stride
         last = begin + lengths
+        suffix = flat.take(last - np.arange(self.max_ngram)[:, None], mode="clip")
         # -1 is no token: rows without a sequence find nothing.
-        wanted = np.where(lengths > 0, flat[last], -1)
-        hits = np.flatnonzero(tokens[:, :width] == wanted[:, None])
+        hits = np.flatnonzero(tokens[:, :width] == np.where(lengths > 0, suffix[0], -1)[:, None])
         rows = hits // width
         ends = hits + rows * (stride - width)
         recent = np.arange(1, self.considered + 1)
@@ -121,7 +121,7 @@ class NGramDrafter(Drafter):
         for n in range(1, self.max_ngram + 1):
             if n > 1:
                 # What this reads across a row's beginning is not taken below.
-                same = flat.take(ends - (n - 1), mode="clip") == flat.take(last - (n - 1), mode="clip")[rows]
+                same = flat.take(ends - (n - 1), mode="clip") == suffix[n - 1][rows]
                 ends, rows = ends[same], rows[same]
             if not len(ends):
                 break
@@ -212,5 +212,5 @@ def _merge(
         above,
         valid=valid.bool(),
         max_depth=int(new.any((0, 1)).sum()),
-        max_children=int(np.bincount((parents + offset)[new]).max()),
+        max_children=count if count <= 2 else int(np.bincount((parents + offset)[new]).max()),
     )

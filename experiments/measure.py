@@ -62,7 +62,7 @@ def prepare(
     are in the run.
 
     Raises:
-        ValueError: No prompt fits.
+        ValueError: No prompt fits, or one has no tokens.
     """
     jobs: list[Job] = []
     unfit: list[tuple[Job, str]] = []
@@ -70,9 +70,7 @@ def prepare(
         ids = render(prompt, tokenizer)
         for sample in range(sampling.n):
             job = Job(prompt, sample, ids, replace(sampling, n=1, stream=stream_of(prompt.id, 0, sample)))
-            if not ids:
-                unfit.append((job, "the prompt has no tokens"))
-            elif len(ids) + sampling.max_new_tokens > max_length:
+            if len(ids) + sampling.max_new_tokens > max_length:
                 reason = (
                     f"{len(ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} exceed "
                     f"the engine's max_length={max_length}"

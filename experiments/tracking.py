@@ -59,7 +59,7 @@ class WandbTracker:
         name: Of the run; None lets wandb choose.
         entity: Team or user; None is the account's default.
         mode: ``"offline"`` keeps everything on disk for ``wandb sync``; ``"online"`` needs a login.
-        timeout: Seconds that any call may take; ten times as many for the upload at the end.
+        timeout: Seconds that any call may take, about; ten times as many for the upload at the end.
     """
 
     def __init__(
@@ -89,33 +89,48 @@ class WandbTracker:
         self._run: Any = None
 
     def start(self, config: Mapping[str, Any], folder: Path) -> None:
-        """Begin a run at wandb."""
+        """Begin a run at wandb; offline where the account or the server cannot be reached."""
+        # A prompt for the login would wait for someone to type, and wandb talks a lot.
+        os.environ.setdefault("WANDB_SILENT", "true")
 
-        def begin() -> Any:
-            # A prompt for the login would wait for someone to type, and wandb talks a lot.
-            os.environ.setdefault("WANDB_SILENT", "true")
+        def login() -> None:
             import wandb
 
-            if self._mode == "online" and not wandb.login(prompt=False, timeout=int(self._timeout)):
-                raise RuntimeError("not logged in: run `wandb login`, or set tracker.mode=offline")
+            if not wandb.login(prompt=False, timeout=int(self._timeout)):
+                raise RuntimeError("not logged in (run `wandb login`)")
+
+        def begin() -> None:
+            import wandb
+
             settings = wandb.Settings(
                 init_timeout=self._timeout, finish_timeout=self._timeout * 10, silent=True, console="off"
             )
-            return wandb.init(
+            run = wandb.init(
                 **self._identity,
                 config=dict(config),
                 dir=str(folder),
-                mode=self._mode,
+                mode=mode,
                 settings=settings,
                 reinit="create_new",
             )
+            begun.append(run)
 
-        self._run = self._guarded("start", begin, self._timeout + 5)
+        begun: list[Any] = []  # not self._run, which a call that was given up on must not set later
+        mode = self._mode
+        trouble = _attempt(login, self._timeout + 5) if mode == "online" else None
+        if trouble is not None:
+            mode = "offline"
+        failure = _attempt(begin, self._timeout + 5)
+        if failure is not None:
+            self._give_up(failure)
+            return
+        self._run = begun[0]
+        if trouble is not None:
+            logger.warning("wandb: %s. The run is recorded offline, and `wandb sync` can upload it.", trouble)
 
     def summary(self, figures: Mapping[str, float]) -> None:
         """Set the run's summary metrics."""
-        if self._run is not None:
-            self._guarded("summary", lambda: self._run.summary.update(dict(figures)), self._timeout)
+        self._call(lambda: self._run.summary.update(dict(figures)), self._timeout)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table."""
@@ -125,41 +140,42 @@ class WandbTracker:
 
             self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
-        if self._run is not None:
-            self._guarded("table", log, self._timeout)
+        self._call(log, self._timeout)
 
     def finish(self, exit_code: int) -> None:
         """End the run; what was not uploaded in time stays on disk."""
-        if self._run is not None:
-            self._guarded("finish", lambda: self._run.finish(exit_code=exit_code, quiet=True), self._timeout * 11)
-            self._run = None
-
-    def _guarded(self, what: str, call: Callable[[], Any], timeout: float) -> Any:
-        """The call's result; on any failure, a warning and None, and no further calls.
-
-        In a thread, because a call that hangs cannot be ended: it is left behind (a daemon does not keep the process).
-        """
-        result: list[Any] = []
-        errors: list[BaseException] = []
-
-        def body() -> None:
-            try:
-                result.append(call())
-            except BaseException as error:  # wandb also raises SystemExit and KeyboardInterrupt of its own
-                errors.append(error)
-
-        thread = threading.Thread(target=body, name=f"wandb-{what}", daemon=True)
-        thread.start()
-        thread.join(timeout)
-        if result:
-            return result[0]
-        reason = f"no answer within {timeout:g} s" if not errors else _reason(errors[0])
-        logger.warning("wandb (%s): %s. The run goes on without it; its results are in its folder.", what, reason)
+        self._call(lambda: self._run.finish(exit_code=exit_code), self._timeout * 11)
         self._run = None
-        return None
+
+    def _call(self, call: Callable[[], object], timeout: float) -> None:
+        """Nothing, once mirroring has ended."""
+        failure = _attempt(call, timeout) if self._run is not None else None
+        if failure is not None:
+            self._give_up(failure)
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("wandb: %s. The run goes on without it; its results are in its folder.", reason)
+        self._run = None
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ImportError):
-        return "not installed (pip install wandb)"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _attempt(call: Callable[[], object], timeout: float) -> str | None:
+    """Make a call that may fail or hang: None, or what went wrong.
+
+    In a thread, because a call that hangs cannot be ended: it is left behind (a daemon does not keep the process).
+    """
+    failures: list[str] = []
+
+    def body() -> None:
+        try:
+            call()
+        except ImportError:
+            failures.append("not installed (pip install wandb)")
+        except BaseException as error:  # wandb raises SystemExit and KeyboardInterrupt of its own, too
+            failures.append(f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip("."))
+
+    thread = threading.Thread(target=body, name="wandb", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        return f"no answer within {timeout:g} s"
+    return failures[0] if failures else None

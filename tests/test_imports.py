@@ -15,7 +15,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled"),
     ("requests", "sampling", "tree", "metrics"),
-    ("slots", "interfaces", "cache", "attention", "quantization"),
+    ("slots", "interfaces", "cache", "attention"),
     ("acceptance", "reference"),
     ("model_runner",),
     ("target",),

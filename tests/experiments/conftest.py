@@ -1,0 +1,72 @@
+"""Tiny models with a byte tokenizer, saved as users have theirs, and configurations that use them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from experiments.config import CONF
+from tests.components import medusa_heads, perturbed
+from tests.models import tiny_model
+
+END_OF_TEXT = "<|endoftext|>"
+VOCAB_SIZE = 257
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and an end of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {END_OF_TEXT: 0} | {character: index for index, character in enumerate(alphabet, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with ``target``, ``drafter`` (which mostly agrees with it), ``medusa`` and ``other`` (another vocabulary)."""
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny_model(vocab_size=VOCAB_SIZE)
+    for name, model in (
+        ("target", target),
+        ("drafter", perturbed(target)),
+        ("other", tiny_model(vocab_size=VOCAB_SIZE + 500)),
+    ):
+        model.save_pretrained(folder / name)
+    for name in ("target", "drafter"):
+        byte_tokenizer().save_pretrained(folder / name)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<{index}>" for index in range(500)])
+    tokenizer.save_pretrained(folder / "other")
+    medusa_heads(target).save_pretrained(folder / "medusa")
+    return folder
+
+
+@pytest.fixture
+def tiny(saved: Path, tmp_path: Path) -> list[str]:
+    """Overrides that make any configuration small and put its output into ``tmp_path / "out"``."""
+    return [
+        f"target.name={saved / 'target'}",
+        f"out={tmp_path / 'out'}",
+        "dataset.count=3",
+        "dataset.prompt_tokens=16",
+        "sampling.max_new_tokens=12",
+        "warmup_prompts=1",
+        "bootstrap.resamples=200",
+    ]
+
+
+@pytest.fixture
+def configure() -> Callable[..., DictConfig]:
+    """Composes a configuration as the command line does, without Hydra's own section."""
+
+    def composed(name: str, *overrides: str) -> DictConfig:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose(name, list(overrides))
+
+    return composed

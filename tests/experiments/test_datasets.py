@@ -1,0 +1,208 @@
+"""Prompts: where they come from, which are chosen, and what is wrong with a file."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.datasets.jsonl import Jsonl
+from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, choose, warmup_texts
+from experiments.datasets.sources import HELD_OUT, stdlib_root
+from experiments.datasets.stdlib import Stdlib
+from experiments.datasets.text import Text
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+# ---------------------------------------------------------------- stdlib
+
+
+@pytest.fixture(scope="module")
+def windows() -> list[Prompt]:
+    return Stdlib(prompt_tokens=100).load()
+
+
+def test_windows_end_with_a_docstring_of_a_held_out_module(windows: list[Prompt]) -> None:
+    assert len(windows) > 300
+    for prompt in windows:
+        name, _, line = prompt.id.rpartition(":")
+        assert prompt.category in HELD_OUT
+        assert name.split("/")[0].removesuffix(".py") == prompt.category
+        text = prompt.turns[0]
+        assert 0 < len(text) <= 100 * CHARACTERS_PER_TOKEN
+        assert text == text.rstrip("\n")
+        assert not prompt.chat
+        source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = text.splitlines()
+        assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
+
+
+def test_what_follows_a_window_is_a_body(windows: list[Prompt]) -> None:
+    prompt = next(prompt for prompt in windows if prompt.id.startswith("argparse.py"))
+    line = int(prompt.id.rpartition(":")[2])
+    tree = ast.parse((stdlib_root() / "argparse.py").read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    ends = [node.body[0].end_lineno for node in ast.walk(tree) if isinstance(node, kinds) and len(node.body) > 1]
+    assert line in ends
+
+
+def test_a_header_is_never_cut_off(windows: list[Prompt]) -> None:
+    for prompt in windows[::10]:
+        assert any(word in prompt.turns[0] for word in ("def ", "class ")), prompt.id
+
+
+def test_longer_prompts_are_longer() -> None:
+    def mean(prompts: list[Prompt]) -> float:
+        return sum(len(prompt.turns[0]) for prompt in prompts) / len(prompts)
+
+    assert mean(Stdlib(prompt_tokens=200).load()) > 1.5 * mean(Stdlib(prompt_tokens=50).load())
+
+
+def test_prompts_too_short_to_hold_anything() -> None:
+    with pytest.raises(ValueError, match="prompt_tokens=3"):
+        Stdlib(prompt_tokens=3)
+
+
+# ---------------------------------------------------------------- choosing
+
+
+class Numbers:
+    def __init__(self, size: int, count: int | None, seed: int = 0):
+        self.size, self.count, self.seed = size, count, seed
+
+    def load(self) -> list[Prompt]:
+        return [Prompt(id=str(number), turns=(f"{number} one\ntwo",)) for number in range(self.size)]
+
+
+def test_choice_is_seeded_ordered_and_independent_of_the_spare_ones() -> None:
+    measured, spare = choose(Numbers(100, 10), spare=3)
+    assert measured == choose(Numbers(100, 10), spare=0)[0]
+    assert measured != choose(Numbers(100, 10, seed=1))[0]
+    assert [int(prompt.id) for prompt in measured] == sorted(int(prompt.id) for prompt in measured)
+    assert len(measured) == 10
+    assert len(spare) == 3
+    assert not {prompt.id for prompt in measured} & {prompt.id for prompt in spare}
+
+
+def test_none_takes_all() -> None:
+    measured, spare = choose(Numbers(5, None), spare=2)
+    assert [prompt.id for prompt in measured] == ["0", "1", "2", "3", "4"]
+    assert spare == []
+
+
+def test_a_count_beyond_the_dataset_takes_all() -> None:
+    assert len(choose(Numbers(5, 50))[0]) == 5
+
+
+def test_warm_up_never_repeats_what_is_measured() -> None:
+    measured, spare = choose(Numbers(6, 4), spare=3)
+    texts = warmup_texts(measured, spare, 3)
+    assert len(texts) == 3
+    assert not set(texts) & {prompt.turns[0] for prompt in measured}
+    assert texts[2] == "two\n0 one " or texts[2].startswith("two\n")
+    assert warmup_texts(measured, spare, 0) == []
+
+
+def test_bad_choices() -> None:
+    with pytest.raises(ValueError, match=r"dataset\.count=0"):
+        choose(Numbers(5, 0))
+
+    class Twice(Numbers):
+        def load(self) -> list[Prompt]:
+            return super().load() * 2
+
+    with pytest.raises(ValueError, match="same id"):
+        choose(Twice(3, None))
+
+
+# ---------------------------------------------------------------- text files
+
+
+def test_each_file_is_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second\n\n")
+    (tmp_path / "a.txt").write_text("first\n")
+    (tmp_path / "c.md").write_text("no\n")
+    prompts = Text(files=str(tmp_path / "*.txt")).load()
+    assert [prompt.turns for prompt in prompts] == [("first",), ("second",)]
+    assert prompts[0].id.endswith("a.txt")
+    # Several patterns that find the same file take it once.
+    assert len(Text(files=[str(tmp_path / "*"), str(tmp_path / "a.txt")]).load()) == 3
+
+
+def test_files_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"line number {number}\n" for number in range(20)))
+    prompts = Text(files=str(tmp_path / "a.txt"), prompt_tokens=10).load()
+    assert [prompt.id.rpartition("#")[2] for prompt in prompts] == [str(n + 1) for n in range(len(prompts))]
+    assert all(len(prompt.turns[0]) <= 36 for prompt in prompts)
+    joined = "\n".join(prompt.turns[0] for prompt in prompts)
+    assert joined == "\n".join(f"line number {number}" for number in range(20))
+
+
+def test_bad_text_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no file matches"):
+        Text(files=[str(tmp_path / "*.txt")]).load()
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"empty\.txt is empty"):
+        Text(files=str(tmp_path / "*.txt")).load()
+    (tmp_path / "empty.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not a UTF-8 text file"):
+        Text(files=str(tmp_path / "*.txt")).load()
+    with pytest.raises(ValueError, match="prompt_tokens=2"):
+        Text(files="x", prompt_tokens=2)
+
+
+# ---------------------------------------------------------------- JSONL
+
+
+def test_turns_and_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"turns": ["hello", "and then?"], "question_id": 81, "category": "writing", "reference": [1]},
+        {"prompt": "once upon", "id": "x"},
+        {"turns": ["ä ö"]},
+    ]
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
+    assert Jsonl(file=str(path)).load() == [
+        Prompt(id="81", turns=("hello", "and then?"), category="writing", chat=True),
+        Prompt(id="x", turns=("once upon",)),
+        Prompt(id="5", turns=("ä ö",), chat=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"turns": ["a"', "line 2 is not JSON"),
+        ("[1]", "line 2 is not a JSON object"),
+        ('{"turns": []}', 'line 2: "turns" must be'),
+        ('{"turns": "a"}', 'line 2: "turns" must be'),
+        ('{"turns": [1]}', 'line 2: "turns" must be'),
+        ('{"prompt": ""}', 'line 2: "prompt" must be'),
+        ('{"text": "a"}', 'line 2 has neither "turns" nor "prompt"'),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"turns": ["fine"]}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        Jsonl(file=str(path)).load()
+
+
+def test_bad_jsonl_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        Jsonl(file=str(tmp_path / "no.jsonl")).load()
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="no prompts"):
+        Jsonl(file=str(tmp_path / "a.jsonl")).load()
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
+    with pytest.raises(ValueError, match="not UTF-8"):
+        Jsonl(file=str(tmp_path / "a.jsonl")).load()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark files are not on this machine")
+@pytest.mark.parametrize(("name", "size"), [("spec_bench", 480), ("humaneval", 164), ("mt-bench", 80)])
+def test_real_files(name: str, size: int) -> None:
+    prompts = Jsonl(file=str(SHARED / f"{name}.jsonl")).load()
+    assert len(prompts) == size
+    assert all(prompt.chat for prompt in prompts)
