@@ -12,9 +12,10 @@ from torch import Tensor
 from specdec.acceptance import Plain, accept
 from specdec.interfaces import Drafter, Verifier
 from specdec.model_runner import ModelRunner
+from specdec.processors import apply_processors
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request, SamplingParams
-from specdec.sampling import path_tokens, probs
+from specdec.sampling import adjust, distribution, path_tokens
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.text import Detokenizer, encode_prompt
@@ -167,8 +168,7 @@ class Engine:
         with self.timer.stage("verify"):
             output = self.runner.verify(tree, slots.lengths, slots.host_lengths)
         with self.timer.stage("accept"):
-            paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
-            target_probs = probs(output.logits, slots.sampling, paths)
+            target_probs = self._target_probs(output.logits, tree, slots)
             verifier = self.verifier if speculating and self.verifier is not None else self._plain
             uniform = uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2)
             verdict = accept(verifier, tree, target_probs, uniform)
@@ -202,6 +202,16 @@ class Engine:
         if (slots.host_max_depth < tree.max_depth).any():
             tree = tree.limited(slots.max_depth)
         return tree
+
+    def _target_probs(
+        self, logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
+    ) -> Float[Tensor, "batch node vocab"]:
+        """What plain sampling would draw from at every node: p."""
+        paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
+        scores = adjust(logits, slots.sampling, paths)
+        if any(slots.processors):
+            scores = apply_processors(scores, tree, slots)
+        return distribution(scores, slots.sampling)
 
     def _limit_depth(self, slots: Slots) -> None:
         """Deeper nodes would be beyond the tokens still wanted or the row's last position."""

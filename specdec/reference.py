@@ -1,7 +1,7 @@
 """Plain decoding written the slow and obvious way: no cache, one forward over the whole sequence per token.
 
 What the engine must agree with, token for token, in float32. It shares the distribution's definition
-(``sampling.probs``) and the random numbers with the engine, and nothing else.
+(``specdec.sampling``) and the random numbers with the engine, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specdec.processors import process
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import SamplingParams
-from specdec.sampling import probs
+from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
 
 
@@ -37,7 +38,9 @@ def reference_decode(
         state = slots.first(1)
         tokens = torch.tensor([sequence], device=model.device)
         logits = model(tokens).logits[:, -1:]
-        p = probs(logits, state.sampling, tokens[:, None, -1:])
+        scores = adjust(logits, state.sampling, tokens[:, None, -1:])
+        scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
+        p = distribution(scores, state.sampling)
         # A round draws its stop node with the first uniform and the next token with the second.
         u = uniforms(state.keys, torch.full_like(state.keys, step), Purpose.ACCEPT, 2)
         sequence.append(int(draw(p[:, 0], u[:, 1])))

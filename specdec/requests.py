@@ -1,7 +1,8 @@
 """What a user asks for: sampling parameters, and the request that carries them through the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specdec.random import fresh_seed
 
@@ -27,7 +28,9 @@ class SamplingParams:
         n: Samples per prompt.
         seed: Of the random numbers; None draws one, which the request records.
         stream: Which of the seed's independent streams; None means the request's index in its call.
-        logits_processor: Not supported yet.
+        logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them, applied
+            after the repetition penalty and before the temperature, at every node on its own path
+            (``specdec.processors``: exact, but a slow path). Kept as a tuple.
     """
 
     temperature: float = 0.0
@@ -42,13 +45,18 @@ class SamplingParams:
     n: int = 1
     seed: int | None = 0
     stream: int | None = None
-    logits_processor: object | None = None
+    logits_processor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        given = self.logits_processor
+        if given is not None:
+            # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
+            several = tuple(given) if isinstance(given, Sequence) else (given,)
+            object.__setattr__(self, "logits_processor", several or None)
         for wrong, message in (
             (not 0 <= self.temperature < float("inf"), f"temperature={self.temperature}: give 0 (greedy) or a positive number"),
             (self.top_k < 0, f"top_k={self.top_k}: give 0 (off) or a positive count"),
@@ -61,13 +69,19 @@ class SamplingParams:
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             ("" in self.stop, "stop contains an empty string, which would end every output at once: remove it"),
             (any(not isinstance(s, str) for s in self.stop), f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
-            (self.logits_processor is not None, "logits_processor is not supported yet: leave it out"),
+            (any(not callable(p) for p in self.processors), f"logits_processor={self.logits_processor!r}: give callables of input_ids and scores"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(message)
 
     @property
+    def processors(self) -> tuple[Callable[..., Any], ...]:
+        """The logits processors as a tuple."""
+        return self.logits_processor or ()  # type: ignore[return-value]  # a tuple since __post_init__
+
+    @property
     def greedy(self) -> bool:
+        """Whether the temperature is (next to) zero."""
         return self.temperature < GREEDY_BELOW
 
     def seeded(self, index: int) -> "SamplingParams":

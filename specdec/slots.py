@@ -1,5 +1,8 @@
 """Per-slot state of the running requests, on the device and mirrored on the host."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +28,7 @@ class Slots:
         keys: Random key of the request.
         rounds: Rounds of the request so far.
         sampling: Sampling parameters.
+        processors: Logits processors of each slot's request.
         host_tokens: Int[slot position] on the host: the sequence, root included.
         host_lengths, host_active, host_drafting, host_max_depth: The same as on the device.
     """
@@ -53,6 +57,7 @@ class Slots:
         self.host_active = np.zeros(max_batch_size, dtype=bool)
         self.host_drafting = np.zeros(max_batch_size, dtype=bool)
         self.host_max_depth = np.zeros(max_batch_size, dtype=np.int64)
+        self.processors: list[tuple[Callable[..., Any], ...]] = [()] * max_batch_size
         self._params: list[SamplingParams | None] = [None] * max_batch_size
         self.sampling = self._sampling()
 
@@ -71,6 +76,7 @@ class Slots:
         """Give a slot to a request (seeded), with nothing in its cache yet."""
         assert sampling.seed is not None and sampling.stream is not None
         self._params[slot] = sampling
+        self.processors[slot] = sampling.processors
         self.host_tokens[slot, : len(prompt_ids)] = prompt_ids
         self.host_lengths[slot] = 0
         self.host_drafting[slot] = speculate
@@ -105,6 +111,7 @@ class Slots:
     def release(self, slot: int) -> None:
         """The request in the slot has ended."""
         self._params[slot] = None
+        self.processors[slot] = ()
         self.host_active[slot] = False
         self.host_drafting[slot] = False
         self.host_lengths[slot] = 0

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from specdec.engine import Engine
 from specdec.interfaces import Verifier
+from specdec.processors import process
 from specdec.random import request_key
 from specdec.requests import SamplingParams
-from specdec.sampling import probs
+from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.tree import DraftTree
@@ -48,18 +49,23 @@ def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
             slots = Slots(1, 32, VOCAB, model.device)
             slots.admit(0, sequence, sampling.seeded(0), speculate=False)
             tokens = torch.tensor([sequence])
-            p = probs(model(tokens).logits[:, -1:], slots.first(1).sampling, tokens[:, None, -1:])[0, 0].double()
+            state = slots.first(1).sampling
+            scores = adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:])
+            scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
+            p = distribution(scores, state)[0, 0].double()
             longer |= {(*prefix, token): mass * float(p[token] / p.sum()) for token in range(VOCAB)}
         law = longer
     return law
 
 
-def p_value(model, drafter: str | None, verifier: Verifier, sampling: SamplingParams, *, seed: int = 0) -> float:
-    """Chi-square p-value of SAMPLES engine outputs against the exact law (rare outcomes pooled)."""
+def p_value(
+    model, drafter: str | None, verifier: Verifier, sampling: SamplingParams, *, samples: int = SAMPLES, seed: int = 0
+) -> float:
+    """Chi-square p-value of engine outputs against the exact law (rare outcomes pooled)."""
     # A drafter that often disagrees: where it agrees, no rule can go wrong.
     made = DRAFTERS[drafter](model, distance=0.6) if drafter else None
     engine = Engine(Target(model), made, verifier if made else None, max_batch_size=500, max_length=32)
-    wanted = replace(sampling, max_new_tokens=LENGTH, n=SAMPLES, seed=seed)
+    wanted = replace(sampling, max_new_tokens=LENGTH, n=samples, seed=seed)
     outputs = engine.generate([PROMPT], wanted)
     if made is not None:
         assert sum(step.accepted for output in outputs for step in output.steps) > 0, "nothing was ever accepted"
@@ -70,11 +76,11 @@ def p_value(model, drafter: str | None, verifier: Verifier, sampling: SamplingPa
     impossible = sum(counts[key] for key, mass in law.items() if mass < 1e-12)
     if impossible:
         return 0.0
-    rare = [key for key, mass in law.items() if mass * SAMPLES < 8]
+    rare = [key for key, mass in law.items() if mass * samples < 8]
     common = [key for key in law if key not in set(rare)]
     observed = [counts[key] for key in common]
-    expected = [law[key] * SAMPLES for key in common]
-    pooled = sum(law[key] for key in rare) * SAMPLES
+    expected = [law[key] * samples for key in common]
+    pooled = sum(law[key] for key in rare) * samples
     if pooled >= 8:
         observed.append(sum(counts[key] for key in rare))
         expected.append(pooled)

@@ -1,0 +1,73 @@
+"""Logits processors of transformers, at every node on its own path: equal to plain decoding, greedy and sampled."""
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from specdec.engine import Engine
+from specdec.reference import reference_decode
+from specdec.requests import SamplingParams
+from specdec.target import Target
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from tests.test_distribution import LEVEL, NoResidual, p_value
+from verifiers.rejection import RejectionVerifier
+
+VOCAB = 24
+BIAS = {(3,): 4.0, (5, 7): 6.0, (2, 3, 5): -8.0}
+
+
+def cases(prompt_length: int) -> dict[str, object]:
+    return {
+        "bias": SequenceBiasLogitsProcessor(BIAS),
+        "no_repeat": NoRepeatNGramLogitsProcessor(2),
+        "several": LogitsProcessorList([NoRepeatNGramLogitsProcessor(3), SuppressTokensLogitsProcessor([0, 1, 2])]),
+        "min_new": MinNewTokensLengthLogitsProcessor(prompt_length, 6, [4]),
+        "mask_by_last": lambda ids, scores: scores.masked_fill(
+            (torch.arange(scores.shape[1]) + ids[:, -1:]) % 3 == 0, -torch.inf
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", cases(1))
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (6, 1, 11)]
+    wanted = [SamplingParams(max_new_tokens=14, logits_processor=cases(len(p))[case], stop_token_ids=(4,)) for p in prompts]
+    wanted.append(SamplingParams(max_new_tokens=14))  # a row without any shares the batch
+    prompts.append(prompts[0])
+    engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=3, max_length=40)
+    outputs = [list(output.token_ids) for output in engine.generate(prompts, wanted)]
+    stops = [frozenset(sampling.stop_token_ids) for sampling in wanted]
+    expected = [reference_decode(model, p, s, stop_ids=stop) for p, s, stop in zip(prompts, wanted, stops, strict=True)]
+    assert outputs == expected
+    without = reference_decode(model, prompts[0], SamplingParams(max_new_tokens=14), stop_ids=stops[0])
+    assert expected[0] != without or case == "min_new"
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model_chain_iid", "model_tree_without_replacement"])
+def test_the_sampled_distribution_is_the_processed_one(drafter: str) -> None:
+    model = tiny_model(vocab_size=5, scale=1.5, layers=2)
+    sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))
+    assert p_value(model, drafter, RejectionVerifier(), sampling, samples=1500) > LEVEL
+
+
+def test_a_biased_rule_is_rejected_with_processors_too() -> None:
+    model = tiny_model(vocab_size=5, scale=1.5, layers=2)
+    sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))
+    assert p_value(model, "model_chain_iid", NoResidual(), sampling, samples=1500) < LEVEL
+
+
+def test_what_is_no_processor_is_refused() -> None:
+    with pytest.raises(ValueError, match="give callables"):
+        SamplingParams(logits_processor=["x"])  # type: ignore[list-item]
