@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
+GRACE = 5.0
+"""Seconds beyond wandb's own time limits, before a call that does not keep them is left behind."""
+
 
 class Tracker(Protocol):
     """Takes a run's results. No method raises, and none takes long: a tracker's failure is not the run's."""
@@ -117,10 +120,10 @@ class WandbTracker:
 
         begun: list[Any] = []  # not self._run, which a call that was given up on must not set later
         mode = self._mode
-        trouble = _attempt(login, self._timeout + 5) if mode == "online" else None
+        trouble = _attempt(login, self._timeout + GRACE) if mode == "online" else None
         if trouble is not None:
             mode = "offline"
-        failure = _attempt(begin, self._timeout + 5)
+        failure = _attempt(begin, self._timeout + GRACE)
         if failure is not None:
             self._give_up(failure)
             return

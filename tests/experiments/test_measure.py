@@ -252,7 +252,7 @@ def test_another_runs_records_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_streams_come_from_prompt_turn_and_sample() -> None:
     # Pinned: a change would change every sampled result.
-    assert stream_of("argparse.py:12", 0, 0) == 2752230430498103266
+    assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
     streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
     assert len(streams) == 18
     assert all(0 <= stream < 2**62 for stream in streams)
