@@ -104,7 +104,7 @@ class RecordWriter:
         try:
             self._file = path.open("x", encoding="utf-8")
         except FileExistsError as error:
-            raise ValueError(f"{path} exists, from another run: give another out, or remove it") from error
+            raise ValueError(f"{path} exists, from another run: write to another folder, or remove it") from error
 
     def write(self, record: Record) -> None:
         """Append a line."""

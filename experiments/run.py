@@ -17,7 +17,7 @@ from experiments.datasets.prompt import choose, warmup_texts
 from experiments.manifest import device_name, write_manifest
 from experiments.measure import PLAIN, Contender, failure, measure, prepare
 from experiments.plots import acceptance_plot, speedup_plot, time_plot
-from experiments.records import Record
+from experiments.records import RECORDS, Record
 from experiments.report import run_table
 from experiments.session import Session
 from experiments.summary import Bootstrap, Summary
@@ -50,10 +50,14 @@ def compare(
         temperatures: One after the other; by default the sampling's own.
     """
     settle(config)
+    folder = Path(config.out)
+    if (folder / RECORDS).exists():
+        raise ValueError(f"{folder} holds the results of another run: give another out, or remove it")
     # What is cheap to check comes before what takes long to load.
     sampling: SamplingParams = build(config, "sampling")
     samplings = [replace(sampling, temperature=t) for t in temperatures] or [sampling]
     prompts, spare = choose(build(config, "dataset"), spare=config.warmup_prompts)
+    check_arguments(Bootstrap, dict(config.bootstrap), "bootstrap")
     bootstrap = Bootstrap(**config.bootstrap)
     tracker = build(config, "tracker")
     drafters = {name: build(config, section) for name, section in methods.items()}
@@ -68,7 +72,6 @@ def compare(
     prepared = [prepare(prompts, each, target.tokenizer, max_length=first.max_length) for each in samplings]
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, first.max_length)
 
-    folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     write_manifest(

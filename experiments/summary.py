@@ -118,6 +118,9 @@ class Bootstrap:
     resamples: int = stats.RESAMPLES
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        stats.check_settings(self.confidence, self.resamples)
+
 
 def summarize(
     records: Sequence[Record],

@@ -50,10 +50,7 @@ def bootstrap_interval(
         resamples: How many.
         seed: Of the resampling.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: give a level between 0 and 1, such as 0.95")
-    if resamples < 100:
-        raise ValueError(f"resamples={resamples}: give at least 100")
+    check_settings(confidence, resamples)
     data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
     if len({len(column) for column in data}) != 1:
         raise ValueError(f"paired columns of different lengths: {[len(column) for column in data]}")
@@ -73,6 +70,18 @@ def bootstrap_interval(
     )
     low, high = result.confidence_interval
     return float(low), float(high)
+
+
+def check_settings(confidence: float, resamples: int) -> None:
+    """Refuse settings that give no interval.
+
+    Raises:
+        ValueError: Names the setting.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: give a level between 0 and 1, such as 0.95")
+    if resamples < 100:
+        raise ValueError(f"resamples={resamples}: give at least 100")
 
 
 def speedup_interval(

@@ -16,10 +16,11 @@ LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled"),
     ("requests", "sampling", "tree", "metrics"),
     ("slots", "interfaces", "cache", "attention"),
-    ("acceptance", "reference"),
-    ("model_runner",),
+    ("acceptance", "processors"),
+    ("model_runner", "reference"),
     ("target",),
     ("engine",),
+    ("generation",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

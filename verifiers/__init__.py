@@ -1,5 +1,6 @@
-"""Acceptance rules: which drafted tokens are kept, and what follows them."""
+"""Acceptance rules, one file per idea."""
 
 from verifiers.rejection import RejectionVerifier
+from verifiers.typical import TypicalVerifier
 
-__all__ = ["RejectionVerifier"]
+__all__ = ["RejectionVerifier", "TypicalVerifier"]

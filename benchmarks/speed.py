@@ -1,0 +1,251 @@
+"""Is it fast? Every comparison interleaved in one process: ``python -m benchmarks.speed [comparison …] [--repeats N]``.
+
+Each comparison alternates its two sides on the same prompts and prints the ratio of total times with the spread of the
+per-repeat ratios. Ratios above 1 mean that the side named first is faster. Needs nothing but the bundled models and
+random weights; use all cores and an otherwise idle machine.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
+from experiments.datasets.prompt import choose
+from experiments.datasets.stdlib import Stdlib
+from specdec import Engine, SamplingParams, Target
+from specdec.interfaces import Drafter
+from verifiers import RejectionVerifier
+
+
+@dataclass
+class Result:
+    """One comparison: ratios of single repeats, the ratio of total times, and the bar it has to reach."""
+
+    name: str
+    ratios: list[float]
+    total: float
+    bar: float | None = None
+    lower_is_better: bool = False
+    note: str = ""
+
+
+def llama_110m(vocab_size: int = 32000) -> LlamaForCausalLM:
+    """Random weights in bf16: 12 layers of 768 channels, 110 million parameters in all (tied embeddings)."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=12, max_position_embeddings=8192, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def bundled_target(**kwargs: object) -> Target:
+    """The bundled target, which ends nowhere: every run makes the same number of tokens."""
+    target = Target.from_pretrained("bundled/target", **kwargs)  # type: ignore[arg-type]
+    target.eos_token_ids = frozenset()
+    target.model.generation_config.eos_token_id = None
+    return target
+
+
+def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[int]]:
+    """Held-out source code."""
+    assert target.tokenizer is not None
+    prompts, _ = choose(Stdlib(count=count, prompt_tokens=tokens, seed=0))
+    return [target.tokenizer(prompt.turns[0])["input_ids"] for prompt in prompts]
+
+
+def compare(name: str, ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int, **kwargs: object) -> Result:
+    """Time two functions of the repeat's number in turn; the ratio is theirs over ours."""
+    for side in (ours, theirs):
+        side(0)
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(repeats):
+        sides = [(0, ours), (1, theirs)]
+        for which, side in sides if repeat % 2 else sides[::-1]:
+            start = time.perf_counter()
+            side(repeat)
+            times[which].append(time.perf_counter() - start)
+    ratios = [b / a for a, b in zip(*times, strict=True)]
+    return Result(name, ratios, sum(times[1]) / sum(times[0]), **kwargs)  # type: ignore[arg-type]
+
+
+def hf_generate(model: PreTrainedModel, prompt: list[int], new_tokens: int, **kwargs: object) -> torch.Tensor:
+    ids = torch.tensor([prompt])
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs)  # type: ignore[return-value,operator]
+
+
+def plain_against_transformers(repeats: int) -> Iterator[Result]:
+    """Plain greedy decoding, batch 1, the same model object."""
+    for name, target, new_tokens, bar in (
+        ("plain / transformers generate, random 110M, bf16", Target(llama_110m()), 64, 1.15),
+        ("plain / transformers generate, bundled target", bundled_target(), 128, 1.05),
+    ):
+        engine = Engine(target, max_length=512)
+        prompts = [[(7 * i + j) % 4000 for j in range(64)] for i in range(max(2, repeats))]
+        sampling = SamplingParams(max_new_tokens=new_tokens)
+        yield compare(
+            name,
+            lambda i, e=engine, s=sampling, p=prompts: e.generate([p[i]], s),
+            lambda i, t=target, n=new_tokens, p=prompts: hf_generate(t.model, p[i], n),
+            repeats,
+            bar=bar,
+        )
+
+
+def drafters_against_transformers(repeats: int) -> Iterator[Result]:
+    """Prompt lookup and a small model, greedy, the same lengths and models."""
+    target = bundled_target()
+    prompts = stdlib_prompts(target, max(2, repeats))
+    sampling = SamplingParams(max_new_tokens=128)
+    lookup = Engine(target, NGramDrafter(max_draft_tokens=8, branches=1), RejectionVerifier(), max_length=1024)
+    yield compare(
+        "prompt lookup (8) / transformers prompt_lookup_num_tokens=8",
+        lambda i: lookup.generate([prompts[i]], sampling),
+        lambda i: hf_generate(target.model, prompts[i], 128, prompt_lookup_num_tokens=8),
+        repeats,
+        bar=1.5,
+    )
+    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
+    assistant = ModelDrafter.from_pretrained("bundled/drafter").model
+    assistant.generation_config.num_assistant_tokens = 4
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    assistant.generation_config.eos_token_id = None
+    model = Engine(target, drafter, RejectionVerifier(), max_length=1024)
+    yield compare(
+        "small model (4) / transformers assistant_model, 4 tokens",
+        lambda i: model.generate([prompts[i]], sampling),
+        lambda i: hf_generate(target.model, prompts[i], 128, assistant_model=assistant),
+        repeats,
+        bar=1.5,
+    )
+
+
+@contextmanager
+def forward_seconds(*models: nn.Module) -> Iterator[list[float]]:
+    """Adds up the time inside the forwards of these models."""
+    spent = [0.0]
+    begun: list[float] = []
+    handles = []
+    for model in models:
+        handles.append(model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter())))
+        handles.append(model.register_forward_hook(lambda *_: spent.__setitem__(0, spent[0] + time.perf_counter() - begun.pop())))
+    try:
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def overhead(repeats: int) -> Iterator[Result]:
+    """A round's time over the time of its target and drafter forwards alone, 110M target, bundled-size drafter."""
+    model = llama_110m(4096)
+    target = Target(model)
+    draft = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
+    sampling = SamplingParams(max_new_tokens=48)
+    for name, drafter, temperature in (
+        ("round / its forwards, 110M, small model, chain of 4, T=0", draft, 0.0),
+        ("round / its forwards, 110M, small model, chain of 4, T=1", draft, 1.0),
+        ("round / its forwards, 110M, n-gram", NGramDrafter(), 0.0),
+    ):
+        engine = Engine(target, drafter, RejectionVerifier(), max_length=512)
+        sampling = SamplingParams(max_new_tokens=48, temperature=temperature)
+        prompt = [(3 * j) % 97 for j in range(64)]
+        engine.generate([prompt], sampling)
+        ratios, whole, inside = [], 0.0, 0.0
+        for _ in range(repeats):
+            with forward_seconds(model, draft.model) as spent:
+                list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
+                before = spent[0]
+                start = time.perf_counter()
+                engine.generate([prompt[:1]], sampling)  # one token of prompt: rounds only
+                seconds = time.perf_counter() - start
+            ratios.append(seconds / (spent[0] - before))
+            whole, inside = whole + seconds, inside + spent[0] - before
+        yield Result(name, ratios, whole / inside, bar=1.10, lower_is_better=True)
+
+
+def speculation(repeats: int) -> Iterator[Result]:
+    """Speculation against plain decoding here: the bundled target as it is, and inflated to 110M; stdlib prompts."""
+    for inflate, bars in ((None, (None, None)), ("110m", (1.8, 1.4))):
+        target = bundled_target(inflate=inflate) if inflate else bundled_target()
+        prompts = stdlib_prompts(target, max(2, repeats))
+        for temperature, bar in zip((0.0, 1.0), bars, strict=True):
+            sampling = SamplingParams(max_new_tokens=128, temperature=temperature)
+            methods: dict[str, Drafter] = {
+                "small model": ModelDrafter.from_pretrained("bundled/drafter", shape=6 if temperature == 0 else 4),
+                "n-gram": NGramDrafter(max_draft_tokens=8, branches=1),
+            }
+            if inflate is None:  # an inflated target's hidden states are wider than the heads
+                methods["Medusa"] = MedusaDrafter.from_pretrained("bundled/medusa")
+            for name, drafter in methods.items():
+                engine = Engine(target, drafter, RejectionVerifier(), max_length=1024)
+                yield compare(
+                    f"{name} / plain, {target.name}, T={temperature:g}",
+                    lambda i, e=engine, s=sampling, p=prompts: e.generate([p[i]], s),
+                    lambda i, e=engine, s=sampling, p=prompts: e.generate([p[i]], s, speculate=False),
+                    repeats,
+                    bar=bar if name == "small model" else None,
+                )
+
+
+def batching(repeats: int) -> Iterator[Result]:
+    """Tokens per second at batch 8 over batch 1, exactly four proposed nodes per row, 110M target."""
+    target = Target(llama_110m(4096))
+    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
+    sampling = SamplingParams(max_new_tokens=32)
+    prompts = [[(5 * i + 3 * j) % 4000 for j in range(32)] for i in range(8)]
+    one = Engine(target, drafter, RejectionVerifier(), max_length=256)
+    eight = Engine(
+        target, ModelDrafter.from_pretrained("bundled/drafter", shape=4), RejectionVerifier(), max_length=256, max_batch_size=8
+    )
+    yield compare(
+        "batch 8 / batch 1, tokens/s, 4 nodes per row, 110M",
+        lambda i: eight.generate(prompts, sampling),
+        lambda i: [one.generate([prompt], sampling) for prompt in prompts],
+        max(1, repeats // 2),
+        bar=3.0,
+    )
+
+
+COMPARISONS: dict[str, Callable[[int], Iterator[Result]]] = {
+    "plain": plain_against_transformers,
+    "drafters": drafters_against_transformers,
+    "overhead": overhead,
+    "speculation": speculation,
+    "batching": batching,
+}
+
+
+def main() -> None:
+    """Run the comparisons and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparisons", nargs="*", choices=[*COMPARISONS, []], default=list(COMPARISONS))
+    parser.add_argument("--repeats", type=int, default=8)
+    arguments = parser.parse_args()
+    console = Console()
+    table = Table("comparison", "ratio of totals", "per repeat: min, median, max", "bar", title=f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in arguments.comparisons:
+        for result in COMPARISONS[name](arguments.repeats):
+            reached = result.bar is None or (result.total <= result.bar if result.lower_is_better else result.total >= result.bar)
+            spread = f"{min(result.ratios):.2f}, {statistics.median(result.ratios):.2f}, {max(result.ratios):.2f}"
+            bar = "" if result.bar is None else f"{'<=' if result.lower_is_better else '>='} {result.bar} {'reached' if reached else 'MISSED'}"
+            table.add_row(result.name, f"{result.total:.2f}", spread, bar)
+            console.print(f"{result.name}: {result.total:.2f} ({spread}) {bar}", highlight=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
