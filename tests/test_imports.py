@@ -15,7 +15,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled"),
     ("requests", "sampling", "tree", "metrics"),
-    ("slots", "interfaces", "cache", "attention"),
+    ("slots", "interfaces", "cache", "attention", "quantization", "inflate"),
     ("acceptance", "processors"),
     ("model_runner", "reference"),
     ("target",),

@@ -74,11 +74,11 @@ def test_commands_resolve(place: str, command: str) -> None:
         module, arguments = "experiments.run", words[1:]
     else:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
-    done = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", module, *arguments, "--cfg", "job"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, f"{place}: {done.stderr}"
-    assert done.stdout.strip(), f"{place}: {command} has no configuration"
+    assert shown.returncode == 0, f"{place}: {shown.stderr}"
+    assert shown.stdout.strip(), f"{place}: {command} has no configuration"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -29,7 +29,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with ``target``, ``drafter`` (which mostly agrees with it), ``medusa`` and ``other`` (another vocabulary)."""
+    """Folder with ``target``, ``drafter`` (mostly of its opinion), ``medusa`` and ``other`` (of another vocabulary)."""
     folder = tmp_path_factory.mktemp("models")
     target = tiny_model(vocab_size=VOCAB_SIZE)
     for name, model in (

@@ -60,7 +60,9 @@ class FakeEngine:
             )
             error = "not finite" if reason == "error" else None
             done.append(
-                Completion(prompt_ids=tuple(prompt), token_ids=tokens, text="x", finish_reason=reason, steps=steps, error=error)
+                Completion(
+                    prompt_ids=tuple(prompt), token_ids=tokens, text="x", finish_reason=reason, steps=steps, error=error
+                )
             )
         return done
 
@@ -139,16 +141,16 @@ def test_a_record_holds_what_the_summary_needs() -> None:
     assert [step.accepted for step in fast.steps()] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "index"), [([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([4, 6, 7], 0), ([], 0)]
-)
+@pytest.mark.parametrize(("tokens", "index"), [([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([4, 6, 7], 0), ([], 0)])
 def test_divergences(tokens: list[int], index: int) -> None:
     engine = FakeEngine([])
     engine.outputs[True] = tokens
     records: list[Record] = []
     if not tokens:
         engine.generate = lambda prompts, sampling, speculate: [  # type: ignore[method-assign]
-            Completion(prompt_ids=(1,), token_ids=(5,) if not speculate else (), text="", finish_reason="stop", steps=())
+            Completion(
+                prompt_ids=(1,), token_ids=(5,) if not speculate else (), text="", finish_reason="stop", steps=()
+            )
         ]
     list(measure(contenders(engine), jobs(1), write=records.append))
     assert records[1].equals_plain is False
@@ -200,10 +202,14 @@ def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
     engine = FakeEngine([])
     engine.raise_at[3] = KeyboardInterrupt()
     path = tmp_path / "records.jsonl"
-    with RecordWriter(path) as writer, pytest.raises(KeyboardInterrupt):
-        for done in measure(contenders(engine), jobs(5), write=writer.write):
+    with RecordWriter(path) as writer:
+        running = measure(contenders(engine), jobs(5), write=writer.write)
+        for done in (1, 2):
             # On the disk before the next prompt begins, not when the file is closed.
+            assert next(running) == done
             assert len(path.read_text().splitlines()) == 2 * done
+        with pytest.raises(KeyboardInterrupt):
+            next(running)
     assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
 
 

@@ -232,7 +232,10 @@ def test_another_runs_results_are_safe(
     before = (tmp_path / "out" / "manifest.json").read_text(), (tmp_path / "out" / "records.jsonl").read_text()
     with pytest.raises(ValueError, match="results of another run"):
         run(config)
-    assert before == ((tmp_path / "out" / "manifest.json").read_text(), (tmp_path / "out" / "records.jsonl").read_text())
+    assert before == (
+        (tmp_path / "out" / "manifest.json").read_text(),
+        (tmp_path / "out" / "records.jsonl").read_text(),
+    )
 
 
 # ---------------------------------------------------------------- the command line
@@ -277,7 +280,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("overrides", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_bad_input_is_one_sentence_before_any_work(
     overrides: list[str], message: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -329,7 +334,14 @@ def test_a_sweep_goes_on_after_a_bad_job(
 
 
 def test_from_the_shell(saved: Path, tiny: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments.run", *tiny, *local(saved, "ngram"), f"hydra.run.dir={tmp_path / 'hydra'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.run",
+        *tiny,
+        *local(saved, "ngram"),
+        f"hydra.run.dir={tmp_path / 'hydra'}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "mean acceptance length" in done.stdout

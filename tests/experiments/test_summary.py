@@ -33,7 +33,12 @@ def record(prompt: str, method: str, batch: int, seconds: float | None, tokens: 
         rounds = {"accepted": (0,) * tokens, "proposed_depth": (0,) * tokens, "proposed_nodes": (0,) * tokens}
         rounds["expected_accepted"] = (0.0,) * tokens
     else:  # two rounds, whatever the number of tokens: 2 of 3 and 0 of 3 accepted
-        rounds = {"accepted": (2, 0), "proposed_depth": (3, 3), "proposed_nodes": (6, 6), "expected_accepted": (1.5, 0.5)}
+        rounds = {
+            "accepted": (2, 0),
+            "proposed_depth": (3, 3),
+            "proposed_nodes": (6, 6),
+            "expected_accepted": (1.5, 0.5),
+        }
     return Record(**fields | rounds | more)  # type: ignore[arg-type]
 
 
@@ -160,7 +165,15 @@ def printed(summary: Summary, table: object = run_table) -> str:
 
 def test_the_table_of_a_run() -> None:
     text = printed(summary_of(PAIRS))
-    for expected in ("mean acceptance length", "2.00", "3.00x", "2.00 to 4.00", "1 of 2", "verify, ms per token", "exact"):
+    for expected in (
+        "mean acceptance length",
+        "2.00",
+        "3.00x",
+        "2.00 to 4.00",
+        "1 of 2",
+        "verify, ms per token",
+        "exact",
+    ):
         assert expected in text
     assert "fast leaves plain decoding on b at output token 3: margin of the two best tokens 0.0010 nats" in text
 
@@ -210,7 +223,9 @@ def test_a_lossy_rule_says_so_in_pictures(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def spy(self: Figure, *args: object, **kwargs: object) -> None:
-        seen.append(" ".join([self.get_suptitle(), *(text.get_text() for legend in self.legends for text in legend.texts)]))
+        seen.append(
+            " ".join([self.get_suptitle(), *(text.get_text() for legend in self.legends for text in legend.texts)])
+        )
 
     rows = [replace(r, temperature=t, exactness=r.exactness and "lossy") for r in PAIRS for t in (0.0, 1.0)]
     summary = summary_of(rows, groups=4)

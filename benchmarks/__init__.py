@@ -1,0 +1,1 @@
+"""Timed comparisons: python -m benchmarks.speed, python -m benchmarks.scaling, python -m benchmarks.int8."""

@@ -1,0 +1,129 @@
+"""How a round's cost grows: ``python -m benchmarks.scaling [--out FOLDER]`` measures and draws one plot per axis.
+
+A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the measured
+time each plot shows the bytes that the round has to move (weights, the rows' keys and values, logits and probability
+tables), scaled to the first point: the engine should not grow faster than that line.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec.acceptance import accept
+from specdec.model_runner import ModelRunner
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from verifiers import RejectionVerifier
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point: tokens in the cache per row, rows, drafted nodes, vocabulary."""
+
+    context: int = 256
+    batch: int = 1
+    nodes: int = 8
+    vocab: int = 32000
+
+
+AXES: dict[str, tuple[str, list[int]]] = {
+    "context": ("tokens in the cache", [128, 512, 1024, 2048, 4096, 8000]),
+    "batch": ("rows", [1, 2, 4, 8, 16]),
+    "nodes": ("drafted nodes", [1, 4, 8, 16, 32, 64]),
+    "vocab": ("vocabulary", [4000, 16000, 32000, 64000, 128000]),
+}
+
+
+def model_for(setting: Setting) -> LlamaForCausalLM:
+    """Twelve layers of 768 channels, grouped-query attention, bf16, random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=setting.vocab, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=4, max_position_embeddings=8192, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], object], float]:
+    """A function that does one round, and the bytes that it has to move."""
+    runner = ModelRunner(
+        model, max_batch_size=setting.batch, max_length=setting.context + setting.nodes + 2, max_nodes=setting.nodes
+    )
+    shape = TreeShape.chain(setting.nodes)
+    lengths = torch.full((setting.batch,), setting.context)
+    tokens = torch.randint(0, setting.vocab, (setting.batch, setting.nodes + 1))
+    q = torch.full((setting.batch, setting.nodes + 1, setting.vocab), 1 / setting.vocab)
+    tree = DraftTree.from_shape(shape, tokens, sampling=DraftSampling.IID, draft_probs=q)
+    uniforms = torch.rand(setting.batch, 2, dtype=torch.float64)
+    verifier = RejectionVerifier()
+
+    @torch.inference_mode()
+    def one_round() -> object:
+        logits = runner.verify(tree, lengths, lengths.numpy()).logits
+        return accept(verifier, tree, logits.float().softmax(-1), uniforms)
+
+    embedding = model.get_input_embeddings().weight
+    weights = runner.weight_bytes() - embedding.numel() * embedding.element_size()
+    keys_values = runner.bytes_per_token * setting.batch * (setting.context + setting.nodes + 1)
+    # bf16 logits once; float32 probabilities written and read.
+    tables = setting.batch * (setting.nodes + 1) * setting.vocab * (2 + 4 + 4 + 4)
+    return one_round, weights + keys_values + tables
+
+
+def milliseconds(function: Callable[[], object], repeats: int) -> float:
+    """Median time of a call."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def main() -> None:
+    """Measure every axis, print a table, and write ``scaling.png``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/scaling"))
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    table = Table("axis", "value", "round (ms)", "bytes moved (MB)", "ms per MB, relative to the first")
+    plt.switch_backend("Agg")
+    figure, panels = plt.subplots(1, len(AXES), figsize=(15, 3.6), constrained_layout=True)
+    for (axis, (label, values)), panel in zip(AXES.items(), panels, strict=True):
+        measured, moved = [], []
+        model = model_for(Setting())
+        for value in values:
+            setting = Setting(**{axis: value})
+            model = model_for(setting) if axis == "vocab" else model
+            one_round, size = round_of(model, setting)
+            measured.append(milliseconds(one_round, arguments.repeats))
+            moved.append(size)
+            relative = measured[-1] / moved[-1] / (measured[0] / moved[0])
+            table.add_row(axis, str(value), f"{measured[-1]:.1f}", f"{size / 1e6:.0f}", f"{relative:.2f}")
+        panel.plot(values, measured, "o-", label="measured")
+        panel.plot(values, np.array(moved) * measured[0] / moved[0], "--", color="gray", label="bytes to move (scaled)")
+        panel.set_xlabel(label)
+        panel.set_ylim(bottom=0)
+        panel.set_title(f"cost by {label}", fontsize=10)
+    panels[0].set_ylabel("one round (ms)")
+    panels[0].legend(fontsize=8)
+    figure.suptitle(f"One verify round of a random 110M Llama in bf16, {torch.get_num_threads()} CPU threads", fontsize=11)
+    figure.savefig(arguments.out / "scaling.png", dpi=120)
+    Console().print(table)
+    print(f"wrote {arguments.out / 'scaling.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""An inflated model computes the same function: the logits and hidden states of the model that it was made of."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafters.model import ModelDrafter
+from specdec.engine import Engine
+from specdec.inflate import SHAPES, LlamaShape, describe, inflate, place_heads, resolve_shape, rotary_places
+from specdec.requests import SamplingParams
+from specdec.target import Target
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+BUNDLED = Path(__file__).parent.parent.parent / "specdec" / "bundled" / "target"
+PROMPTS = [[1, 2, 3, 4], [9, 8]]
+SMALL: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+LARGER = LlamaShape(
+    hidden_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=12,
+    num_key_value_heads=6,
+    head_dim=8,
+    intermediate_size=112,
+)
+
+
+def shape(**changes: int) -> LlamaShape:
+    return LlamaShape(**{name: changes.get(name, getattr(LARGER, name)) for name in vars(LARGER)})
+
+
+def small(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    """A Llama whose every weight matters: norms that are not 1, attention that looks around, biases that are not 0."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL | changes)).float().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            parameter.data.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if "norm" in name else 0.0))
+        else:
+            parameter.data.mul_(10.0 if "embed" in name else 6.0)
+    return model
+
+
+@torch.inference_mode()
+def outputs(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    found = model(tokens, output_hidden_states=True)
+    return found.logits, found.hidden_states[-1]
+
+
+SOURCES: dict[str, dict[str, object]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "large epsilon": {"rms_norm_eps": 0.5},
+    "multi-query": {"num_key_value_heads": 1},
+    "multi-head": {"num_key_value_heads": 4},
+    "llama3 rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 100.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+}
+GOALS = {
+    "larger": LARGER,
+    "its own key-value heads": shape(num_key_value_heads=12),
+    "wider groups": shape(num_attention_heads=24, num_key_value_heads=4),
+    "wider heads": shape(head_dim=16),
+    "four times as wide heads": shape(head_dim=32, num_key_value_heads=12),
+    "the same but for layers": shape(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, intermediate_size=40, num_hidden_layers=3
+    ),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("goal", GOALS)
+def test_same_logits(source: str, goal: str) -> None:
+    model = small(**SOURCES[source])
+    before = copy.deepcopy(model.state_dict())
+    larger = inflate(model, GOALS[goal])
+    for name, value in vars(GOALS[goal]).items():
+        assert getattr(larger.config, name) == value
+    assert larger.lm_head.weight.shape == (48, GOALS[goal].hidden_size)
+    logits, hidden = outputs(model)
+    wide_logits, wide_hidden = outputs(larger)
+    # Logits are of the order of 10; the sums only have other groupings.
+    torch.testing.assert_close(wide_logits, logits, atol=2e-4, rtol=2e-5)
+    torch.testing.assert_close(wide_hidden[..., :32], hidden, atol=2e-5, rtol=2e-5)
+    assert not wide_hidden[..., 32:].any()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), f"{name} of the given model was changed"
+
+
+def test_the_same_in_double_precision() -> None:
+    """In float64 nothing but rounding at 1e-16 could differ, so an approximation of any kind would show.
+
+    RMSNorm and RoPE compute in float32 in transformers' Llama, which leaves 1e-7.
+    """
+    model = small().double()
+    torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("forgotten", ["norm", "epsilon", "scores", "frequencies", "heads"])
+def test_every_compensation_is_needed(forgotten: str) -> None:
+    """The mutants of the test above: without one of the compensations the logits are visibly others."""
+    model = small(rms_norm_eps=0.05)
+    goal = shape(head_dim=16, num_key_value_heads=12)
+    larger = inflate(model, goal)
+    if forgotten == "norm":
+        larger.model.norm.weight.data.mul_(3**0.5)
+    elif forgotten == "epsilon":
+        for module in larger.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon *= 3
+    elif forgotten == "scores":
+        larger.model.layers[0].self_attn.q_proj.weight.data.div_(2**0.5)
+    elif forgotten == "frequencies":
+        larger.model.rotary_emb.inv_freq.copy_(larger.model.rotary_emb.inv_freq.roll(1))
+    else:
+        keys = larger.model.layers[0].self_attn.k_proj.weight.data
+        keys.copy_(keys.roll(16, dims=0))
+    assert (outputs(larger)[0] - outputs(model)[0]).abs().max() > 0.05
+
+
+def test_everything_that_can_be_is_random() -> None:
+    larger = inflate(small(), shape(head_dim=8))
+    layer = larger.model.layers[0]
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        assert (layer.get_submodule(name).weight != 0).all(), name
+    assert (larger.lm_head.weight != 0).all()
+    other = inflate(small(), shape(head_dim=8), seed=1)
+    assert not torch.equal(layer.mlp.up_proj.weight, other.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(outputs(inflate(small(), LARGER))[0], outputs(inflate(small(), LARGER))[0])
+
+
+def test_a_tied_output_layer_stays_tied() -> None:
+    larger = inflate(small(tie_word_embeddings=True), LARGER)
+    assert larger.lm_head.weight is larger.model.embed_tokens.weight
+    assert larger.num_parameters() == LlamaForCausalLM(larger.config).num_parameters()
+
+
+def test_bfloat16_is_the_same_to_its_rounding() -> None:
+    model = small()
+    exact = outputs(model)[0]
+    rounded = outputs(small().bfloat16())[0].float()
+    larger = outputs(inflate(small().bfloat16(), LARGER))[0]
+    assert larger.dtype is torch.bfloat16
+    own = (rounded - exact).pow(2).mean().sqrt()
+    theirs = (larger.float() - exact).pow(2).mean().sqrt()
+    assert theirs < 1.5 * own, f"rounding alone moves the logits by {own:.3f} (RMS), the inflated model's by {theirs:.3f}"
+
+
+def test_a_factor_that_is_a_power_of_two_rounds_nothing() -> None:
+    model = small().bfloat16()
+    larger = inflate(model, shape(hidden_size=128, num_attention_heads=16, num_key_value_heads=8))
+    assert torch.equal(larger.model.norm.weight[:32], model.model.norm.weight * 0.5)
+
+
+def test_decoding_and_acceptance_are_the_same() -> None:
+    """The whole point: the same tokens, the same drafts accepted."""
+    model = small()
+    twin = small()
+    for parameter in twin.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * parameter.std() * 0.1)
+    steps = []
+    for target in (Target(model), Target(inflate(model, LARGER))):
+        engine = Engine(target, ModelDrafter(twin, 3), RejectionVerifier(), max_batch_size=2, max_length=48)
+        for temperature in (0.0, 1.0):
+            done = engine.generate(PROMPTS, SamplingParams(temperature=temperature, max_new_tokens=24, seed=3))
+            steps.append([[(s.token_ids, s.accepted) for s in completion.steps] for completion in done])
+    assert steps[:2] == steps[2:]
+    accepted = [accepted for completions in steps for rounds in completions for _, accepted in rounds]
+    assert np.mean(accepted) > 0.2
+
+
+def test_place_heads_examples() -> None:
+    assert place_heads(4, 2, 12, 12) == ([0, 1, 2, 3], [0, 0, 1, 1])  # the docstring's
+    assert place_heads(4, 2, 12, 6) == ([0, 1, 2, 3], [0, 1])
+    assert place_heads(4, 2, 32, 8) == ([0, 1, 4, 5], [0, 1])
+    assert place_heads(6, 2, 12, 6) == ([0, 1, 2, 4, 5, 6], [0, 0, 1, 1])
+    assert place_heads(8, 1, 16, 16) == (list(range(8)), [0] * 8)
+    assert place_heads(8, 4, 16, 2) is None
+
+
+def test_rotary_places_example() -> None:
+    assert rotary_places(4, 8).tolist() == [0, 2, 4, 6]
+    assert rotary_places(8, 8).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_named_shapes_are_llama_shapes(name: str) -> None:
+    goal = resolve_shape(name)
+    config = LlamaConfig(**vars(goal))
+    assert resolve_shape(config) == goal == resolve_shape(vars(goal))
+    assert place_heads(4, 2, goal.num_attention_heads, goal.num_key_value_heads) is not None
+    assert describe(name) == name
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        ("7b", "give one of 110m, 1b, 8b"),
+        ({"hidden_size": 64}, "give exactly the numbers hidden_size, "),
+        (shape(hidden_size=24), "hidden_size is 32, which does not fit into 24"),
+        (shape(num_hidden_layers=1), "num_hidden_layers is 2, which does not fit into 1"),
+        (shape(head_dim=12), "multiple of that width, not of 12"),
+        (shape(num_key_value_heads=1), "give the shape more key-value heads"),
+        (shape(num_key_value_heads=5), "divide num_attention_heads"),
+    ],
+)
+def test_what_does_not_fit_is_refused(goal: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        inflate(small(), goal)
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="this is a qwen2 model"):
+        inflate(tiny_model("qwen2"), LARGER)
+
+
+def test_rope_that_depends_on_the_width_is_refused() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    model = small(rope_parameters=rope)
+    with pytest.raises(ValueError, match="yarn RoPE depends on the head's width"):
+        inflate(model, shape(head_dim=16))
+    torch.testing.assert_close(outputs(inflate(model, LARGER))[0], outputs(model)[0], atol=2e-4, rtol=2e-5)
+
+
+@pytest.mark.skipif(not BUNDLED.is_dir(), reason="the bundled target is not in this checkout")
+def test_the_bundled_target_inflated() -> None:
+    target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")
+    larger = Target.from_pretrained("bundled/target", dtype="float32", device="cpu", inflate="110m")
+    assert larger.name == "bundled/target inflated to 110m"
+    assert Target(larger.model).name.endswith("inflated to 110m")
+    assert larger.num_parameters > 85e6
+    assert larger.eos_token_ids == target.eos_token_ids
+    tokens = torch.randint(target.vocab_size, (1, 40))
+    with torch.inference_mode():
+        logits, wide = target.model(tokens).logits, larger.model(tokens).logits
+    torch.testing.assert_close(wide, logits, atol=2e-4, rtol=2e-5)
+
+
+def test_a_wrong_name_is_told_before_loading() -> None:
+    with pytest.raises(ValueError, match="give one of 110m"):
+        Target.from_pretrained("/no/such/model", inflate="7b")
