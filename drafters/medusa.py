@@ -129,7 +129,7 @@ class MedusaDrafter(Drafter):
         slots = committed.first_slot + rows
         # One copy to the device for all three indices, and no boolean one, which would synchronize.
         index = np.stack([slots, rows, committed.counts[rows] - 1])
-        slot, row, position = torch.from_numpy(index).to(self._hidden.device).unbind()
+        slot, row, position = torch.from_numpy(index).to(self._hidden.device, non_blocking=True).unbind()
         self._hidden[slot] = committed.hidden_states[-1][row, position].to(self._hidden.dtype)
         self._ready[slots] = True
 
@@ -146,7 +146,7 @@ class MedusaDrafter(Drafter):
         tokens = torch.cat([slots.roots[:, None], top[choices.heads, :, choices.ranks].T], dim=1)
         valid = None
         if (slots.host_drafting & ~ready).any():
-            known = torch.from_numpy(ready).to(tokens.device)
+            known = torch.from_numpy(ready).to(tokens.device, non_blocking=True)
             valid = known[:, None] | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         return DraftTree.from_shape(choices.shape, tokens, valid=valid)
 

@@ -96,7 +96,8 @@ class ModelDrafter(Drafter):
         # Positions of each slot whose keys and values are right. The last committed one may be missing.
         self._known = np.zeros(max_batch_size, dtype=np.int64)
         self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=target.device)
-        self._shapes = {depth: _Levels(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)}
+        self._plans = {depth: _Plan(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)}
+        self._two = torch.arange(2, device=target.device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: object) -> None:
         """Begin with an empty row."""
@@ -106,7 +107,7 @@ class ModelDrafter(Drafter):
         """Prefill prompt pieces; commit the accepted path."""
         batch = len(committed.counts)
         rows = slice(committed.first_slot, committed.first_slot + batch)
-        counts = torch.from_numpy(committed.counts).to(self._last_token.device)
+        counts = torch.from_numpy(committed.counts).to(self._last_token.device, non_blocking=True)
         last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
         known = self._known[rows]
         if committed.path is None:
@@ -116,12 +117,12 @@ class ModelDrafter(Drafter):
                 known[committed.active] += committed.counts[committed.active]
         else:
             if not self.is_chain:
-                starts = torch.from_numpy(committed.starts).to(self._last_token.device)
+                starts = torch.from_numpy(committed.starts).to(self._last_token.device, non_blocking=True)
                 self.runner.cache.commit(starts, committed.path, first_slot=committed.first_slot)
             drafted = committed.active & (known >= committed.starts)
             # All but the last committed token had children, so they were forwarded.
             known[drafted] = (committed.starts + committed.counts - 1)[drafted]
-        active = torch.from_numpy(committed.active).to(self._last_token.device)
+        active = torch.from_numpy(committed.active).to(self._last_token.device, non_blocking=True)
         self._last_token[rows] = torch.where(active, last, self._last_token[rows])
 
     @torch.inference_mode()
@@ -130,46 +131,46 @@ class ModelDrafter(Drafter):
         depth = min(self.max_depth, int(slots.host_max_depth.max()))
         if depth == 0:
             return DraftTree.root_only(slots.roots)
-        levels = self._shapes[depth]
-        shape = levels.shape
+        plan = self._plans[depth]
+        shape = plan.shape
         batch = len(slots)
         sampling = self._draft_sampling(slots.sampling)
         sampled = sampling.any_sampled and self.sampling is not DraftSampling.DETERMINISTIC
+        greedy = (sampling.temperature == 0)[:, None] if sampled and sampling.any_greedy else None
         uniform = uniforms(slots.keys, slots.rounds, Purpose.DRAFT, shape.num_nodes) if sampled else None
         tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = slots.roots
         draft_probs = self.model_zeros(batch, shape.num_nodes + 1) if sampled else None
         valid = None
         self._catch_up(slots)
-        for level, (nodes, parents) in enumerate(zip(levels.forwards, levels.parents, strict=True)):
-            logits = self._root_logits(slots) if level == 0 else self._level_logits(slots, tokens, levels, nodes)
-            logits = logits[:, [parent - nodes.start for parent in parents]] if len(parents) < logits.shape[1] else logits
+        for number, level in enumerate(plan.levels):
+            logits = self._root_logits(slots) if number == 0 else self._level_logits(slots, tokens, plan, level)
+            if level.rows is not None:
+                logits = logits.index_select(1, level.rows)
             paths = None
             if sampling.seen is not None:
-                seen_nodes = levels.ancestors[list(parents), : nodes.stop].expand(batch, -1, -1)
-                paths = path_tokens(tokens[:, : nodes.stop], seen_nodes)
+                above = plan.ancestors[level.parents, : level.stop].expand(batch, -1, -1)
+                paths = path_tokens(tokens[:, : level.stop], above)
             scores = adjust(logits[..., : self._common], sampling, paths)
-            if not sampled:
-                self._take_top(scores, shape, parents, tokens)
+            if uniform is None or draft_probs is None:
+                tokens[:, level.children] = _top(scores, level)
                 continue
-            assert uniform is not None and draft_probs is not None
             q = distribution(scores, sampling)
-            draft_probs[:, list(parents), : self._common] = q
-            drawn_valid = self._draw(q, shape, parents, tokens, uniform)
-            if sampling.any_greedy:
-                top = tokens.clone()
-                self._take_top(scores, shape, parents, top)
-                greedy = (sampling.temperature == 0)[:, None]
-                tokens = torch.where(greedy, top, tokens)
-                drawn_valid = None if drawn_valid is None else {n: v | greedy[:, 0] for n, v in drawn_valid.items()}
-            if drawn_valid is not None:
+            draft_probs[:, level.parents, : self._common] = q
+            drawn, exists = self._draw(q, level, uniform)
+            if greedy is not None:
+                drawn = torch.where(greedy, _top(scores, level), drawn)
+                exists = None if exists is None else exists | greedy
+            tokens[:, level.children] = drawn
+            if exists is not None:
                 valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-                for node, fine in drawn_valid.items():
-                    valid[:, node] = fine & valid[:, shape.parents[node]]
+                valid[:, level.children] = exists & valid[:, level.parent_of]
+            elif valid is not None:
+                valid[:, level.children] = valid[:, level.parent_of]
         law: DraftSampling | Tensor = self.sampling if sampled else DraftSampling.DETERMINISTIC
-        if sampled and sampling.any_greedy:
-            per_row = torch.where(sampling.temperature == 0, int(DraftSampling.DETERMINISTIC), int(self.sampling))
-            law = per_row.to(torch.int8)[:, None].expand_as(tokens)
+        if greedy is not None:
+            law = torch.where(greedy, int(DraftSampling.DETERMINISTIC), int(self.sampling)).to(torch.int8)
+            law = law.expand_as(tokens)
         return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
 
     def model_zeros(self, batch: int, nodes: int) -> Float[Tensor, "batch node vocab"]:
@@ -203,7 +204,7 @@ class ModelDrafter(Drafter):
         host_again = slots.host_active & (slots.host_lengths > 0)
         last = torch.where(again, self._last_token[: len(slots)], slots.roots)
         tokens = self._in_vocabulary(torch.stack([last, slots.roots], dim=1))
-        two = torch.arange(2, device=tokens.device)
+        two = self._two
         logits = self.runner.verify_level(
             tokens,
             slots.lengths - again.long(),
@@ -216,56 +217,39 @@ class ModelDrafter(Drafter):
         return logits.gather(1, again.long()[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], levels: "_Levels", nodes: range
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], plan: "_Plan", level: "_Level"
     ) -> Float[Tensor, "batch query vocab"]:
-        cells = slice(nodes.start, nodes.stop)
+        cells = slice(level.start, level.stop)
         return self.runner.verify_level(
             self._in_vocabulary(tokens[:, cells]),
             slots.lengths,
             slots.host_lengths,
-            cells=levels.index[cells],
-            depths=levels.depths[: nodes.stop],
-            ancestors=levels.ancestors[cells, : nodes.stop],
+            cells=plan.index[cells],
+            depths=plan.depths[: level.stop],
+            ancestors=plan.ancestors[cells, : level.stop],
         )
 
-    def _take_top(
-        self, scores: Float[Tensor, "batch parent vocab"], shape: TreeShape, parents: Sequence[int], tokens: Tensor
-    ) -> None:
-        """Give every parent's children the parent's most probable tokens, in order. Writes ``tokens``."""
-        width = max(len(shape.children[parent]) for parent in parents)
-        top = scores.argmax(-1, keepdim=True) if width == 1 else scores.topk(width, dim=-1).indices
-        children, rows, ranks = _family(shape, parents)
-        tokens[:, children] = top[:, rows, ranks]
-
     def _draw(
-        self,
-        q: Float[Tensor, "batch parent vocab"],
-        shape: TreeShape,
-        parents: Sequence[int],
-        tokens: Int[Tensor, "batch node"],
-        uniform: Float[Tensor, "batch draw"],
-    ) -> dict[int, Bool[Tensor, " batch"]] | None:
-        """Draw every parent's children. Writes ``tokens``; returns which nodes exist where q may run out."""
-        width = max(len(shape.children[parent]) for parent in parents)
-        without = self.sampling is DraftSampling.WITHOUT_REPLACEMENT and width > 1
-        left = q.clone() if without else q
-        valid: dict[int, Tensor] = {}
-        for rank in range(width):
-            rows = [row for row, parent in enumerate(parents) if len(shape.children[parent]) > rank]
-            children = [shape.children[parents[row]][rank] for row in rows]
-            weights = left if len(rows) == len(parents) else left[:, rows]
-            # Draw i of the round belongs to node i + 1, whatever the order of drawing.
-            drawn = draw(weights, uniform[:, [child - 1 for child in children]])
-            tokens[:, children] = drawn
-            if without:
-                if rank > 0:
-                    some = weights.sum(-1) > 0
-                    valid |= {child: some[:, column] for column, child in enumerate(children)}
-                if len(rows) == len(parents):
-                    left.scatter_(2, drawn[..., None], 0.0)
-                else:
-                    left[:, rows] = weights.scatter(2, drawn[..., None], 0.0)
-        return valid or None
+        self, q: Float[Tensor, "batch parent vocab"], level: "_Level", uniform: Float[Tensor, "batch draw"]
+    ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+        """Draw every parent's children; where q may run out, also which of them exist."""
+        # Draw i of the round belongs to node i + 1, whatever the order of drawing.
+        u = uniform[:, level.children - 1]
+        if self.sampling is DraftSampling.IID or level.width == 1:
+            weights = q if level.width == 1 else q.index_select(1, level.row_of)
+            return draw(weights, u), None
+        left = q.clone()
+        drawn = torch.zeros_like(u, dtype=torch.long)
+        exists = torch.ones_like(u, dtype=torch.bool)
+        for rank, (columns, rows) in enumerate(level.by_rank):
+            weights = left.index_select(1, rows)
+            token = draw(weights, u[:, columns])
+            drawn[:, columns] = token
+            if rank > 0:
+                exists[:, columns] = weights.sum(-1) > 0
+            if rank + 1 < level.width:
+                left[:, rows] = weights.scatter_(2, token[..., None], 0.0)
+        return drawn, exists
 
     def _in_vocabulary(self, tokens: Int[Tensor, "batch position"]) -> Int[Tensor, "batch position"]:
         """Tokens that a narrower drafter does not have become its last one: a bad draft, never a wrong output."""
@@ -274,29 +258,63 @@ class ModelDrafter(Drafter):
         return tokens.clamp(max=self.runner.vocab_size - 1)
 
 
-class _Levels:
-    """A shape's levels: which nodes to forward and which of them have children."""
+class _Level:
+    """One level of a shape: which nodes to forward, which of them have children, and where the children stand.
+
+    Attributes:
+        start, stop: Nodes to forward: from the first parent to the last. Childless ones between go along, because a
+            forward's nodes are consecutive.
+        parents: Nodes with children.
+        rows: Of the parents among the forwarded nodes; None if they are all.
+        children: All their children, in node order.
+        parent_of: Parent of each child, as a node; ``row_of``: as an index into ``parents``.
+        rank_of: Sibling rank of each child.
+        by_rank: For every rank, the children of that rank (indices into ``children``) and their parents' rows.
+        width: Most children of a parent.
+    """
+
+    def __init__(self, shape: TreeShape, depth: int, device: torch.device):
+        parents = [node for node, d in enumerate(shape.depths) if d == depth and shape.children[node]]
+        family = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
+        family.sort()
+        self.start, self.stop = parents[0], parents[-1] + 1
+        self.width = max(len(shape.children[parent]) for parent in parents)
+
+        def index(values: Sequence[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.long, device=device)
+
+        self.parents = index(parents)
+        self.rows = None if len(parents) == self.stop - self.start else self.parents - self.start
+        self.children = index([child for child, _, _ in family])
+        self.row_of = index([row for _, row, _ in family])
+        self.rank_of = index([rank for _, _, rank in family])
+        self.parent_of = self.parents[self.row_of]
+        self.by_rank = [
+            (
+                index([i for i, (_, _, r) in enumerate(family) if r == rank]),
+                index([row for _, row, r in family if r == rank]),
+            )
+            for rank in range(self.width)
+        ]
+
+
+class _Plan:
+    """A shape's levels and index tensors, made once: a round copies no index to the device."""
 
     def __init__(self, shape: TreeShape, device: torch.device):
         self.shape = shape
-        self.parents: list[tuple[int, ...]] = []
-        self.forwards: list[range] = []
-        for depth in range(shape.max_depth):
-            parents = tuple(n for n, d in enumerate(shape.depths) if d == depth and shape.children[n])
-            self.parents.append(parents)
-            # Childless nodes between two parents go along: the forward's nodes are consecutive.
-            self.forwards.append(range(parents[0], parents[-1] + 1))
+        self.levels = [_Level(shape, depth, device) for depth in range(shape.max_depth)]
         self.index = torch.arange(shape.num_nodes + 1, device=device)
         self.depths = torch.tensor(shape.depths, device=device)
         example = DraftTree.from_shape(shape, torch.zeros(1, shape.num_nodes + 1, dtype=torch.long, device=device))
         self.ancestors = example.ancestors[0]
 
 
-def _family(shape: TreeShape, parents: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Children of all parents, with each one's parent (as an index into ``parents``) and sibling rank."""
-    triples = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
-    children, rows, ranks = (list(column) for column in zip(*triples, strict=True))
-    return children, rows, ranks
+def _top(scores: Float[Tensor, "batch parent vocab"], level: _Level) -> Int[Tensor, "batch child"]:
+    """Every parent's most probable tokens, in order, for its children."""
+    if level.width == 1:
+        return scores.argmax(-1)
+    return scores.topk(level.width, dim=-1).indices[:, level.row_of, level.rank_of]
 
 
 def _law(sampling: DraftSampling | str) -> DraftSampling:

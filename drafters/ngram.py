@@ -206,7 +206,7 @@ def _merge(
     packed[0, cells], packed[1, cells], packed[2, cells] = branches, parents, 1
     packed = packed.reshape(3, batch, width + 1)[:, :, :width]
     packed[0, :, 0], packed[1, :, 0], packed[2, :, 0] = roots, -1, 1
-    tokens, above, valid = torch.from_numpy(packed).to(device).unbind()
+    tokens, above, valid = torch.from_numpy(packed).to(device, non_blocking=True).unbind()
     return DraftTree.build(
         tokens,
         above,

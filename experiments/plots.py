@@ -57,7 +57,13 @@ def _acceptance_panel(axes: Axes, methods: Sequence[MethodSummary]) -> None:
         by = method.acceptance_by_position
         positions = [i + 1 - 0.4 + width * (index + 0.5) for i in range(len(by.rounds))]
         color = METHOD_COLORS[index % len(METHOD_COLORS)]
-        axes.bar(positions, by.unconditional, width * 0.92, color=color, label=f"{label(method)}: of all rounds that drafted so far")
+        axes.bar(
+            positions,
+            by.unconditional,
+            width * 0.92,
+            color=color,
+            label=f"{label(method)}: of all rounds that drafted so far",
+        )
         known = [(x, y) for x, y in zip(positions, by.conditional, strict=True) if y is not None]
         axes.plot(
             [x for x, _ in known],

@@ -21,7 +21,10 @@ def run_table(summary: Summary, title: str) -> Table:
     level = f"[{summary.confidence:.0%}]"
     rows = [
         ("mean acceptance length", [_number(m.mean_acceptance_length) for m in summary.methods]),
-        (f"  interval {level}", [NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval) for m in summary.methods]),
+        (
+            f"  interval {level}",
+            [NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval) for m in summary.methods],
+        ),
         ("  expected, given the drafts", [_number(m.expected_mean_acceptance_length) for m in summary.methods]),
         ("speedup", [_times(m.speedup) for m in summary.methods]),
         (f"  interval {level}", [interval(m.speedup_interval) for m in summary.methods]),

@@ -326,7 +326,7 @@ class Engine:
         for row, (request, start, count) in enumerate(zip(group, starts, counts, strict=True)):
             padded[row, :count] = request.prompt_ids[start : start + count]
             following[row] = request.prompt_ids[start + count]
-        tokens = torch.from_numpy(padded).to(self.target.device)
+        tokens = torch.from_numpy(padded).to(self.target.device, non_blocking=True)
         first_slot = group[0].slot
         hidden = self.runner.prefill(tokens, starts, counts, first_slot=first_slot)
         self._observe(
@@ -336,7 +336,7 @@ class Engine:
                 tokens=tokens,
                 starts=starts,
                 counts=counts,
-                next_tokens=torch.from_numpy(following).to(self.target.device),
+                next_tokens=torch.from_numpy(following).to(self.target.device, non_blocking=True),
                 path=None,
                 hidden_states=hidden,
             )

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from specdec.attention import grouped
 from specdec.attention.mask import tree_mask
 from specdec.cache import ShapeProbe, SlotCache
+from specdec.quantization.base import weights_read
 from specdec.tree import DraftTree
 from specdec.types import TargetOutput
 
@@ -88,9 +89,9 @@ class ModelRunner:
         """Bytes of KV cache per position and slot."""
         return self.cache.bytes_per_position
 
-    def weight_bytes(self) -> int:
-        """Bytes of all parameters: what one forward reads at least once."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+    def weight_bytes(self, rows: int = 1) -> int:
+        """Bytes of weights that a forward of this many tokens reads at least once (``weights_read``)."""
+        return weights_read(self.model, rows).bytes
 
     @torch.inference_mode()
     def prefill(
@@ -110,7 +111,7 @@ class ModelRunner:
             first_slot: Slot of row 0.
         """
         batch, queries = tokens.shape
-        start = torch.from_numpy(starts).to(self.device)
+        start = torch.from_numpy(starts).to(self.device, non_blocking=True)
         offsets = torch.arange(queries, device=self.device)
         visible = (offsets[:, None] >= offsets).expand(batch, -1, -1)
         output = self._forward(

@@ -1,11 +1,16 @@
 """The target: the model whose distribution the output must follow."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import bundled
+from specdec import inflate as inflation
+from specdec.inflate import LlamaShape
+from specdec.quantization import check_quantization, quantize
+from specdec.quantization.base import weights_read
 
 
 class Target:
@@ -37,6 +42,7 @@ class Target:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantization: str | None = None,
+        inflate: str | Mapping[str, int] | LlamaShape | None = None,
         **kwargs: object,
     ) -> "Target":
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
@@ -45,18 +51,25 @@ class Target:
             name_or_path: What ``AutoModelForCausalLM.from_pretrained`` takes, or ``bundled/…``.
             dtype: ``"auto"`` for the checkpoint's, or ``"float32"``, ``"bfloat16"``, ``"float16"``.
             device: ``"auto"`` for the GPU if there is one.
-            quantization: None; no other value is supported yet.
+            quantization: ``"int8"`` or ``"int8_compact"`` (``specdec/quantization``); None leaves the weights as they are.
+                The target is the quantized model then: outputs follow its distribution.
+            inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers) at whose cost the model is to run,
+                computing what it computes now (``specdec/inflate.py``). The name says so.
             **kwargs: Passed on to ``from_pretrained``.
 
         Raises:
-            ValueError: The model cannot be found or loaded.
+            ValueError: The model cannot be found, loaded, inflated or quantized.
         """
-        model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization, **kwargs)
+        model = load_model(
+            name_or_path, dtype=dtype, device=device, quantization=quantization, inflate=inflate, **kwargs
+        )
         try:
             tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(name_or_path))
         except (OSError, ValueError) as error:
             raise ValueError(f"no tokenizer for {name_or_path!r}: {_first_line(error)}") from error
-        return cls(model, tokenizer, name=name_or_path)
+        inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
+        quantized = "" if quantization is None else f" in {quantization}"
+        return cls(model, tokenizer, name=f"{name_or_path}{inflated}{quantized}")
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +81,14 @@ class Target:
 
     @property
     def num_parameters(self) -> int:
+        """Of the model; a quantized output layer that shared the embedding's table has weights of its own."""
         return self.model.num_parameters()
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that a forward of one token reads, per weight that it reads: 2 in bfloat16, little over 1 in int8."""
+        read = weights_read(self.model)
+        return read.bytes / read.weights
 
     @property
     def max_length(self) -> int:
@@ -82,11 +102,14 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     quantization: str | None = None,
+    inflate: str | Mapping[str, int] | LlamaShape | None = None,
     **kwargs: object,
 ) -> PreTrainedModel:
     """Load a causal LM for use as a target or a drafter (see ``Target.from_pretrained``)."""
     if quantization is not None:
-        raise ValueError(f"quantization={quantization!r} is not supported yet: leave it out")
+        check_quantization(quantization)
+    if inflate is not None:
+        inflation.resolve_shape(inflate)  # a wrong name is told before anything is loaded
     where = resolve_device(device)
     kind = resolve_dtype(dtype)
     path = bundled.resolve(name_or_path)
@@ -102,7 +125,10 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, **kwargs)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot load the model {name_or_path!r}: {_first_line(error)}") from error
-    return model.to(where).eval()
+    model = model.to(where).eval()
+    if inflate is not None:
+        model = inflation.inflate(model, inflate)
+    return model if quantization is None else quantize(model, quantization)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

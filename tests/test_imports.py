@@ -16,7 +16,7 @@ LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled"),
     ("requests", "sampling", "tree", "metrics"),
     ("slots", "interfaces", "cache", "attention", "quantization", "inflate"),
-    ("acceptance", "processors"),
+    ("acceptance", "processors", "exactness"),
     ("model_runner", "reference"),
     ("target",),
     ("engine",),

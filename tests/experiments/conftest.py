@@ -34,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tiny_model(vocab_size=VOCAB_SIZE)
     for name, model in (
         ("target", target),
-        ("drafter", perturbed(target)),
+        ("drafter", perturbed(target, 0.1)),
         ("other", tiny_model(vocab_size=VOCAB_SIZE + 500)),
     ):
         model.save_pretrained(folder / name)

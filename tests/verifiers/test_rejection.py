@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness
-from tests.verifiers.enumeration import (
+from specdec.exactness import (
     Laws,
     Tables,
     enumerate_drafts,
@@ -22,6 +20,8 @@ from tests.verifiers.enumeration import (
     expected_by_levels,
     outcome,
 )
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling, Exactness
 from verifiers import RejectionVerifier
 
 EXACT = 1e-12

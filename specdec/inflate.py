@@ -1,0 +1,337 @@
+"""A trained Llama model widened to a larger shape, computing the same function at the larger shape's cost.
+
+Speculative decoding is fast or slow by two things: how often drafts are accepted, which only trained weights tell,
+and what a forward costs, which only a large model tells. An inflated model has both, without the large model's
+weights: its logits, and so every acceptance, are the small model's, to rounding. What it cannot tell is how a large
+model's drafts would be accepted. Results with it say so, in the target's name.
+
+What keeps the function the same:
+
+* The old residual channels come first and the new ones are zero everywhere: the embedding writes nothing into them,
+  nor does any layer. What reads them is random.
+* RMSNorm divides by the mean square over *all* channels, of which H of H' carry signal: its weights times
+  sqrt(H / H') and its epsilon times H / H' make up for that. Where H' / H is a power of four the factor is a power
+  of two, and bfloat16 adds no rounding.
+* Wider heads keep the old rotary frequencies: frequency i of a head of width d is theta^(-2i / d), which is
+  frequency m * i of a head of width m * d. The keys of the frequencies between are zero. The scores' factor
+  (m d)^-1/2 is made up for in the queries.
+* New heads, channels of the MLP and layers compute with random weights, and the layer that would add their result to
+  the residual stream has zeros for them.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape:
+    """What the cost of a Llama model depends on, besides its vocabulary; names as in ``LlamaConfig``."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+
+
+SHAPES = {
+    "110m": LlamaShape(
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        head_dim=64,
+        intermediate_size=2048,
+    ),
+    "1b": LlamaShape(
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        intermediate_size=8192,
+    ),
+    "8b": LlamaShape(
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+    ),
+}
+"""Shapes by name: that of 110 M models such as Llama-2-like ones of 12 layers, of Llama-3.2-1B and of Llama-3-8B. The
+vocabulary stays the model's, so with a small one there are fewer parameters than the name says (110m with 4,096
+tokens, tied: 88 M)."""
+
+_INDEPENDENT_ROPE = ("default", "linear", "llama3")  # scale each frequency by itself, whatever its index
+
+
+def inflate(
+    model: PreTrainedModel, shape: str | Mapping[str, int] | LlamaShape | LlamaConfig, *, seed: int = 0
+) -> LlamaForCausalLM:
+    """Widen a Llama model; the same logits to rounding, in the first channels the same hidden states.
+
+    Args:
+        model: A ``LlamaForCausalLM``, not quantized. It is left as it is.
+        shape: ``"110m"``, ``"1b"``, ``"8b"``, or the numbers of a ``LlamaShape``. Of a configuration, only those are
+            read. Every one is at least the model's.
+        seed: Of the random weights.
+
+    Returns:
+        A model in the dtype and on the device of the given one.
+
+    Raises:
+        ValueError: It is no Llama model, or it does not fit into the shape; says what does not.
+    """
+    if not isinstance(model, LlamaForCausalLM):
+        raise ValueError(f"inflate: only Llama models can be inflated, and this is a {model.config.model_type} model")
+    if not model.model.layers[0].self_attn.q_proj.weight.is_floating_point():
+        raise ValueError("inflate: the model is quantized; inflate it first and quantize the result")
+    goal = resolve_shape(shape)
+    _check(model.config, goal, describe(shape))
+    config = copy.deepcopy(model.config)
+    for name, value in asdict(goal).items():
+        setattr(config, name, value)
+    config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / goal.hidden_size
+    config.name_or_path = f"{config.name_or_path} inflated to {describe(shape)}".strip()  # a Target's name by default
+    with torch.device("meta"):  # every tensor is given below: allocating and initializing another would double the time
+        larger = LlamaForCausalLM(config)
+    state = dict(_weights(model, goal, torch.Generator(device=model.device).manual_seed(seed)))
+    larger.load_state_dict(state, strict=not config.tie_word_embeddings, assign=True)
+    larger.tie_weights()
+    larger.model.rotary_emb = type(larger.model.rotary_emb)(config).to(model.device)  # its frequencies are no weights
+    larger.generation_config = copy.deepcopy(model.generation_config)
+    return larger.eval()
+
+
+def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> LlamaShape:
+    """A shape by name, by its numbers, or that of a configuration.
+
+    Raises:
+        ValueError: There is no shape of that name, or a number is missing.
+    """
+    names = [field.name for field in fields(LlamaShape)]
+    if isinstance(shape, LlamaShape):
+        return shape
+    if isinstance(shape, str):
+        if shape not in SHAPES:
+            raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
+        return SHAPES[shape]
+    if isinstance(shape, LlamaConfig):
+        return LlamaShape(**{name: getattr(shape, name) for name in names})
+    if set(shape) != set(names):
+        raise ValueError(f"inflate={dict(shape)}: give exactly the numbers {', '.join(names)}")
+    return LlamaShape(**{str(name): value for name, value in shape.items()})
+
+
+def describe(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> str:
+    """A shape in a few words, for names and messages."""
+    if isinstance(shape, str):
+        return shape
+    goal = resolve_shape(shape)
+    return f"width {goal.hidden_size} and {goal.num_hidden_layers} layers"
+
+
+def place_heads(heads: int, kv_heads: int, new_heads: int, new_kv_heads: int) -> tuple[list[int], list[int]] | None:
+    """Where old query heads go so that each meets its own keys and values.
+
+    Query head j reads key-value head j // (heads / kv_heads). New groups may be larger than the old ones, and then some
+    of their query heads are new; or smaller, and then an old key-value head is copied. Four heads of which two share
+    each key-value head, into twelve with their own::
+
+        query head           0  1  2  3           goes to  0  1  2  3
+        its key-value head   0  0  1  1           copied to  0  1 (from 0)  2  3 (from 1)
+
+    Args:
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        new_heads: Query heads of the larger model.
+        new_kv_heads: Its key-value heads.
+
+    Returns:
+        The new index of every old query head, and which old key-value head each of the first new ones carries; None if
+        there are too few new key-value heads.
+    """
+    group, new_group = heads // kv_heads, new_heads // new_kv_heads
+    copies = -(-group // new_group)
+    if kv_heads * copies > new_kv_heads:
+        return None
+    carried = [head for head in range(kv_heads) for _ in range(copies)]
+    queries = []
+    for head in range(heads):
+        first, rank = head // group * copies, head % group
+        queries.append((first + rank // new_group) * new_group + rank % new_group)
+    return queries, carried
+
+
+def _check(config: LlamaConfig, goal: LlamaShape, label: str) -> None:
+    """Refuse what cannot be done exactly."""
+    for name, value in asdict(goal).items():
+        if value < getattr(config, name) and name != "num_key_value_heads":
+            raise ValueError(f"inflate to {label}: the model's {name} is {getattr(config, name)}, which does not fit into {value}")
+    if goal.num_attention_heads % goal.num_key_value_heads or goal.hidden_size % goal.num_attention_heads:
+        raise ValueError(
+            f"inflate to {label}: a Llama model needs num_key_value_heads that divide num_attention_heads, and these to divide "
+            f"hidden_size"
+        )
+    if goal.head_dim % config.head_dim:
+        raise ValueError(
+            f"inflate to {label}: heads of width {config.head_dim} keep their rotary frequencies only in heads of a multiple of "
+            f"that width, not of {goal.head_dim}"
+        )
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if goal.head_dim != config.head_dim and kind not in _INDEPENDENT_ROPE:
+        raise ValueError(f"inflate to {label}: the {kind} RoPE depends on the head's width; give a shape with head_dim {config.head_dim}")
+    if _placed(config, goal) is None:
+        raise ValueError(
+            f"inflate to {label}: {config.num_attention_heads} heads in groups that share {config.num_key_value_heads} key-value "
+            f"heads do not fit into {goal.num_attention_heads} heads with {goal.num_key_value_heads}: give the shape more "
+            f"key-value heads"
+        )
+
+
+def _placed(config: LlamaConfig, goal: LlamaShape) -> tuple[list[int], list[int]] | None:
+    return place_heads(
+        config.num_attention_heads, config.num_key_value_heads, goal.num_attention_heads, goal.num_key_value_heads
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a projection's weight goes inside the larger one.
+
+    Attributes:
+        size: (out, in) of the larger one.
+        rows: Of the larger one, for the old rows in the order of ``source``.
+        columns: Of the larger one, for the old columns.
+        source: Old rows, each as often as it is needed; None for all in their order.
+        cleared: Rows that ignore the old channels where they are not in ``rows``; None for no others.
+        random: Whether what is left is random; zero otherwise.
+        factor: Of the old weights.
+    """
+
+    size: tuple[int, int]
+    rows: Int[Tensor, " row"]
+    columns: Int[Tensor, " column"]
+    source: Int[Tensor, " row"] | None = None
+    cleared: Int[Tensor, " cleared"] | None = None
+    random: bool = True
+    factor: float = 1.0
+
+    def fill(self, larger: Tensor, old: Tensor | None) -> Tensor:
+        """Write an old weight (or bias) into a larger one; without one, a new layer's, nothing is to be kept."""
+        if old is None:
+            return larger
+        old = old.detach() if self.source is None else old.detach()[self.source.to(old.device)]
+        old = (old.float() * self.factor).to(old.dtype)
+        rows, columns = self.rows.to(old.device), self.columns.to(old.device)
+        cleared = rows if self.cleared is None else self.cleared.to(old.device)
+        if old.ndim == 1:
+            larger[cleared] = 0
+            larger[rows] = old
+        else:
+            larger[cleared[:, None], columns] = 0
+            larger[rows[:, None], columns] = old
+        return larger
+
+
+def _places(config: LlamaConfig, goal: LlamaShape) -> dict[str, _Place]:
+    """Places of a layer's projections, by the module's name."""
+    placed = _placed(config, goal)
+    assert placed is not None, "checked before"
+    queries, carried = placed
+    width = goal.head_dim
+    used = list(range(len(carried)))
+    rotary = rotary_places(config.head_dim, width)
+    first = torch.arange(config.head_dim)  # values have no frequencies: any channels will do
+    channels, inner = torch.arange(config.hidden_size), torch.arange(config.intermediate_size)
+    all_queries, all_keys = goal.num_attention_heads * width, goal.num_key_value_heads * width
+    old_keys = _rows(carried, first, config.head_dim)
+    into = _Place((goal.intermediate_size, goal.hidden_size), inner, channels)
+    return {
+        "self_attn.q_proj": _Place(
+            (all_queries, goal.hidden_size),
+            _rows(queries, rotary, width),
+            channels,
+            factor=(width / config.head_dim) ** 0.5,
+        ),
+        "self_attn.k_proj": _Place(
+            (all_keys, goal.hidden_size),
+            _rows(used, rotary, width),
+            channels,
+            source=old_keys,
+            cleared=_rows(used, torch.arange(width), width),
+        ),
+        "self_attn.v_proj": _Place(
+            (all_keys, goal.hidden_size), _rows(used, first, width), channels, source=old_keys
+        ),
+        "self_attn.o_proj": _Place(
+            (goal.hidden_size, all_queries), channels, _rows(queries, first, width), random=False
+        ),
+        "mlp.gate_proj": into,
+        "mlp.up_proj": into,
+        "mlp.down_proj": _Place((goal.hidden_size, goal.intermediate_size), channels, inner, random=False),
+    }
+
+
+def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the larger model, by name."""
+    config, table = model.config, model.model.embed_tokens.weight
+    places = _places(config, goal)
+    vocab, channels = torch.arange(table.shape[0]), torch.arange(config.hidden_size)
+    norm_factor = (config.hidden_size / goal.hidden_size) ** 0.5
+
+    def empty(place: _Place, *size: int) -> Tensor:
+        larger = torch.zeros(size, dtype=table.dtype, device=table.device)
+        return larger.normal_(0.0, config.initializer_range, generator=generator) if place.random else larger
+
+    def norm(weight: Tensor | None) -> Tensor:
+        # Of the new channels, and in new layers, the weight does not matter: 1.
+        larger = torch.ones(goal.hidden_size, dtype=table.dtype, device=table.device)
+        if weight is not None:
+            larger[: len(weight)] = weight.detach().float() * norm_factor
+        return larger
+
+    words = _Place((len(vocab), goal.hidden_size), vocab, channels, random=False)
+    yield "model.embed_tokens.weight", words.fill(empty(words, *words.size), table)
+    yield "model.norm.weight", norm(model.model.norm.weight)
+    if not config.tie_word_embeddings:
+        head = replace(words, random=True)
+        yield "lm_head.weight", head.fill(empty(head, *head.size), model.lm_head.weight)
+    for index in range(goal.num_hidden_layers):
+        old = model.model.layers[index] if index < config.num_hidden_layers else None
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"model.layers.{index}.{name}.weight", norm(None if old is None else getattr(old, name).weight)
+        for name, place in places.items():
+            module = None if old is None else old.get_submodule(name)
+            weight = None if module is None else module.weight
+            yield f"model.layers.{index}.{name}.weight", place.fill(empty(place, *place.size), weight)
+            if config.attention_bias if name.startswith("self_attn") else config.mlp_bias:
+                bias = None if module is None else module.bias
+                yield f"model.layers.{index}.{name}.bias", place.fill(empty(place, place.size[0]), bias)
+
+
+def rotary_places(head_dim: int, new_head_dim: int) -> Int[Tensor, " head_dim"]:
+    """Where a head's channels go in a wider head so that each keeps its rotary frequency.
+
+    Channels i and i + d/2 of a head of width d turn with frequency i. Width 4 into width 8::
+
+        old channel      0  1  2  3
+        its frequency    0  1  0  1
+        its place        0  2  4  6
+    """
+    half = torch.arange(head_dim // 2) * (new_head_dim // head_dim)
+    return torch.cat([half, half + new_head_dim // 2])
+
+
+def _rows(heads: list[int], channels: Int[Tensor, " channel"], width: int) -> Int[Tensor, " row"]:
+    """Rows of some channels of some heads, in a projection to heads of ``width`` channels."""
+    return (torch.tensor(heads)[:, None] * width + channels).flatten()

@@ -1,0 +1,95 @@
+"""What every quantization of linear layers shares: the layer's interface, the replacement, and the count of bytes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+
+class QuantizedLinear(nn.Module, ABC):
+    """A linear layer with quantized weights.
+
+    Attributes:
+        weight: The stored integers, of shape (out, in) as in ``nn.Linear``, so that code which asks an output layer
+            for its widths finds them.
+    """
+
+    weight: nn.Parameter
+
+    @abstractmethod
+    def bytes_read(self, rows: int) -> int:
+        """Bytes of weights that a forward of this many rows reads."""
+
+
+@dataclass(frozen=True)
+class WeightsRead:
+    """Weights that one forward reads.
+
+    Attributes:
+        bytes: As they are stored, scales included.
+        weights: How many.
+    """
+
+    bytes: int
+    weights: int
+
+
+def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
+    """What one forward reads at least once.
+
+    All parameters, but not embedding tables, of which a forward reads a row per token: unless the output layer shares
+    the table. The experts of a mixture count as if every one was read.
+
+    Args:
+        model: Any causal LM, quantized or not.
+        rows: Tokens of the forward, over all sequences: a quantized layer may store what few and many rows read
+            differently.
+    """
+    output = model.get_output_embeddings()
+    shared = None if output is None else output.weight
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is not shared}
+    counted: set[int] = set()
+    size = weights = 0
+    for module in model.modules():
+        quantized = isinstance(module, QuantizedLinear)
+        if quantized:
+            size += module.bytes_read(rows)
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in looked_up or id(parameter) in counted:
+                continue
+            counted.add(id(parameter))
+            weights += parameter.numel()
+            size += 0 if quantized else parameter.numel() * parameter.element_size()
+    return WeightsRead(size, weights)
+
+
+def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | None], QuantizedLinear]) -> int:
+    """Put quantized layers in place of a model's linear ones, the output layer included.
+
+    An output layer that shares the embedding's table gets integers of its own, and the table stays for the look-ups.
+    GPT-2's ``Conv1D`` is a linear layer with the weight transposed. Experts of a mixture that are kept as one 3-D
+    parameter are no linear layers and stay.
+
+    Args:
+        model: Changed in place.
+        make: Makes a layer of a weight of shape (out, in) and a bias.
+
+    Returns:
+        How many were replaced.
+    """
+    replaced: dict[nn.Module, QuantizedLinear] = {}
+    for parent in list(model.modules()):
+        for name, module in parent.named_children():
+            if not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            if module not in replaced:
+                weight = module.weight.detach()
+                bias = None if module.bias is None else module.bias.detach()
+                replaced[module] = make(weight.t() if isinstance(module, Conv1D) else weight, bias)
+                # A runner that takes hidden states watches the output layer's input.
+                replaced[module]._forward_pre_hooks.update(module._forward_pre_hooks)
+            setattr(parent, name, replaced[module])
+    return len(replaced)

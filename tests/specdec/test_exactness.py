@@ -1,0 +1,182 @@
+"""The exactness harness itself: it refuses what means nothing, and its estimates agree with its enumerations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.exactness import (
+    Tables,
+    check_drafts,
+    enumerate_drafts,
+    enumerate_outcome,
+    estimate,
+    outcome,
+    sample_drafts,
+)
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from verifiers import RejectionVerifier
+
+TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
+COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
+
+
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        ({**COIN, (1,): [0.25, 0.7]}, r"p after \(1,\) does not sum to one: \[0.25, 0.7\]"),
+        ({**COIN, (0,): [1.25, -0.25]}, r"p after \(0,\) has a negative entry"),
+        ({**COIN, (0,): [1.0, float("nan")]}, r"p after \(0,\) has an entry that is not finite"),
+        ({**COIN, (0,): [1.0]}, r"p after \(0,\) has 1 entries, and 2 after \(\)"),
+        ({(): COIN[()], (1,): COIN[1,]}, r"p has no row for the prefix \(0,\)"),
+        ({**COIN, (2,): [0.5, 0.5]}, r"p has a row for the prefix \(2,\): give one for each of the 2"),
+        ({(0,): [0.5, 0.5]}, r"p has no row for the empty prefix"),
+    ],
+)
+def test_rows_that_are_no_laws(p: dict[tuple[int, ...], list[float]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Tables.from_rows(p, COIN)
+
+
+def test_tables_that_do_not_do() -> None:
+    tables = Tables.from_rows(COIN, COIN)
+    with pytest.raises(ValueError, match="q has 1 rows for prefixes of length 1: give 2"):
+        Tables(tables.p, (tables.q[0], tables.q[1][:1]))
+    with pytest.raises(ValueError, match="the tables end after 1 tokens"):
+        enumerate_drafts(tables, TreeShape.chain(2), IID)
+    with pytest.raises(ValueError, match="the tables have no q"):
+        enumerate_drafts(Tables.from_rows(COIN, None), TreeShape.chain(1), IID)
+    with pytest.raises(ValueError, match="COUPLED drafts share noise"):
+        enumerate_drafts(tables, TreeShape.chain(1), DraftSampling.COUPLED)
+    with pytest.raises(ValueError, match="node 2 .* is a child of rank 1, and laws has 1 entries"):
+        enumerate_drafts(tables, TreeShape.branching(2), (IID,))
+    with pytest.raises(ValueError, match="more than 390,625 drafts, too many to enumerate: estimate"):
+        enumerate_drafts(Tables.random(25, 2, seed=0), TreeShape.branching(2, 2), IID)
+    with pytest.raises(ValueError, match="choose from dense"):
+        Tables.random(2, 1, seed=0, kinds=("dens",))
+
+
+class ChainRule(RejectionVerifier):
+    laws = frozenset({IID})
+    chain_only = True
+
+
+def broken(**changes: object) -> tuple[DraftTree, Tensor]:
+    """Row 1 of a batch of two trees with two children."""
+    p = torch.full((2, 3, 2), 0.5)
+    parts = {
+        "tokens": torch.zeros(2, 3, dtype=torch.long),
+        "parents": torch.tensor([[-1, 0, 0], [-1, 0, 0]]),
+        "sampling": IID,
+        "draft_probs": p.clone(),
+        **{name: value for name, value in changes.items() if name != "p"},
+    }
+    return DraftTree.build(**parts), changes.get("p", p)
+
+
+def changed(table: Tensor, at: tuple[int, ...], value: float) -> Tensor:
+    table = table.clone()
+    table[at] = value
+    return table
+
+
+HALF = torch.full((2, 3, 2), 0.5)
+PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"parents": changed(PARENTS, (1, 1), 2)},
+            "row 1, node 1: its parent is 2, and must be one of the nodes before",
+        ),
+        ({"parents": changed(PARENTS, (1, 2), -1)}, "row 1, node 2: its parent is -1"),
+        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1: the root, node 0, has a parent"),
+        (
+            {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
+            "row 1, node 2 is valid and its parent is not",
+        ),
+        ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: token 2 is none of p's 2"),
+        ({"p": changed(HALF, (1, 2, 0), 0.6)}, "p in row 1 at node 2 does not sum to one"),
+        ({"p": changed(HALF, (0, 1, 0), float("nan"))}, "p in row 0 at node 1 has an entry that is not finite"),
+        ({"draft_probs": changed(HALF, (1, 0, 0), -0.5)}, "q in row 1 at node 0 has a negative entry"),
+        ({"draft_probs": None}, "row 0, node 1 was drawn IID and the tree has no draft_probs"),
+        (
+            {"sampling": DraftSampling.COUPLED},
+            "row 0, node 1 is COUPLED, and RejectionVerifier takes DETERMINISTIC, IID",
+        ),
+    ],
+)
+def test_malformed_drafts(changes: dict[str, object], words: str) -> None:
+    check_drafts(RejectionVerifier(), *broken())
+    # A leaf's q is not read.
+    check_drafts(RejectionVerifier(), *broken(draft_probs=changed(HALF, (1, 2, 0), float("nan"))))
+    with pytest.raises(ValueError, match=words):
+        check_drafts(RejectionVerifier(), *broken(**changes))
+
+
+def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:
+    with pytest.raises(ValueError, match="row 0, node 2 is another child of node 0, and ChainRule takes chains only"):
+        check_drafts(ChainRule(), *broken())
+    tables = Tables.random(3, 2, seed=0)
+    with pytest.raises(ValueError, match="node 1 is WITHOUT_REPLACEMENT, and ChainRule takes IID"):
+        enumerate_outcome(ChainRule(), tables, TreeShape.chain(2), SWOR)
+
+
+def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
+    """p = (.5, .5), q = (.25, .75): accepting all, the first token follows q."""
+
+    class AcceptsAll(RejectionVerifier):
+        def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+            return torch.eye(2, dtype=target_probs.dtype)[-1].expand(len(target_probs), -1)
+
+    p = {(): [0.5, 0.5], (0,): [0.5, 0.5], (1,): [0.5, 0.5]}
+    q = {**p, (): [0.25, 0.75]}
+    result = enumerate_outcome(AcceptsAll(), Tables.from_rows(p, q), TreeShape.chain(1), IID)
+    assert result.joint.tolist() == [0.125, 0.125, 0.375, 0.375]
+    assert result.tv == 0.25 and result.expected_accepted == 1
+
+
+def test_the_sample_is_of_the_enumerated_law() -> None:
+    tables, shape = Tables.random(3, 2, seed=2, kinds=("dense", "exhausted", "zeros")), TreeShape.branching(3, 1)
+    laws = (SWOR, SWOR, IID)
+    exact, sample = enumerate_drafts(tables, shape, laws), sample_drafts(tables, shape, laws, 4000, seed=1)
+    assert sample.probability.sum().item() == pytest.approx(1)
+    place = 3 ** torch.arange(shape.num_nodes + 1)
+    chance = torch.zeros(3 ** len(place), dtype=torch.float64)
+    counts = chance.clone()
+    chance.index_add_(0, (exact.tree.tokens * place).sum(1), exact.probability)
+    counts.index_add_(0, (sample.tree.tokens * place).sum(1), sample.probability)
+    assert (counts[chance == 0] == 0).all()
+    assert (chance - counts).abs().max() < 4 / 4000**0.5 / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_estimate_agrees_with_the_enumeration(seed: int) -> None:
+    tables, shape = Tables.random(4, 2, seed=seed), TreeShape.branching(2, 2)
+    exact = enumerate_outcome(RejectionVerifier(), tables, shape, SWOR)
+    guess = estimate(RejectionVerifier(), tables, shape, SWOR, samples=4000, seed=seed, confidence=0.999)
+    assert guess.bias.low < 0 < guess.bias.high < 0.02
+    assert guess.expected_accepted.low < exact.expected_accepted < guess.expected_accepted.high
+
+    biased = enumerate_outcome(RejectionVerifier(), tables, shape, TOP, declared=IID)
+    guess = estimate(RejectionVerifier(), tables, shape, TOP, declared=IID, samples=4000, seed=seed, confidence=0.999)
+    assert 0 < guess.bias.low and guess.bias.mean == pytest.approx(biased.tv, abs=0.02)
+
+
+def test_an_estimate_works_where_enumeration_cannot() -> None:
+    tables = Tables.random(25, 2, seed=0)
+    guess = estimate(RejectionVerifier(), tables, TreeShape.branching(2, 2), SWOR, samples=2000)
+    assert guess.bias.low < 0 < guess.bias.high < 0.05
+    assert 0 < guess.expected_accepted.low
+
+
+def test_one_token_is_always_right() -> None:
+    tables = Tables.random(1, 2, seed=0)
+    for laws in (TOP, IID, SWOR):
+        drafts = enumerate_drafts(tables, TreeShape.branching(2, 1), laws)
+        assert len(drafts.probability) == 1
+        assert outcome(RejectionVerifier(), tables, replace(drafts)).expected_accepted == 2

@@ -1,0 +1,57 @@
+"""What only a GPU can show: run with ``make test ARGS="-m gpu"`` on a machine that has one."""
+
+import warnings
+
+import pytest
+import torch
+
+from specdec.engine import Engine
+from specdec.reference import reference_decode
+from specdec.requests import SamplingParams
+from specdec.target import Target
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
+
+
+@pytest.fixture
+def model():
+    return tiny_model().cuda()
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_equals_the_reference(model, drafter: str) -> None:
+    engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=2, max_length=64)
+    sampling = SamplingParams(max_new_tokens=20)
+    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
+    assert outputs == [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_synchronization_per_round(model, drafter: str | None, temperature: float) -> None:
+    made = DRAFTERS[drafter](model) if drafter else None
+    engine = Engine(Target(model), made, RejectionVerifier() if made else None, max_batch_size=2, max_length=64)
+    for prompt in PROMPTS[::2]:
+        engine.submit(prompt, SamplingParams(max_new_tokens=30, temperature=temperature))
+    for _ in range(3):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    synchronizing = [str(w.message) for w in caught if "synchroniz" in str(w.message)]
+    assert len(synchronizing) <= 1, synchronizing
+
+
+def test_stages_are_timed_by_events(model) -> None:
+    engine = Engine(Target(model), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64, timing=True)
+    steps = engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=20))[0].steps
+    assert sum(step.seconds.get("verify", 0.0) for step in steps) > 0
