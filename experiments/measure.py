@@ -88,7 +88,7 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     if prompt.chat and tokenizer.chat_template:
         message = [{"role": "user", "content": prompt.turns[0]}]
         text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template wrote them
+        return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote them
     return tuple(encode_prompt(tokenizer, prompt.turns[0]))
 
 

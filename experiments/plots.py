@@ -123,20 +123,22 @@ def speedup_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     figure = Figure(figsize=(max(6.4, 1.2 + 1.1 * len(names) * len(temperatures)), 4.2), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(temperatures)
+    top = 1.0
     for index, temperature in enumerate(temperatures):
         methods = [method for method in compared if method.temperature == temperature]
         positions = [names.index(label(method)) - 0.4 + width * (index + 0.5) for method in methods]
-        heights = [method.speedup for method in methods]
+        heights = [method.speedup or 0.0 for method in methods]
         color = METHOD_COLORS[index % len(METHOD_COLORS)]
         axes.bar(positions, heights, width * 0.92, color=color, label=f"temperature {temperature:g}")
-        for x, method in zip(positions, methods, strict=True):
-            low, high = method.speedup_interval or (method.speedup, method.speedup)
+        for x, height, method in zip(positions, heights, methods, strict=True):
+            low, high = method.speedup_interval or (height, height)
             axes.vlines(x, low, high, color="black", linewidth=1.5)
-            text = f"{method.speedup:.2f}x\nlength {method.mean_acceptance_length:.2f}"
+            text = f"{height:.2f}x\nlength {method.mean_acceptance_length:.2f}"
             axes.annotate(text, (x, high), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+            top = max(top, high)
     axes.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
     axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, max(1.0, *((m.speedup_interval or (0, m.speedup))[1] for m in compared)) * 1.25)
+    axes.set_ylim(0, top * 1.25)
     axes.set_ylabel("tokens/s over plain decoding's")
     axes.set_xlabel("length: mean acceptance length, tokens per target forward (plain decoding: 1)", fontsize=8)
     axes.grid(axis="y", alpha=0.3)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from specdec.requests import GREEDY_BELOW
 from specdec.types import Step
@@ -133,8 +133,9 @@ def read_records(path: str | Path) -> list[Record]:
         if number == len(lines):
             break  # empty, or not finished: every record ends with a line break
         try:
-            row = json.loads(line)
-            records.append(Record(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}))
+            row: dict[str, Any] = json.loads(line)
+            row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            records.append(Record(**row))
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}, line {number} is not a record: {error}") from error
     return records

@@ -63,13 +63,16 @@ def compare(
     drafters = {name: build(config, section) for name, section in methods.items()}
     verifiers = {name: build(config, "verifier") for name in methods}
     target: Target = build(config, "target")
+    tokenizer = target.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
     engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
 
     # Plain decoding runs on the first method's engine.
     first = next(iter(engines.values()))
     contenders = [Contender(PLAIN, first, speculate=False)]
     contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
-    prepared = [prepare(prompts, each, target.tokenizer, max_length=first.max_length) for each in samplings]
+    prepared = [prepare(prompts, each, tokenizer, max_length=first.max_length) for each in samplings]
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, first.max_length)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,7 @@ def compare(
         exactness={contender.method: contender.exactness for contender in contenders},
         seeds={"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed},
         prompts=len(prompts),
-        chat_template=bool(target.tokenizer.chat_template) and any(prompt.chat for prompt in prompts),
+        chat_template=bool(tokenizer.chat_template) and any(prompt.chat for prompt in prompts),
     )
     session = Session(
         folder=folder,

@@ -119,7 +119,7 @@ class WandbTracker:
             begun.append(run)
 
         begun: list[Any] = []  # not self._run, which a call that was given up on must not set later
-        mode = self._mode
+        mode: Any = self._mode  # wandb's type is a literal
         trouble = _attempt(login, self._timeout + GRACE) if mode == "online" else None
         if trouble is not None:
             mode = "offline"

@@ -60,8 +60,8 @@ class Tables:
             for depth, level in enumerate(levels or ()):
                 if len(level) != self.vocab**depth:
                     raise ValueError(
-                        f"{name} has {len(level)} rows for prefixes of length {depth}: give {self.vocab**depth}, one per "
-                        f"prefix over {self.vocab} tokens"
+                        f"{name} has {len(level)} rows for prefixes of length {depth}: give {self.vocab**depth}, one "
+                        f"per prefix over {self.vocab} tokens"
                     )
                 _check_rows(level, lambda row, name=name, depth=depth: f"{name} after {self.prefix(row[0], depth)}")
 
@@ -101,8 +101,8 @@ class Tables:
                 if found != wanted:
                     odd = min(set(found) ^ set(wanted))
                     raise ValueError(
-                        f"{name} has {'no' if odd in wanted else 'a'} row for the prefix {odd}: give one for each of the "
-                        f"{vocab**depth} prefixes of length {depth} over {vocab} tokens"
+                        f"{name} has {'no' if odd in wanted else 'a'} row for the prefix {odd}: give one for each of "
+                        f"the {vocab**depth} prefixes of length {depth} over {vocab} tokens"
                     )
                 for prefix in found:
                     if len(rows[prefix]) != vocab:
@@ -261,12 +261,13 @@ def enumerate_drafts(
     """
 
     def every(chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        row, token = chances.nonzero(as_tuple=True)
-        if len(row) * (shape.num_nodes + 1) * tables.vocab > _MOST_NUMBERS:
+        count = int(chances.count_nonzero())
+        if count * (shape.num_nodes + 1) * tables.vocab > _MOST_NUMBERS:
             raise ValueError(
-                f"{shape} over {tables.vocab} tokens has more than {len(row):,} drafts, too many to enumerate: "
+                f"{shape} over {tables.vocab} tokens has at least {count:,} drafts, too many to enumerate: "
                 f"estimate from a sample, or take a smaller tree or vocabulary"
             )
+        row, token = chances.nonzero(as_tuple=True)
         return row, token, chances[row, token]
 
     return _draft(tables, shape, laws, every, 1, declared=declared, declared_q=declared_q, grows=grows)
@@ -425,7 +426,7 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
     _first(
         wrong,
         lambda row, node: (
-            f"row {row}, node {node}: its parent is {int(tree.parents[row, node])}, and must be one of the nodes before it"
+            f"row {row}, node {node}: its parent is {int(tree.parents[row, node])}, which must be a node before it"
         ),
     )
     above = tree.valid.gather(1, tree.parents.clamp(min=0))
@@ -524,7 +525,9 @@ def _draft(
         if isinstance(given, DraftSampling):
             return given
         if rank[node] >= len(given):
-            raise ValueError(f"node {node} of {shape} is a child of rank {rank[node]}, and laws has {len(given)} entries")
+            raise ValueError(
+                f"node {node} of {shape} has rank {rank[node]} and laws has {len(given)} entries: give one more"
+            )
         return given[rank[node]]
 
     tokens = torch.zeros(rows, 1, dtype=torch.long)

@@ -242,7 +242,7 @@ class ModelRunner:
         hidden = {layer: output.hidden_states[layer] for layer in middle}
         if -1 in self.hidden_layers:
             hidden[-1] = self._last_hidden if with_logits else output.last_hidden_state
-        return TargetOutput(logits=output.logits if with_logits else tokens.new_zeros(0), hidden_states=hidden)
+        return TargetOutput(logits=output.logits if with_logits else output.last_hidden_state[..., :0], hidden_states=hidden)
 
     def _catch_last_hidden(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._last_hidden = inputs[0]

@@ -34,7 +34,7 @@ class Slots:
     """
 
     def __init__(self, max_batch_size: int, max_length: int, vocab_size: int, device: torch.device):
-        def tensor(value: float, dtype: torch.dtype) -> Tensor:
+        def tensor(value: int | float, dtype: torch.dtype) -> Tensor:
             return torch.full((max_batch_size,), value, dtype=dtype, device=device)
 
         self.device = device

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
 from specdec.types import DraftSampling
@@ -278,8 +278,8 @@ class DraftTree:
         return tree
 
     def gather_path(
-        self, values: Float[Tensor, "batch node ..."], path: Int[Tensor, "batch depth"]
-    ) -> Float[Tensor, "batch position ..."]:
+        self, values: Shaped[Tensor, "batch node ..."], path: Int[Tensor, "batch depth"]
+    ) -> Shaped[Tensor, "batch position ..."]:
         """Values at the root and along a path (``position`` = 1 + depth); padding repeats the root's."""
         nodes = torch.nn.functional.pad(path.clamp(min=0), (1, 0))
         index = nodes.view(*nodes.shape, *[1] * (values.ndim - 2)).expand(*nodes.shape, *values.shape[2:])

@@ -1,12 +1,13 @@
 """Rejection sampling, from the root down and sibling by sibling: the rule that fits every way of drafting."""
 
 import torch
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
+from verifiers.siblings import acceptance, children_of, law_of_stop, normalized, rest, row_index, without
 
 
 class RejectionVerifier(Verifier):
@@ -45,15 +46,13 @@ class RejectionVerifier(Verifier):
         else:
             if tree.draft_probs is not None:
                 q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
-                p = _acceptance(p, q, tree.law)
+                p = acceptance(p, q, tree.law)
             step = p.where(tree.valid, 0.0)
             if tree.max_children > 1:
                 assert tree.draft_probs is not None
                 _step_to_later_siblings(tree, target_probs, tree.draft_probs, step)
         step[:, 0].fill_(1)
-        reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
-        # A path that reaches a node and goes on to none of its children ends there.
-        return reach.scatter_add(1, parents[:, 1:], -reach[:, 1:]).clamp_(min=0)
+        return law_of_stop(tree, step)
 
     def next_law(
         self,
@@ -63,7 +62,7 @@ class RejectionVerifier(Verifier):
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
         # index_select copies whole rows; gather would read an index per entry.
-        row = _row_index(stop, tree.num_nodes)
+        row = row_index(stop, tree.num_nodes)
         node_p = target_probs.flatten(0, 1).index_select(0, row)
         if tree.max_children == 0:
             return node_p
@@ -72,18 +71,18 @@ class RejectionVerifier(Verifier):
             # Minus infinity, not a write of zero: other nodes have the same tokens, and would undo it.
             certain = torch.where(rejected, -torch.inf, 0.0).to(node_p.dtype)
             left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
-            return _normalized(left, node_p, rejected.any(-1, keepdim=True))
+            return normalized(left, node_p, rejected.any(-1, keepdim=True))
 
-        children, exists = _children_of(tree, stop)
+        children, exists = children_of(tree, stop)
         tokens = tree.tokens.gather(1, children)
         laws = tree.law.gather(1, children).where(exists, -1)
         q = tree.draft_probs.flatten(0, 1).index_select(0, row).to(node_p.dtype)
         p, left, draft_law = node_p, q, q  # draft_law: q_r
         for rank in range(tree.max_children):
             if rank > 0:
-                left = _without(left, tokens[:, rank - 1])
+                left = without(left, tokens[:, rank - 1])
                 draft_law = q.where((laws[:, rank] == DraftSampling.IID)[:, None], left)
-            p = _residual(p, node_p, draft_law, tokens[:, rank], laws[:, rank])
+            p = normalized(rest(p, draft_law, tokens[:, rank], laws[:, rank]), node_p)
         # Behind a leaf p itself, to the last bit: a row without drafts must not depend on its batch mates.
         return p.where(exists[:, :1], node_p)
 
@@ -123,7 +122,7 @@ def _step_to_later_siblings(
     flat = index.flatten(1)
     tokens = tree.tokens.gather(1, flat).view_as(index)
     laws = tree.law.gather(1, flat).view_as(index)
-    row = _row_index(groups, tree.num_nodes)
+    row = row_index(groups, tree.num_nodes)
     node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape)
     q = draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
     p, left, draft_law = node_p, q, q  # draft_law: q_r
@@ -132,79 +131,12 @@ def _step_to_later_siblings(
     for rank in range(1, min(tree.max_children, drafted)):
         here = slice(drafted // (rank + 1))
         node_p, q, left, rejected = node_p[:, here], q[:, here], left[:, here], rejected[:, here]
-        p = _residual(p[:, here], node_p, draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1])
-        left = _without(left, tokens[:, here, rank - 1])
+        residual = rest(p[:, here], draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1])
+        p = normalized(residual, node_p)
+        left = without(left, tokens[:, here, rank - 1])
         token, law, child = tokens[:, here, rank], laws[:, here, rank], index[:, here, rank]
         draft_law = q.where((law == DraftSampling.IID)[..., None], left)
         entry = token[..., None]
-        a = _acceptance(p.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
+        a = acceptance(p.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
         step.scatter_(1, child, rejected * a)  # at the root where there is no such child
         rejected = rejected * (1 - a)
-
-
-def _acceptance(
-    p: Float[Tensor, "*rows"], q: Float[Tensor, "*rows"], law: Int8[Tensor, "*rows"]
-) -> Float[Tensor, "*rows"]:
-    """Probability of accepting a token that has these probabilities; 0 where q is."""
-    q = q.where(law != DraftSampling.DETERMINISTIC, 1.0)
-    return (p / q).clamp(max=1).where(q > 0, 0.0)
-
-
-def _residual(
-    p: Float[Tensor, "*rows vocab"],
-    node_p: Float[Tensor, "*rows vocab"],
-    q: Float[Tensor, "*rows vocab"],
-    token: Int[Tensor, "*rows"],
-    law: Int8[Tensor, "*rows"],
-) -> Float[Tensor, "*rows vocab"]:
-    """What p becomes when a child is rejected.
-
-    Args:
-        p: Law of the token before the child was tried.
-        node_p: p of the node, the fallback where nothing is left.
-        q: What the child was drawn from; not read where it is deterministic.
-        token: The child's token.
-        law: The child's law, -1 where there is no child (p stays then, up to rounding).
-    """
-    left = torch.where((law > DraftSampling.DETERMINISTIC)[..., None], p - q, p)
-    certain = torch.where(law == DraftSampling.DETERMINISTIC, -torch.inf, 0.0).to(p.dtype)
-    left.scatter_add_(-1, token[..., None], certain[..., None])
-    return _normalized(left.clamp_(min=0), node_p)
-
-
-def _normalized(
-    weights: Float[Tensor, "*rows vocab"],
-    fallback: Float[Tensor, "*rows vocab"],
-    condition: Bool[Tensor, "*rows 1"] | None = None,
-) -> Float[Tensor, "*rows vocab"]:
-    """Weights as a law; the fallback where they are all zero (or NaN) or the condition does not hold."""
-    total = weights.sum(-1, keepdim=True)
-    usable = total > 0
-    if condition is not None:
-        usable &= condition
-    return (weights / total).where(usable, fallback)
-
-
-def _without(q: Float[Tensor, "*rows vocab"], token: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
-    """A distribution without one token, normalized; all zero where nothing is left."""
-    left = q.scatter(-1, token[..., None], 0.0)
-    total = left.sum(-1, keepdim=True)
-    return left / total.where(total > 0, 1.0)
-
-
-def _row_index(nodes: Int[Tensor, " batch"] | Int[Tensor, "batch some"], count: int) -> Int[Tensor, " row"]:
-    """Where the nodes of every row stand in a table whose batch and node axes (of this length) are flattened."""
-    offsets = torch.arange(0, nodes.shape[0] * count, count, device=nodes.device)
-    return (nodes + offsets.view(-1, *[1] * (nodes.ndim - 1))).flatten()
-
-
-def _children_of(
-    tree: DraftTree, node: Int[Tensor, " batch"]
-) -> tuple[Int[Tensor, "batch rank"], Bool[Tensor, "batch rank"]]:
-    """Valid children of one node per row in sibling order, any index where there is none; and where there is one."""
-    if tree.max_children == 1:
-        # Cheaper than the table of all children, which a chain does not need otherwise.
-        exists, children = ((tree.parents == node[:, None]) & tree.valid).max(dim=1, keepdim=True)
-        return children, exists
-    children = tree.children.gather(1, node[:, None, None].expand(-1, -1, tree.max_children))[:, 0]
-    return children.clamp(min=0), children >= 0

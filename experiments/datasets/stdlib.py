@@ -2,6 +2,8 @@
 
 import ast
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt
@@ -36,30 +38,27 @@ class Stdlib:
         for path in held_out_files():
             source = read_source(path)
             name = path.relative_to(stdlib_root()).as_posix()
-            lines = source.splitlines(keepends=True)
-            for header, end in _documented(source, path):
-                if len("".join(lines[header - 1 : end])) > length:
+            # Where each line begins; ast counts line breaks only, unlike splitlines.
+            starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
+            for header, end in _documented(path):
+                begin, stop = starts[header - 1], starts[end] - 1
+                if stop - begin > length:
                     continue
-                window = _window("".join(lines[:end]).rstrip("\n"), length)
+                # From the start of a line: the first one within reach.
+                first = source.find("\n", stop - length - 1) + 1 if stop > length else 0
                 category = name.split("/")[0].removesuffix(".py")
-                prompts.append(Prompt(id=f"{name}:{end}", turns=(window,), category=category))
+                prompts.append(Prompt(id=f"{name}:{end}", turns=(source[first:stop],), category=category))
         return prompts
 
 
-def _documented(source: str, path: Path) -> list[tuple[int, int]]:
+@cache
+def _documented(path: Path) -> list[tuple[int, int]]:
     """Line numbers (from 1) of the headers, and of the docstrings' last lines, that have a body behind them."""
     found = []
-    for node in ast.walk(ast.parse(source, filename=str(path))):
+    for node in ast.walk(ast.parse(read_source(path), filename=str(path))):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or len(node.body) < 2:
             continue
         end = node.body[0].end_lineno
         if ast.get_docstring(node, clean=False) is not None and end is not None:
             found.append((node.lineno, end))
     return sorted(found)
-
-
-def _window(text: str, characters: int) -> str:
-    """The end of a text, about this long at most, from the start of a line."""
-    if len(text) <= characters:
-        return text
-    return text[text.find("\n", len(text) - characters - 1) + 1 :]

@@ -56,7 +56,7 @@ class Int8Linear(QuantizedLinear):
         outputs = torch._weight_int8pack_mm(rows, self.weight, self.scale)
         if self.bias is not None:
             outputs += self.bias
-        return outputs.view(*inputs.shape[:-1], -1)
+        return outputs.view(*inputs.shape[:-1], outputs.shape[1])
 
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()

@@ -33,8 +33,8 @@ def test_windows_end_with_a_docstring_of_a_held_out_module(windows: list[Prompt]
         assert 0 < len(text) <= 100 * CHARACTERS_PER_TOKEN
         assert text == text.rstrip("\n")
         assert not prompt.chat
-        source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = text.splitlines()
+        source = (stdlib_root() / name).read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = text.split("\n")
         assert lines == source[int(line) - len(lines) : int(line)], "a window is whole lines of its file"
 
 

@@ -50,10 +50,10 @@ def test_tables_that_do_not_do() -> None:
         enumerate_drafts(Tables.from_rows(COIN, None), TreeShape.chain(1), IID)
     with pytest.raises(ValueError, match="COUPLED drafts share noise"):
         enumerate_drafts(tables, TreeShape.chain(1), DraftSampling.COUPLED)
-    with pytest.raises(ValueError, match="node 2 .* is a child of rank 1, and laws has 1 entries"):
+    with pytest.raises(ValueError, match=r"node 2 of .* has rank 1 and laws has 1 entries"):
         enumerate_drafts(tables, TreeShape.branching(2), (IID,))
-    with pytest.raises(ValueError, match="more than 390,625 drafts, too many to enumerate: estimate"):
-        enumerate_drafts(Tables.random(25, 2, seed=0), TreeShape.branching(2, 2), IID)
+    with pytest.raises(ValueError, match="at least 531,441 drafts, too many to enumerate: estimate"):
+        enumerate_drafts(Tables.random(81, 2, seed=0), TreeShape.branching(2, 2), IID)
     with pytest.raises(ValueError, match="choose from dense"):
         Tables.random(2, 1, seed=0, kinds=("dens",))
 
@@ -91,7 +91,7 @@ PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
     [
         (
             {"parents": changed(PARENTS, (1, 1), 2)},
-            "row 1, node 1: its parent is 2, and must be one of the nodes before",
+            "row 1, node 1: its parent is 2, which must be a node before it",
         ),
         ({"parents": changed(PARENTS, (1, 2), -1)}, "row 1, node 2: its parent is -1"),
         ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1: the root, node 0, has a parent"),
@@ -164,14 +164,14 @@ def test_an_estimate_agrees_with_the_enumeration(seed: int) -> None:
 
     biased = enumerate_outcome(RejectionVerifier(), tables, shape, TOP, declared=IID)
     guess = estimate(RejectionVerifier(), tables, shape, TOP, declared=IID, samples=4000, seed=seed, confidence=0.999)
-    assert 0 < guess.bias.low and guess.bias.mean == pytest.approx(biased.tv, abs=0.02)
+    assert guess.bias.low > 0 and guess.bias.mean == pytest.approx(biased.tv, abs=0.02)
 
 
 def test_an_estimate_works_where_enumeration_cannot() -> None:
     tables = Tables.random(25, 2, seed=0)
     guess = estimate(RejectionVerifier(), tables, TreeShape.branching(2, 2), SWOR, samples=2000)
     assert guess.bias.low < 0 < guess.bias.high < 0.05
-    assert 0 < guess.expected_accepted.low
+    assert guess.expected_accepted.low > 0
 
 
 def test_one_token_is_always_right() -> None:

@@ -1,0 +1,117 @@
+"""SpecTr's k-seq: independent siblings, all tried against the same p."""
+
+import torch
+from jaxtyping import Float, Int, Int8
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.siblings import acceptance, children_of, families, law_of_stop, normalized, rest, row_index
+
+_HALVINGS = 30  # of [1, k]: rho is then right to 1e-9 k, and valid in any case
+
+
+class KSeqVerifier(Verifier):
+    """K-sequential selection (Sun et al. 2023, arXiv 2310.15141, algorithm 2), level by level.
+
+    k siblings drawn independently from q are tried in order; each is accepted with probability
+    min(1, p(x) / (rho q(x))), and p is not updated between them. With b(rho) = sum min(p / rho, q), any rho in [1, k]
+    with 1 - (1 - b)^k <= rho b is exact; the smallest accepts most and is found by bisection, keeping the upper end.
+    If all are rejected, the next token is drawn from N([p - min(p / rho, q) (1 - (1 - b)^k) / b]+), which does not
+    depend on what was drafted. At least (1 - 1/e) of the best possible acceptance; for one child, rejection sampling.
+
+    ``DETERMINISTIC`` siblings are accepted as by ``RejectionVerifier``; every run of independent ones between them is
+    a k-seq for what is then left of p. How many siblings there are must not depend on their tokens.
+    """
+
+    exactness = Exactness.EXACT
+    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        step = torch.zeros_like(target_probs[:, :, 0])
+        if tree.max_children > 0:
+            nodes, children = families(tree)
+            steps, _ = self._visit(tree, target_probs, nodes, children)
+            # Children that do not exist go to the root.
+            step.scatter_(1, children.clamp(min=0).flatten(1), steps.flatten(1))
+        step[:, 0].fill_(1)
+        return law_of_stop(tree, step)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
+        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.num_nodes))
+        if tree.max_children == 0:
+            return node_p
+        children, exists = children_of(tree, stop)
+        _, law = self._visit(tree, target_probs, stop[:, None], children.where(exists, -1)[:, None])
+        return law[:, 0].where(exists[:, :1], node_p)
+
+    def _visit(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        nodes: Int[Tensor, "batch some"],
+        children: Int[Tensor, "batch some rank"],
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """Probability that some nodes' children are accepted, and the law of the token if none is."""
+        row, index = row_index(nodes, tree.num_nodes), children.clamp(min=0).flatten(1)
+        tokens = tree.tokens.gather(1, index).view_as(children)
+        laws = tree.law.gather(1, index).view_as(children).where(children >= 0, -1)
+        p = node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape)
+        drafted = target_probs if tree.draft_probs is None else tree.draft_probs
+        q = drafted.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape).to(p.dtype)
+        steps = torch.zeros_like(children, dtype=p.dtype)
+        rejected = torch.ones_like(p[..., 0])
+        rho, after, before = rejected, p, None
+        for rank in range(children.shape[-1]):
+            token, law = tokens[..., rank], laws[..., rank]
+            starts = (law == DraftSampling.IID) & (before != law if before is not None else True)
+            # On the host a look is free, and later runs are rare; elsewhere it would synchronize.
+            if starts.device.type != "cpu" or starts.any():
+                new_rho, new_after = _run(p, q, laws[..., rank:], node_p)
+                rho, after = rho.where(~starts, new_rho), after.where(~starts[..., None], new_after)
+            entry = token[..., None]
+            divisor = torch.where(law == DraftSampling.IID, rho, 1.0) * q.gather(-1, entry)[..., 0]
+            a = acceptance(p.gather(-1, entry)[..., 0], divisor, law).where(law >= 0, 0.0)
+            steps[..., rank] = rejected * a
+            rejected = rejected * (1 - a)
+            following = laws[..., rank + 1] if rank + 1 < laws.shape[-1] else torch.full_like(law, -1)
+            ends = (law == DraftSampling.IID) & (following != law)
+            certain = law == DraftSampling.DETERMINISTIC
+            p = after.where(ends[..., None], p)
+            p = normalized(rest(p, q, token, law.where(certain, -1)), node_p).where(certain[..., None], p)
+            before = law
+        return steps, p
+
+
+def _run(
+    p: Float[Tensor, "*rows vocab"],
+    q: Float[Tensor, "*rows vocab"],
+    laws: Int8[Tensor, "*rows rank"],
+    fallback: Float[Tensor, "*rows vocab"],
+) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
+    """Rho of the independent siblings that stand first, and the law of the token if all of them are rejected."""
+    k = (laws == DraftSampling.IID).cumprod(-1).sum(-1).clamp(min=1).to(p.dtype)
+    low, high = torch.ones_like(k), k
+    if laws.shape[-1] > 1:
+        for _ in range(_HALVINGS):
+            rho = (low + high) / 2
+            b = torch.minimum(p / rho[..., None], q).sum(-1)
+            valid = _any_of(b, k) <= rho * b
+            low, high = low.where(valid, rho), rho.where(valid, high)
+    thinned = torch.minimum(p / high[..., None], q)
+    b = thinned.sum(-1)
+    factor = (_any_of(b, k) / b).where(b > 0, 0.0)
+    return high, normalized((p - thinned * factor[..., None]).clamp(min=0), fallback)
+
+
+def _any_of(b: Float[Tensor, "*rows"], k: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """1 - (1 - b)^k, precise where b is small."""
+    return -torch.expm1(k * torch.log1p(-b.clamp(max=1)))

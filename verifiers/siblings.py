@@ -1,0 +1,95 @@
+"""What the rules share: what a child was drawn from among its siblings, and what is left of a law after a rejection."""
+
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from torch import Tensor
+
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+
+
+def acceptance(
+    p: Float[Tensor, "*rows"], q: Float[Tensor, "*rows"], law: Int8[Tensor, "*rows"]
+) -> Float[Tensor, "*rows"]:
+    """Probability of accepting a token that has these probabilities; 0 where q is."""
+    q = q.where(law != DraftSampling.DETERMINISTIC, 1.0)
+    return (p / q).clamp(max=1).where(q > 0, 0.0)
+
+
+def rest(
+    p: Float[Tensor, "*rows vocab"],
+    q: Float[Tensor, "*rows vocab"],
+    token: Int[Tensor, "*rows"],
+    law: Int8[Tensor, "*rows"],
+) -> Float[Tensor, "*rows vocab"]:
+    """[p - q]+, with a one-hot q where a child is deterministic.
+
+    Args:
+        p: What is to be emitted, of total mass at most 1.
+        q: What the child was drawn from; not read where it is deterministic.
+        token: The child's token.
+        law: The child's law, -1 where there is no child (p stays then).
+    """
+    left = torch.where((law > DraftSampling.DETERMINISTIC)[..., None], p - q, p)
+    certain = torch.where(law == DraftSampling.DETERMINISTIC, -torch.inf, 0.0).to(p.dtype)
+    left.scatter_add_(-1, token[..., None], certain[..., None])
+    return left.clamp_(min=0)
+
+
+def normalized(
+    weights: Float[Tensor, "*rows vocab"],
+    fallback: Float[Tensor, "*rows vocab"],
+    condition: Bool[Tensor, "*rows 1"] | None = None,
+) -> Float[Tensor, "*rows vocab"]:
+    """Weights as a law; the fallback where they are all zero (or NaN) or the condition does not hold."""
+    total = weights.sum(-1, keepdim=True)
+    usable = total > 0
+    if condition is not None:
+        usable &= condition
+    return (weights / total).where(usable, fallback)
+
+
+def without(q: Float[Tensor, "*rows vocab"], token: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
+    """A distribution without one token, normalized; all zero where nothing is left."""
+    left = q.scatter(-1, token[..., None], 0.0)
+    total = left.sum(-1, keepdim=True)
+    return left / total.where(total > 0, 1.0)
+
+
+def row_index(nodes: Int[Tensor, " batch"] | Int[Tensor, "batch some"], count: int) -> Int[Tensor, " row"]:
+    """Where the nodes of every row stand in a table whose batch and node axes (of this length) are flattened."""
+    offsets = torch.arange(0, nodes.shape[0] * count, count, device=nodes.device)
+    return (nodes + offsets.view(-1, *[1] * (nodes.ndim - 1))).flatten()
+
+
+def children_of(
+    tree: DraftTree, node: Int[Tensor, " batch"]
+) -> tuple[Int[Tensor, "batch rank"], Bool[Tensor, "batch rank"]]:
+    """Valid children of one node per row in sibling order, any index where there is none; and where there is one."""
+    if tree.max_children == 1:
+        # Cheaper than the table of all children, which a chain does not need otherwise.
+        exists, children = ((tree.parents == node[:, None]) & tree.valid).max(dim=1, keepdim=True)
+        return children, exists
+    children = tree.children.gather(1, node[:, None, None].expand(-1, -1, tree.max_children))[:, 0]
+    return children.clamp(min=0), children >= 0
+
+
+def families(tree: DraftTree) -> tuple[Int[Tensor, "batch some"], Int[Tensor, "batch some rank"]]:
+    """Nodes that have children, and their children, -1 where there is none; other nodes fill up the rows."""
+    has_children = (tree.children >= 0).any(-1)
+    # On the host a look at the number is free; elsewhere it would synchronize.
+    some = int(has_children.sum(-1).amax()) if has_children.device.type == "cpu" else tree.num_nodes - 1
+    nodes = has_children.byte().topk(max(some, 1), dim=1).indices
+    return nodes, tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
+
+
+def law_of_stop(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
+    """Law of the last node where every level decides for itself.
+
+    Args:
+        tree: The tree.
+        step: Probability that a path which has reached a node's parent goes on to the node; 1 at the root.
+    """
+    reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
+    # A path that reaches a node and goes on to none of its children ends there.
+    return reach.scatter_add(1, tree.parents.clamp(min=0)[:, 1:], -reach[:, 1:]).clamp_(min=0)
