@@ -72,8 +72,7 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
         logits = runner.verify(tree, lengths, lengths.numpy()).logits
         return accept(verifier, tree, logits.float().softmax(-1), uniforms)
 
-    embedding = model.get_input_embeddings().weight
-    weights = runner.weight_bytes() - embedding.numel() * embedding.element_size()
+    weights = runner.weight_bytes(tokens.numel())
     keys_values = runner.bytes_per_token * setting.batch * (setting.context + setting.nodes + 1)
     # bf16 logits once; float32 probabilities written and read.
     tables = setting.batch * (setting.nodes + 1) * setting.vocab * (2 + 4 + 4 + 4)

@@ -39,6 +39,24 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
     return manifest
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(manifest["config"], dict):
+            return manifest
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} is not the folder of a run: it has no {MANIFEST}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    raise ValueError(f"{path} is damaged: its config is not an object")
+
+
 def versions() -> dict[str, str | None]:
     """Python's and the packages' versions; None for one that is not installed."""
     return {"python": platform.python_version(), "specdec": getattr(specdec, "__version__", None)} | {

@@ -1,22 +1,20 @@
 """The measuring loop: every method on every prompt, interleaved batch by batch, on the clock."""
 
-import hashlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from experiments.datasets.prompt import Prompt
+from experiments.jobs import Job, follow, too_long
 from experiments.records import Record
 from specdec import metrics
 from specdec.engine import Engine
 from specdec.reference import top_two_margin
 from specdec.requests import SamplingParams
-from specdec.text import encode_prompt
 from specdec.types import Completion
 
 PLAIN = "plain"
@@ -43,128 +41,171 @@ class Contender:
         return verifier.exactness.value if verifier is not None else None
 
 
-@dataclass(frozen=True)
-class Job:
-    """One sample of one prompt, tokenized."""
-
-    prompt: Prompt
-    sample: int
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-
-
-def prepare(
-    prompts: Sequence[Prompt], sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase, *, max_length: int
-) -> tuple[list[Job], list[tuple[Job, str]]]:
-    """One job per prompt and sample, and those that the engine would refuse, with the reason.
-
-    A job's random stream comes from prompt, turn and sample, so its output does not depend on which other prompts
-    are in the run.
-
-    Raises:
-        ValueError: No prompt fits, or one has no tokens.
-    """
-    jobs: list[Job] = []
-    unfit: list[tuple[Job, str]] = []
-    for prompt in prompts:
-        ids = render(prompt, tokenizer)
-        for sample in range(sampling.n):
-            job = Job(prompt, sample, ids, replace(sampling, n=1, stream=stream_of(prompt.id, 0, sample)))
-            if len(ids) + sampling.max_new_tokens > max_length:
-                reason = (
-                    f"{len(ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} exceed "
-                    f"the engine's max_length={max_length}"
-                )
-                unfit.append((job, reason))
-            else:
-                jobs.append(job)
-    if not jobs:
-        raise ValueError(f"no prompt fits: {unfit[0][1]}" if unfit else "there are no prompts")
-    return jobs, unfit
-
-
-def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokens of a prompt's first turn, through the chat template if it is a conversation and there is one."""
-    if prompt.chat and tokenizer.chat_template:
-        message = [{"role": "user", "content": prompt.turns[0]}]
-        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-        return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote them
-    return tuple(encode_prompt(tokenizer, prompt.turns[0]))
-
-
-def stream_of(prompt_id: str, turn: int, sample: int) -> int:
-    """A random stream's number, the same on every machine: 62 bits of a hash."""
-    digest = hashlib.blake2b(f"{prompt_id}\0{turn}\0{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2
-
-
 def measure(
     contenders: Sequence[Contender],
     jobs: Sequence[Job],
     *,
     warmup: Sequence[Sequence[int]] = (),
     write: Callable[[Record], None],
+    finished: Collection[int] = (),
+    template: Mapping[str, Any] | None = None,
 ) -> Iterator[int]:
     """Run every job with every contender and write their records; yields the number of finished jobs.
 
     Contenders take turns batch by batch, and in each batch another one goes first, so that drift of the machine
-    meets all alike. A batch is written when all contenders have run it.
+    meets all alike. A batch is written when all contenders have run it. Where prompts have several turns this holds
+    turn by turn, and every contender leads a conversation of its own: what it answered is part of its next prompt.
 
     Args:
         contenders: The baseline first. All with the same batch size.
         jobs: What to measure.
         warmup: Prompts that every contender decodes first, off the record; an exception there is not caught.
         write: Takes the records.
+        finished: Numbers of batches that an earlier call has measured, and that this one passes over.
+        template: Further arguments of the chat template.
     """
-    baseline = contenders[0]
-    size = baseline.engine.max_batch_size
-    for contender in contenders:
-        for start in range(0, len(warmup), size):
-            prompts = warmup[start : start + size]
-            contender.engine.generate(prompts, replace(jobs[0].sampling, stream=None), speculate=contender.speculate)
-    for number, start in enumerate(range(0, len(jobs), size)):
-        batch = jobs[start : start + size]
-        first = number % len(contenders)
-        outcomes = {c.method: _run(c, batch) for c in [*contenders[first:], *contenders[:first]]}
-        for contender in contenders:
-            for row, job in enumerate(batch):
-                plain = None if contender is baseline else outcomes[baseline.method].completion(row)
-                write(_record(contender, job, number, row, outcomes[contender.method], plain))
-        yield start + len(batch)
+    size = contenders[0].engine.max_batch_size
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    if any(number not in finished for number in range(len(batches))):
+        _warm_up(contenders, warmup, jobs[0].sampling)
+    done = 0
+    for number, batch in enumerate(batches):
+        if number not in finished:
+            _measure_batch(contenders, batch, number, write, template)
+        done += len(batch)
+        yield done
 
 
 def failure(contender: Contender, job: Job, error: str) -> Record:
     """The record of a job that did not run; it belongs to no batch (-1)."""
-    return _record(contender, job, -1, 0, _Outcome(error=error), None)
+    return _record(contender, _Answer(job, error=error), -1, None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What one call of an engine returned, or how it failed."""
+def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
+    size = contenders[0].engine.max_batch_size
+    for contender in contenders:
+        for start in range(0, len(prompts), size):
+            batch = prompts[start : start + size]
+            contender.engine.generate(batch, replace(sampling, stream=None), speculate=contender.speculate)
 
-    completions: tuple[Completion, ...] = ()
-    seconds: float | None = None
+
+def _measure_batch(
+    contenders: Sequence[Contender],
+    batch: Sequence[Job],
+    number: int,
+    write: Callable[[Record], None],
+    template: Mapping[str, Any] | None,
+) -> None:
+    baseline = contenders[0]
+    first = number % len(contenders)
+    conversations = {c.method: [_Conversation(job) for job in batch] for c in contenders}
+    for turn in range(max(len(job.prompt.turns) for job in batch)):
+        answers = {
+            c.method: _take_turn(c, conversations[c.method], turn, template)
+            for c in [*contenders[first:], *contenders[:first]]
+        }
+        for contender in contenders:
+            for row, answer in answers[contender.method].items():
+                plain = None if contender is baseline else answers[baseline.method][row]
+                write(_record(contender, answer, number, plain))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one turn.
+
+    Attributes:
+        job: What the engine was given.
+        done: What it returned; None if the call raised or was not made.
+        error: Why it counts for nothing.
+        traceback: Where an exception came from.
+        seconds: Of the whole call.
+        stage_seconds: Of the whole call.
+    """
+
+    job: Job
+    done: Completion | None = None
     error: str | None = None
     traceback: str | None = None
+    seconds: float | None = None
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def completion(self, row: int) -> Completion | None:
-        """The row's, unless it failed."""
-        done = self.completions[row] if self.error is None else None
-        return None if done is None or done.finish_reason == "error" else done
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or self.done is None or self.done.finish_reason == "error"
 
 
-def _run(contender: Contender, batch: Sequence[Job]) -> _Outcome:
+@dataclass
+class _Conversation:
+    """One contender's course of one job.
+
+    Attributes:
+        first: The job of the first turn.
+        answers: Texts of its answers.
+        broken: Why it cannot go on.
+    """
+
+    first: Job
+    answers: list[str] = field(default_factory=list)
+    broken: str | None = None
+
+
+def _take_turn(
+    contender: Contender, conversations: Sequence[_Conversation], turn: int, template: Mapping[str, Any] | None
+) -> dict[int, _Answer]:
+    """One turn of those conversations that have it, in one call of the engine; by row of the batch."""
+    jobs: dict[int, Job] = {}
+    answers: dict[int, _Answer] = {}
+    for row, conversation in enumerate(conversations):
+        job = conversation.first
+        if turn >= len(job.prompt.turns):
+            continue
+        if turn and conversation.broken is None:
+            job = _next(contender, conversation, template)
+        if conversation.broken is None:
+            jobs[row] = job
+        else:
+            answers[row] = _Answer(replace(job, turn=turn), error=conversation.broken)
+    answers |= _run(contender, jobs)
+    for row in jobs:
+        answer = answers[row]
+        if answer.failed or answer.done is None:
+            conversations[row].broken = f"turn {turn + 1} failed"
+        else:
+            conversations[row].answers.append(answer.done.text)
+    return dict(sorted(answers.items()))
+
+
+def _next(contender: Contender, conversation: _Conversation, template: Mapping[str, Any] | None) -> Job:
+    """The conversation's next job; it is broken if that does not fit."""
     engine = contender.engine
-    prompts = [job.prompt_ids for job in batch]
-    sampling = [job.sampling for job in batch]
+    assert engine.target.tokenizer is not None, "the first turn was tokenized"
+    job = follow(conversation.first, conversation.answers, engine.target.tokenizer, template)
+    conversation.broken = too_long(job, engine.max_length)
+    return job
+
+
+def _run(contender: Contender, jobs: Mapping[int, Job]) -> dict[int, _Answer]:
+    """One timed call of the engine."""
+    if not jobs:
+        return {}
+    engine = contender.engine
+    prompts = [job.prompt_ids for job in jobs.values()]
+    sampling = [job.sampling for job in jobs.values()]
     _synchronize(engine.target.device)
     begin = time.perf_counter()
     try:
         completions = engine.generate(prompts, sampling, speculate=contender.speculate)
         _synchronize(engine.target.device)
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
-        return _Outcome(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-    return _Outcome(completions=tuple(completions), seconds=time.perf_counter() - begin)
+        text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return {row: _Answer(job, error=text, traceback=trace) for row, job in jobs.items()}
+    seconds = time.perf_counter() - begin
+    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    return {
+        row: _Answer(job, done, seconds=seconds, stage_seconds=stages)
+        for (row, job), done in zip(jobs.items(), completions, strict=True)
+    }
 
 
 def _synchronize(device: torch.device) -> None:
@@ -172,11 +213,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _record(
-    contender: Contender, job: Job, batch: int, row: int, outcome: _Outcome, plain: Completion | None
-) -> Record:
+def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | None) -> Record:
+    job, done = answer.job, answer.done
     known = {
         "prompt": job.prompt.id,
+        "turn": job.turn,
         "category": job.prompt.category,
         "sample": job.sample,
         "method": contender.method,
@@ -185,14 +226,13 @@ def _record(
         "batch": batch,
         "prompt_tokens": len(job.prompt_ids),
     }
-    if outcome.error is not None:
-        return Record(**known, finish_reason="error", error=outcome.error, traceback=outcome.traceback)
-    done = outcome.completions[row]
+    if done is None:
+        return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
     rounds = metrics.decided(done.steps)
-    divergence = _divergence(done.token_ids, plain.token_ids) if plain is not None else None
-    comparable = job.sampling.greedy and plain is not None and done.finish_reason != "error"
+    compared = _comparable(answer, plain)
+    divergence = _divergence(done.token_ids, compared.token_ids) if compared is not None else None
     margin = None
-    if comparable and divergence is not None:
+    if divergence is not None:
         sequence = (*job.prompt_ids, *done.token_ids[:divergence])
         margin = top_two_margin(contender.engine.target.model, sequence, job.sampling.repetition_penalty)
     return Record(
@@ -201,16 +241,24 @@ def _record(
         text=done.text,
         finish_reason=done.finish_reason,
         error=done.error,
-        seconds=outcome.seconds,
-        stage_seconds=metrics.stage_seconds(step for c in outcome.completions for step in c.steps),
+        seconds=answer.seconds,
+        stage_seconds=answer.stage_seconds,
         accepted=tuple(step.accepted for step in rounds),
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
-        equals_plain=divergence is None if comparable else None,
-        divergence=divergence if comparable else None,
+        equals_plain=divergence is None if compared is not None else None,
+        divergence=divergence,
         margin=margin,
     )
+
+
+def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
+    """What plain decoding returned, where the answer should equal it: a greedy one to the very same prompt."""
+    if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
+        return None
+    # Different answers make different prompts of the next turn, after which nothing is to be compared.
+    return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
 
 
 def _divergence(tokens: Sequence[int], plain: Sequence[int]) -> int | None:

@@ -1,7 +1,8 @@
 """One JSON line per prompt, sample and method: the source of truth, from which every figure can be recomputed."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +20,14 @@ class Record:
 
     Attributes:
         prompt: Id of the prompt.
+        turn: Number of the turn, from 0: a conversation has a record for each.
         category: Its category.
         sample: Number of the sample, from 0.
         method: Name of the method.
         exactness: What its verifier promises (``Exactness``); None for plain decoding.
         temperature: Of the request.
-        batch: Number of the batch that it ran in, equal for all methods: the unit that was timed.
+        batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
+            -1 for a prompt that did not run.
         prompt_tokens: Length of the prompt.
         token_ids: The output.
         text: The output.
@@ -38,13 +41,14 @@ class Record:
         expected_accepted: Their expectations.
         proposed_depth: Depth of every round's longest branch.
         proposed_nodes: Drafted nodes of every round.
-        equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled) or
-            cannot be known.
+        equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
+            later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
         margin: Difference of the two largest logits there, in nats: near 0, a tie of this dtype.
     """
 
     prompt: str
+    turn: int = 0
     category: str = ""
     sample: int = 0
     method: str
@@ -93,22 +97,26 @@ class Record:
 
 
 class RecordWriter:
-    """Writes records to a new file, each on the disk before the next begins.
+    """Writes records to a file, each on the disk before the next begins.
+
+    Args:
+        path: Of the file.
+        append: Go on with a file that exists; else it must be new.
 
     Raises:
         ValueError: The file exists, and would be lost.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, append: bool = False):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._file = path.open("x", encoding="utf-8")
+            self._file = path.open("a" if append else "x", encoding="utf-8")
         except FileExistsError as error:
             raise ValueError(f"{path} exists, from another run: write to another folder, or remove it") from error
 
     def write(self, record: Record) -> None:
         """Append a line."""
-        self._file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+        self._file.write(_line(record))
         self._file.flush()
 
     def __enter__(self) -> Self:
@@ -118,6 +126,17 @@ class RecordWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+
+
+def replace_records(path: Path, records: Iterable[Record]) -> None:
+    """Put these in the place of what a file holds; whatever happens, it has the old ones or the new ones."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(_line(record) for record in records), encoding="utf-8")
+    os.replace(new, path)
 
 
 def read_records(path: str | Path) -> list[Record]:

@@ -78,8 +78,9 @@ def print_divergences(console: Console, summary: Summary, limit: int = 5) -> Non
     for method in summary.methods:
         for found in method.divergences[:limit]:
             margin = "unknown" if found.margin is None else f"{found.margin:.4f} nats"
+            turn = f", turn {found.turn + 1}," if found.turn else ""
             console.print(
-                f"{method.method} leaves plain decoding on {found.prompt} at output token {found.index}: "
+                f"{method.method} leaves plain decoding on {found.prompt}{turn} at output token {found.index}: "
                 f"margin of the two best tokens {margin}",
                 highlight=False,
                 markup=False,

@@ -1,25 +1,30 @@
 """Measure one method against plain decoding: ``python -m experiments.run drafter=medusa sampling.temperature=1``."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.table import Table
+from rich.console import Group, RenderableType
 from transformers.utils import logging as transformers_logging
 
+from experiments import resume
+from experiments.categories import category_plot, category_table
 from experiments.cli import launch
 from experiments.config import build, check_arguments
-from experiments.datasets.prompt import choose, warmup_texts
+from experiments.datasets.prompt import choose, fingerprint, warmup_texts
+from experiments.jobs import prepare
 from experiments.manifest import device_name, write_manifest
-from experiments.measure import PLAIN, Contender, failure, measure, prepare
+from experiments.measure import PLAIN, Contender, failure, measure
 from experiments.plots import acceptance_plot, speedup_plot, time_plot
-from experiments.records import RECORDS, Record
+from experiments.records import Record
 from experiments.report import run_table
-from experiments.session import Session
+from experiments.results import complete, load_run
+from experiments.session import Plot, Session, check, short
 from experiments.summary import Bootstrap, Summary
 from specdec.engine import Engine
 from specdec.interfaces import Drafter, Verifier
@@ -28,18 +33,31 @@ from specdec.requests import SamplingParams
 from specdec.target import Target
 from specdec.text import encode_prompt
 
+PLOTS: dict[str, Plot] = {
+    "speedup.png": speedup_plot,
+    "acceptance_by_position.png": acceptance_plot,
+    "time.png": time_plot,
+}
+
 
 def run(config: DictConfig) -> Summary:
     """Measure the configuration's drafter."""
-    return compare(config, methods={config.method: "drafter"}, table=run_table)
+    plots = PLOTS | {"categories.png": category_plot}
+    return compare(config, methods={config.method: "drafter"}, table=_tables, plots=plots)
+
+
+def _tables(summary: Summary, title: str) -> RenderableType:
+    categories = category_table(summary)
+    return Group(run_table(summary, title), *([categories] if categories is not None else []))
 
 
 def compare(
     config: DictConfig,
     *,
     methods: Mapping[str, str],
-    table: Callable[[Summary, str], Table],
+    table: Callable[[Summary, str], RenderableType],
     temperatures: Sequence[float] = (),
+    plots: Mapping[str, Plot] = PLOTS,
 ) -> Summary:
     """Measure plain decoding and methods on the same prompts, and write everything into ``config.out``.
 
@@ -48,17 +66,22 @@ def compare(
         methods: Names, and the configuration sections of their drafters.
         table: Makes the table.
         temperatures: One after the other; by default the sampling's own.
+        plots: Pictures, by file name.
     """
-    settle(config)
     folder = Path(config.out)
-    if (folder / RECORDS).exists():
-        raise ValueError(f"{folder} holds the results of another run: give another out, or remove it")
+    earlier = resume.begun(config)
+    settle(config)
     # What is cheap to check comes before what takes long to load.
     sampling: SamplingParams = build(config, "sampling")
-    samplings = [replace(sampling, temperature=t) for t in temperatures] or [sampling]
+    samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
     prompts, spare = choose(build(config, "dataset"), spare=config.warmup_prompts)
     check_arguments(Bootstrap, dict(config.bootstrap), "bootstrap")
     bootstrap = Bootstrap(**config.bootstrap)
+    known: dict[str, Any] = {"prompts": len(prompts), "prompts_hash": fingerprint(prompts)}
+    if earlier is not None:
+        resume.check_facts(earlier, folder, **known)
+        if complete(folder):
+            return already_complete(folder)
     tracker = build(config, "tracker")
     drafters = {name: build(config, section) for name, section in methods.items()}
     verifiers = {name: build(config, "verifier") for name in methods}
@@ -72,43 +95,57 @@ def compare(
     first = next(iter(engines.values()))
     contenders = [Contender(PLAIN, first, speculate=False)]
     contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
-    prepared = [prepare(prompts, each, tokenizer, max_length=first.max_length) for each in samplings]
+    template: Any = OmegaConf.to_container(config.chat_template, resolve=True)
+    prepared = [prepare(prompts, each, tokenizer, max_length=first.max_length, template=template) for each in samplings]
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, first.max_length)
 
     folder.mkdir(parents=True, exist_ok=True)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
-    write_manifest(
-        folder,
-        resolved,
-        device=device_name(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        target={"name": target.name, "parameters": target.num_parameters},
-        exactness={contender.method: contender.exactness for contender in contenders},
-        seeds={"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed},
-        prompts=len(prompts),
-        chat_template=bool(tokenizer.chat_template) and any(prompt.chat for prompt in prompts),
-    )
+    turns = sum(len(prompt.turns) for prompt in prompts)
+    known |= {
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "target": {"name": target.name, "parameters": target.num_parameters},
+        "exactness": {contender.method: contender.exactness for contender in contenders},
+        "seeds": {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed},
+        "chat_template": bool(tokenizer.chat_template) and any(prompt.chat for prompt in prompts),
+        "planned": turns * sampling.n,
+        "groups": len(contenders) * len(samplings),
+        "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
+    }
+    kept: list[Record] | None = None
+    finished: dict[float, set[int]] = {}
+    if earlier is None:
+        write_manifest(folder, resolved, **known)
+    else:
+        resume.check_facts(earlier, folder, **known)
+        jobs = {each.temperature: listed for each, (listed, _) in zip(samplings, prepared, strict=True)}
+        kept, finished = resume.finished_batches(folder, jobs, methods=len(contenders), size=first.max_batch_size)
+        resume.note_resumed(folder, earlier)
     session = Session(
         folder=folder,
-        planned=len(prompts) * sampling.n,
-        groups=len(contenders) * len(samplings),
+        planned=known["planned"],
+        groups=known["groups"],
         bootstrap=bootstrap,
         tracker=tracker,
         table=table,
-        title=title(target, samplings, f"{len(prompts)} prompts, batch {first.max_batch_size}"),
-        plots={"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot},
+        title=title(target, samplings, f"{amount(len(prompts), turns)}, batch {first.max_batch_size}"),
+        plots=dict(plots),
         before=[
-            failure(contender, unfit, reason)
+            failure(contender, dataclasses.replace(unfit, turn=turn), reason)
             for _, refused in prepared
             for unfit, reason in refused
+            for turn in range(len(unfit.prompt.turns))
             for contender in contenders
         ],
+        kept=kept,
     )
 
     def work(write: Callable[[Record], None]) -> Iterator[int]:
         before = 0
-        for jobs, _ in prepared:
-            for done in measure(contenders, jobs, warmup=warmup, write=write):
+        for each, (jobs, _) in zip(samplings, prepared, strict=True):
+            passed = finished.get(each.temperature, ())
+            for done in measure(contenders, jobs, warmup=warmup, write=write, finished=passed, template=template):
                 yield before + done
             before += len(jobs)
 
@@ -116,8 +153,18 @@ def compare(
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
+def already_complete(folder: Path) -> Summary:
+    """The figures of a run that has nothing left to do."""
+    print(f"{short(folder)} is complete already")
+    summary = load_run(folder).summary
+    check(summary)
+    return summary
+
+
 def settle(config: DictConfig) -> None:
     """Check the run's own settings, and fill in what is left to chance."""
+    if type(config.resume) is not bool:
+        raise ValueError(f"resume={config.resume!r}: give true or false")
     for name, least in (("seed", 0), ("warmup_prompts", 0), ("threads", 1)):
         value = config.get(name)
         if value is not None and (type(value) is not int or value < least):
@@ -143,6 +190,11 @@ def encode_warmup(texts: list[str], target: Target, sampling: SamplingParams, ma
     room = max_length - sampling.max_new_tokens
     encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
     return [ids for ids in encoded if ids]
+
+
+def amount(prompts: int, turns: int) -> str:
+    """How much is measured, in words."""
+    return f"{prompts} prompts" if turns == prompts else f"{prompts} prompts of {turns} turns in all"
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:

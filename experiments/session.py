@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress
-from rich.table import Table
 
-from experiments.records import RECORDS, Record, RecordWriter
+from experiments.records import RECORDS, Record, RecordWriter, replace_records
 from experiments.report import print_divergences, print_failures
+from experiments.results import SUMMARY
 from experiments.summary import Bootstrap, MethodSummary, Summary, summarize
 from experiments.tracking import Tracker
 from specdec import metrics
 
-SUMMARY = "summary.json"
 _PIPE_WIDTH = 120
 
 Plot = Callable[[Summary, Path, str], Path | None]
@@ -37,6 +36,7 @@ class Session:
         title: Of the table, and under those of the pictures.
         plots: Pictures, by file name.
         before: Records that exist already: of prompts that cannot run.
+        kept: Those that an earlier attempt has left in the file, if this one goes on from it.
     """
 
     folder: Path
@@ -44,10 +44,11 @@ class Session:
     groups: int
     bootstrap: Bootstrap
     tracker: Tracker
-    table: Callable[[Summary, str], Table]
+    table: Callable[[Summary, str], RenderableType]
     title: str
     plots: dict[str, Plot]
     before: Sequence[Record] = field(default_factory=tuple)
+    kept: Sequence[Record] | None = None
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
         """Do the work, and report what is finished also if it is interrupted or fails.
@@ -61,13 +62,17 @@ class Session:
         """
         records: list[Record] = []
         exit_code = 1
-        with RecordWriter(self.folder / RECORDS) as writer:
+        path = self.folder / RECORDS
+        if self.kept is not None:
+            records += [*self.before, *self.kept]
+            replace_records(path, records)
+        with RecordWriter(path, append=self.kept is not None) as writer:
 
             def write(record: Record) -> None:
                 writer.write(record)
                 records.append(record)
 
-            for record in self.before:
+            for record in self.before if self.kept is None else ():
                 write(record)
             try:
                 screen = Console(stderr=True)
@@ -81,9 +86,7 @@ class Session:
                 raise
             finally:
                 summary = self._report(records, exit_code)
-        for method in summary.methods:
-            if not method.finished:
-                raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")
+        check(summary)
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
@@ -99,12 +102,23 @@ class Session:
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
-        text = "\n".join(["wrote", *(f"  {_short(path)}" for path in written)])
+        text = "\n".join(["wrote", *(f"  {short(path)}" for path in written)])
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         self.tracker.summary(figures(summary))
         self.tracker.table("prompts", *prompt_table(records))
         self.tracker.finish(exit_code)
         return summary
+
+
+def check(summary: Summary) -> None:
+    """Refuse a run of which nothing came.
+
+    Raises:
+        ValueError: Every prompt failed with some method.
+    """
+    for method in summary.methods:
+        if not method.finished:
+            raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")
 
 
 def figures(summary: Summary) -> dict[str, float]:
@@ -138,12 +152,13 @@ def _numbers(method: MethodSummary) -> dict[str, float]:
 
 def prompt_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of a table with one row per record."""
-    columns = ["prompt", "category", "sample", "method", "exactness", "temperature"]
+    columns = ["prompt", "turn", "category", "sample", "method", "exactness", "temperature"]
     columns += ["prompt_tokens", "tokens", "batch_seconds", "rounds", "mean_acceptance_length"]
     columns += ["finish_reason", "equals_plain", "divergence", "margin", "error", "text"]
     rows = [
         [
-            *(record.prompt, record.category, record.sample, record.method, record.exactness, record.temperature),
+            *(record.prompt, record.turn, record.category, record.sample),
+            *(record.method, record.exactness, record.temperature),
             *(record.prompt_tokens, len(record.token_ids), record.seconds),
             *(len(record.accepted), metrics.mean_acceptance_length(record.steps()), record.finish_reason),
             *(record.equals_plain, record.divergence, record.margin, record.error, record.text),
@@ -153,6 +168,6 @@ def prompt_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]
     return columns, rows
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
     """As seen from here, where it is below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -16,6 +16,7 @@ class Divergence:
     """Where a greedy output leaves the one of plain decoding."""
 
     prompt: str
+    turn: int = 0
     sample: int
     index: int
     margin: float | None
@@ -27,6 +28,8 @@ class CategorySummary:
 
     prompts: int
     mean_acceptance_length: float | None
+    mean_acceptance_length_interval: Interval | None
+    tokens_per_second: float | None
     speedup: float | None
     speedup_interval: Interval | None
 
@@ -95,7 +98,8 @@ class Summary:
 
     Attributes:
         complete: All planned prompts have finished.
-        planned: Prompts times samples that were to run with every method (at every temperature).
+        planned: Prompts times samples that were to run with every method (at every temperature), every turn of a
+            conversation being a prompt.
         confidence: Of the intervals.
         methods: The baseline first.
     """
@@ -185,7 +189,7 @@ def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Boo
         equal_to_plain=sum(bool(record.equals_plain) for record in compared) if compared else None,
         compared_with_plain=len(compared) if compared else None,
         divergences=tuple(
-            Divergence(prompt=r.prompt, sample=r.sample, index=r.divergence, margin=r.margin)
+            Divergence(prompt=r.prompt, turn=r.turn, sample=r.sample, index=r.divergence, margin=r.margin)
             for r in compared
             if r.divergence is not None
         ),
@@ -202,6 +206,8 @@ def _category(
     return CategorySummary(
         prompts=len(good),
         mean_acceptance_length=metrics.mean_acceptance_length([step for record in good for step in record.steps()]),
+        mean_acceptance_length_interval=_length_interval(good, bootstrap),
+        tokens_per_second=_ratio(sum(batch.tokens for batch in timed), sum(batch.seconds for batch in timed)),
         speedup=_speedup(timed) if baseline is not None else None,
         speedup_interval=_speedup_interval(timed, bootstrap) if baseline is not None else None,
     )
@@ -209,7 +215,10 @@ def _category(
 
 @dataclass(frozen=True)
 class _Batch:
-    """What was timed as one: a prompt, or as many as the engine has slots."""
+    """What was timed as one: a turn of a prompt, or of as many as the engine has slots.
+
+    ``ids`` are the prompts of the batch in all of its turns: what belongs together when prompts are resampled.
+    """
 
     prompts: int
     ids: frozenset[str]
@@ -225,10 +234,13 @@ def _timed(records: list[Record], baseline: list[Record] | None) -> list[_Batch]
     """The batches that ran without a failure in both; without a baseline, in this one."""
     own = _by_batch(records)
     other = own if baseline is None else _by_batch(baseline)
+    ids: dict[int, set[str]] = {}
+    for record in records:
+        ids.setdefault(record.batch, set()).add(record.prompt)
     return [
         _Batch(
             prompts=len(rows),
-            ids=frozenset(row.prompt for row in rows),
+            ids=frozenset(ids[rows[0].batch]),
             categories={row.category for row in rows},
             tokens=sum(len(row.token_ids) for row in rows),
             seconds=_seconds(rows),
@@ -241,10 +253,11 @@ def _timed(records: list[Record], baseline: list[Record] | None) -> list[_Batch]
     ]
 
 
-def _by_batch(records: Iterable[Record]) -> dict[int, list[Record]]:
-    batches: dict[int, list[Record]] = {}
+def _by_batch(records: Iterable[Record]) -> dict[tuple[int, int], list[Record]]:
+    """Records by batch and turn: the unit that was timed."""
+    batches: dict[tuple[int, int], list[Record]] = {}
     for record in records:
-        batches.setdefault(record.batch, []).append(record)
+        batches.setdefault((record.batch, record.turn), []).append(record)
     return batches
 
 
@@ -261,7 +274,7 @@ def _speedup(timed: list[_Batch]) -> float | None:
 
 
 def _speedup_interval(timed: list[_Batch], bootstrap: Bootstrap) -> Interval | None:
-    """Resamples prompts with all their samples; what was timed together stays together."""
+    """Resamples prompts with all their samples and turns; what was timed together stays together."""
     clusters: dict[frozenset[str], list[_Batch]] = {}
     for batch in timed:
         clusters.setdefault(batch.ids, []).append(batch)
@@ -277,7 +290,7 @@ def _speedup_interval(timed: list[_Batch], bootstrap: Bootstrap) -> Interval | N
 
 
 def _length_interval(records: list[Record], bootstrap: Bootstrap) -> Interval | None:
-    """Samples of one prompt are no independent witnesses: prompts are resampled, with all their samples."""
+    """Samples and turns of a prompt are no independent witnesses: prompts are resampled, with all of theirs."""
     totals: dict[str, tuple[int, int]] = {}
     for record in records:
         emitted, rounds = totals.get(record.prompt, (0, 0))

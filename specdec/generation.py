@@ -155,7 +155,7 @@ class SpeculativeGenerate:
         generation_config: GenerationConfig | None = None,
         on_tokens: Callable[[Tensor], None] | None = None,
         **model_kwargs: Any,
-    ) -> Int[Tensor, "batch position"]:
+    ) -> Int[Tensor, "batch length"]:
         """What ``generate`` calls; returns prompts and outputs, padded at the end, as its own loop does."""
         assert generation_config is not None
         limit = _check_criteria(stopping_criteria or StoppingCriteriaList())

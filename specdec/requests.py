@@ -45,7 +45,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = 0
     stream: int | None = None
-    logits_processor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
+    logits_processor: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -77,7 +77,7 @@ class SamplingParams:
     @property
     def processors(self) -> tuple[Callable[..., Any], ...]:
         """The logits processors as a tuple."""
-        return self.logits_processor or ()  # type: ignore[return-value]  # a tuple since __post_init__
+        return self.logits_processor or ()
 
     @property
     def greedy(self) -> bool:

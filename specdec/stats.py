@@ -14,7 +14,7 @@ RESAMPLES = 5000
 Interval = tuple[float, float]
 
 
-def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, axis: int = -1) -> np.ndarray:
+def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
     """Total over total: a long prompt counts for as much as it is long."""
     return numerators.sum(axis) / denominators.sum(axis)
 
@@ -25,7 +25,7 @@ def throughput_ratio(
     baseline_tokens: np.ndarray,
     baseline_seconds: np.ndarray,
     axis: int = -1,
-) -> np.ndarray:
+) -> np.ndarray | np.floating:
     """A method's tokens per second over its baseline's: the speedup."""
     return ratio_of_sums(tokens, seconds, axis) / ratio_of_sums(baseline_tokens, baseline_seconds, axis)
 

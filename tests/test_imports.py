@@ -17,7 +17,7 @@ LAYERS = (
     ("requests", "sampling", "tree", "metrics"),
     ("slots", "interfaces", "cache", "attention", "quantization", "inflate"),
     ("acceptance", "processors", "exactness"),
-    ("model_runner", "reference"),
+    ("model_runner", "reference", "exactness"),
     ("target",),
     ("engine",),
     ("generation",),

@@ -70,4 +70,4 @@ def test_a_biased_rule_is_rejected_with_processors_too() -> None:
 
 def test_what_is_no_processor_is_refused() -> None:
     with pytest.raises(ValueError, match="give callables"):
-        SamplingParams(logits_processor=["x"])  # type: ignore[list-item]
+        SamplingParams(logits_processor=["x"])

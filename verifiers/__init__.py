@@ -1,7 +1,16 @@
 """Acceptance rules, one file per idea."""
 
 from verifiers.block import BlockVerifier, TraversalVerifier
+from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
+from verifiers.target_walk import TargetWalkVerifier
 from verifiers.typical import TypicalVerifier
 
-__all__ = ["BlockVerifier", "RejectionVerifier", "TraversalVerifier", "TypicalVerifier"]
+__all__ = [
+    "BlockVerifier",
+    "KSeqVerifier",
+    "RejectionVerifier",
+    "TargetWalkVerifier",
+    "TraversalVerifier",
+    "TypicalVerifier",
+]

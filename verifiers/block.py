@@ -35,7 +35,8 @@ class BlockVerifier(Verifier):
         if tree.draft_probs is not None:
             left = torch.addcmul(-tree.draft_probs, weight[..., None], target_probs).clamp_(min=0).sum(-1)
             z = z.where(certain, left)
-        chance = (z / (z + 1 - weight)).where(z > 0, 0.0).where(inner, weight)
+        # In this order: z may be far below the precision of 1.
+        chance = (z / (z + (1 - weight))).where(z > 0, 0.0).where(inner, weight)
         chance[:, 0] = 1
         return _last_to_first(tree, chance)
 
@@ -180,7 +181,8 @@ class TraversalVerifier(Verifier):
             residual = rest(weight[..., None] * p, draft_law, token, law)
             z = residual.sum(-1)
             p = normalized(residual, node_p).where(some[..., None], p)
-            weight = (z / (z + 1 - weight)).where(z > 0, 0.0).where(some, weight)
+            # In this order: z may be far below the precision of 1.
+            weight = (z / (z + (1 - weight))).where(z > 0, 0.0).where(some, weight)
         return weights, weight, p
 
 

@@ -1,63 +1,76 @@
-"""Prompts from JSONL files of the kind that the field's benchmarks ship as."""
+"""Prompts from files of the kind that the field's benchmarks ship as: JSONL, or the hub's Parquet."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from experiments.datasets.files import rows
 from experiments.datasets.prompt import Prompt
+
+_IDS = ("question_id", "id", "task_id", "prompt_id")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """One JSON object per line: ``{"turns": ["…"]}`` for a conversation, or ``{"prompt": "…"}`` for text to continue.
+    """One JSON object per line: a conversation under ``turns``, or one prompt under another key.
 
-    Optional keys: ``question_id`` or ``id`` (else the line's number names the prompt) and ``category``. Others are
+    A row's id is its ``question_id``, ``id``, ``task_id`` or ``prompt_id``, else the line's number. Other keys are
     left alone. Blank lines are skipped.
 
     Attributes:
-        file: Path of the file.
+        file: A path, or a name on the Hugging Face hub (``experiments.datasets.files``).
+        fields: Keys that hold the prompt where there are no ``turns``; the first that a row has. A list of texts
+            there is a conversation, too.
+        chat: The text under ``fields`` is what a user says, for the target's chat template; False: text to be
+            continued. (``turns`` are always a conversation.)
+        template: What becomes of that text: ``{}`` stands for it.
+        category: Of rows that name none.
+        tasks: New names for categories; several may share one.
         count: Prompts to take; None for all.
         seed: Of the choice.
     """
 
     file: str
+    fields: Sequence[str] = ("prompt",)
+    chat: bool = False
+    template: str = "{}"
+    category: str = ""
+    tasks: Mapping[str, str] = field(default_factory=dict)
     count: int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if "{}" not in self.template:
+            raise ValueError(f"dataset.template={self.template!r}: write {{}} where the row's text is to stand")
+
     def load(self) -> list[Prompt]:
         """All lines, in order."""
-        path = Path(self.file)
-        if not path.is_file():
-            raise ValueError(f"dataset.file: there is no file {self.file!r}")
-        prompts = []
-        try:
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        prompts.append(_prompt(line, number, f"{self.file}, line {number}"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.file} is not UTF-8 text: {error.reason}") from error
+        prompts = [self._prompt(row, number) for number, row in rows(self.file)]
         if not prompts:
             raise ValueError(f"{self.file} has no prompts: it is empty")
         return prompts
 
+    def _prompt(self, row: Any, number: int) -> Prompt:
+        where = f"{self.file}, line {number}"
+        if not isinstance(row, dict):
+            raise ValueError(f'{where} is not a JSON object: give {{"turns": ["…"]}} or {{"prompt": "…"}}')
+        key = next((key for key in ("turns", *self.fields) if key in row), None)
+        if key is None:
+            raise ValueError(f"{where} has {_neither(['turns', *self.fields])}")
+        value = row[key]
+        if key == "turns" or isinstance(value, list):
+            turns, chat = value, True
+            if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+                raise ValueError(f'{where}: "{key}" must be a list of non-empty strings')
+        else:
+            if not isinstance(value, str) or not value:
+                raise ValueError(f'{where}: "{key}" must be a non-empty string')
+            turns, chat = [self.template.replace("{}", value)], self.chat
+        name = next((row[key] for key in _IDS if row.get(key) is not None), number)
+        category = str(row.get("category") or self.category)
+        return Prompt(id=str(name), turns=tuple(turns), category=self.tasks.get(category, category), chat=chat)
 
-def _prompt(line: str, number: int, where: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f'{where} is not a JSON object: give {{"turns": ["…"]}} or {{"prompt": "…"}}')
-    if "turns" in row:
-        turns, chat = row["turns"], True
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-            raise ValueError(f'{where}: "turns" must be a list of non-empty strings')
-    elif "prompt" in row:
-        turns, chat = [row["prompt"]], False
-        if not isinstance(row["prompt"], str) or not row["prompt"]:
-            raise ValueError(f'{where}: "prompt" must be a non-empty string')
-    else:
-        raise ValueError(f'{where} has neither "turns" nor "prompt"')
-    name = row.get("question_id", row.get("id", number))
-    return Prompt(id=str(name), turns=tuple(turns), category=str(row.get("category") or ""), chat=chat)
+
+def _neither(keys: Sequence[str]) -> str:
+    quoted = [f'"{key}"' for key in keys]
+    return f"neither {', '.join(quoted[:-1])} nor {quoted[-1]}"

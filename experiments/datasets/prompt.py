@@ -1,5 +1,7 @@
 """What a dataset yields, and which of it a run takes."""
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ class Prompt:
 
     Attributes:
         id: Unique in its dataset and stable: random streams and comparisons between runs hang on it.
-        turns: What the user says, turn by turn. Runs take the first.
+        turns: What the user says, turn by turn; a method's own answers stand between them.
         category: Of a task; results are reported by category too.
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
     """
@@ -64,6 +66,12 @@ def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prom
     count = len(prompts) if dataset.count is None else min(dataset.count, len(prompts))
     measured = [prompts[index] for index in sorted(order[:count])]
     return measured, [prompts[index] for index in order[count : count + spare]]
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """A hash of the prompts' ids and texts: whether two runs measured the same."""
+    text = json.dumps([(prompt.id, prompt.turns, prompt.category, prompt.chat) for prompt in prompts])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def warmup_texts(measured: Sequence[Prompt], spare: Sequence[Prompt], count: int) -> list[str]:

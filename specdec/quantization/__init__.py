@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from specdec.quantization import int8
 from specdec.quantization.base import QuantizedLinear
-from specdec.quantization.int8 import int8, int8_compact
 
-METHODS: dict[str, Callable[[PreTrainedModel], PreTrainedModel]] = {"int8": int8, "int8_compact": int8_compact}
+METHODS: dict[str, Callable[[PreTrainedModel], PreTrainedModel]] = {
+    "int8": int8.with_copies,
+    "int8_compact": int8.compact,
+}
 
 
 def check_quantization(name: str) -> None:

@@ -83,13 +83,13 @@ def from_int8(integers: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) ->
     return integers.to(scale.dtype) * scale[:, None]
 
 
-def int8(model: PreTrainedModel) -> PreTrainedModel:
+def with_copies(model: PreTrainedModel) -> PreTrainedModel:
     """Quantize all linear layers, keeping the copies for many rows: a byte per weight more, and never slower."""
     replace_linears(model, lambda weight, bias: Int8Linear(weight, bias, keep_copy=True))
     return model
 
 
-def int8_compact(model: PreTrainedModel) -> PreTrainedModel:
+def compact(model: PreTrainedModel) -> PreTrainedModel:
     """Quantize all linear layers without the copies: half of bfloat16's memory, slow beyond ``KERNEL_ROWS`` rows."""
     replace_linears(model, lambda weight, bias: Int8Linear(weight, bias, keep_copy=False))
     return model

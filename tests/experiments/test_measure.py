@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from experiments.datasets.prompt import Prompt
-from experiments.measure import PLAIN, Contender, Job, failure, measure, prepare, render, stream_of
+from experiments.jobs import Job, prepare, render, stream_of
+from experiments.measure import PLAIN, Contender, failure, measure
 from experiments.records import Record, RecordWriter, read_records
 from specdec.engine import Engine
 from specdec.reference import reference_decode

@@ -29,7 +29,7 @@ from specdec.requests import GREEDY_BELOW, Request, SamplingParams
         ({"seed": 2**64}, "seed=18446744073709551616", "give a 64-bit integer"),
         ({"seed": -(2**63) - 1}, "seed=-9223372036854775809", "give a 64-bit integer"),
         ({"stream": 2**63}, "stream=9223372036854775808", "give a 64-bit integer"),
-        ({"logits_processor": object()}, "logits_processor", "leave it out"),
+        ({"logits_processor": object()}, "logits_processor", "give callables"),
     ],
 )
 def test_every_bad_parameter_gives_one_clear_sentence(wrong: dict[str, Any], named: str, remedy: str) -> None:

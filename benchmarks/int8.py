@@ -1,0 +1,139 @@
+"""Where int8 pays: ``python -m benchmarks.int8 [--rows 1 2 4 …] [--repeats N] [--threads N] [--inflate SHAPE]``.
+
+One verify forward of a random 110M Llama over a short prefix, by the number of rows (tokens), in bfloat16 and in three
+ways of int8: ``int8`` as it is, its kernel alone whatever the rows, and ``int8_compact``, which keeps no copy for many
+rows. All of a row count are timed in turn, round after round; the table has medians over the rounds, and medians of the
+rounds' ratios to bfloat16. ``--inflate`` takes the bundled target at a larger shape instead of random weights.
+
+It also shows how far logits are from those of the same integers computed in float32, so that a dispatch that changed
+the function would be seen beside bfloat16's own rounding.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from benchmarks.speed import llama_110m
+from specdec.model_runner import ModelRunner
+from specdec.quantization import int8, quantize
+from specdec.quantization.base import weights_read
+from specdec.target import Target
+from specdec.tree import DraftTree, TreeShape
+
+PREFIX = 32
+"""Tokens in the cache: few, so that the weights are what is measured."""
+
+
+class Side:
+    """One way to run a forward, and its times.
+
+    Args:
+        name: Shown.
+        model: What to run.
+        rows: Tokens at most.
+        kernel_rows: For how many rows the int8 kernel is used in this side's forwards.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, rows: int, kernel_rows: int = int8.KERNEL_ROWS):
+        self.name, self.model, self.kernel_rows = name, model, kernel_rows
+        self.runner = ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=rows)
+        self.times: dict[int, list[float]] = {}
+
+    def forward(self, tree: DraftTree) -> torch.Tensor:
+        """Logits of one verify forward, timed."""
+        with kernel_up_to(self.kernel_rows):
+            start = time.perf_counter()
+            logits = self.runner.verify(tree, torch.tensor([PREFIX]), np.array([PREFIX])).logits
+            seconds = time.perf_counter() - start
+        self.times.setdefault(tree.tokens.shape[1], []).append(1000 * seconds)
+        return logits
+
+
+@contextmanager
+def kernel_up_to(rows: int) -> Iterator[None]:
+    """Use the int8 kernel for up to this many rows."""
+    before = int8.KERNEL_ROWS
+    int8.KERNEL_ROWS = rows
+    try:
+        yield
+    finally:
+        int8.KERNEL_ROWS = before
+
+
+def chain(rows: int, vocab: int) -> DraftTree:
+    """A root and a chain behind it."""
+    tokens = torch.randint(0, vocab, (1, rows), generator=torch.Generator().manual_seed(rows))
+    return DraftTree.root_only(tokens[:, 0]) if rows == 1 else DraftTree.from_shape(TreeShape.chain(rows - 1), tokens)
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--threads", type=int, help="default: torch's choice")
+    parser.add_argument("--inflate", help="the bundled target at this shape, instead of random weights")
+    arguments = parser.parse_args()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    if arguments.inflate is None:
+        model, name = llama_110m(), "a random 110M Llama"
+    else:
+        target = Target.from_pretrained("bundled/target", dtype="bfloat16", device="cpu", inflate=arguments.inflate)
+        model, name = target.model, target.name
+    most, vocab = max(arguments.rows), model.get_output_embeddings().weight.shape[0]
+    quantized = quantize(copy.deepcopy(model), "int8")
+    sides = [
+        Side("bf16", model, most),
+        Side("int8", quantized, most),
+        Side("kernel alone", quantized, most, kernel_rows=most),
+        Side("int8_compact", quantize(copy.deepcopy(model), "int8_compact"), most),
+    ]
+    # Without rounded copies, scale x integer is computed in float32: what both paths of int8 round.
+    reference = Side("float32", copy.deepcopy(sides[3].model).float(), most)
+    sizes = {side.name: weights_read(side.model) for side in sides}
+    table = Table(
+        "rows",
+        *[f"{side.name} (ms)" for side in sides],
+        *[f"{side.name} / bf16" for side in sides[1:]],
+        *[f"{side.name}: RMS error" for side in sides[1:3]],
+        title=f"One verify forward of {name} ({model.num_parameters() / 1e6:.0f}M parameters), torch "
+        f"{torch.__version__}, {torch.get_num_threads()} threads, median of {arguments.repeats}",
+    )
+    for rows in arguments.rows:
+        tree = chain(rows, vocab)
+        expected = reference.forward(tree).float()
+        errors = [(side.forward(tree).float() - expected).pow(2).mean().sqrt().item() for side in sides[1:3]]
+        for side in sides:
+            side.forward(tree)
+            side.times[rows].clear()
+        for repeat in range(arguments.repeats):
+            # Another order each time: who comes after whom matters for what is in the caches.
+            for index in range(len(sides)):
+                sides[(index + repeat) % len(sides)].forward(tree)
+        bf16 = sides[0].times[rows]
+        ratios = [statistics.median(b / a for a, b in zip(bf16, side.times[rows], strict=True)) for side in sides[1:]]
+        table.add_row(
+            str(rows),
+            *[f"{statistics.median(side.times[rows]):.1f}" for side in sides],
+            *[f"{ratio:.2f}" for ratio in ratios],
+            *[f"{error / expected.std().item():.2e}" for error in errors],
+        )
+    console = Console()
+    console.print(table)
+    for side in sides:
+        read = sizes[side.name]
+        console.print(f"{side.name}: {read.bytes / read.weights:.3f} bytes per weight for one token ({read.bytes / 1e6:.0f} MB)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Every exact rule: its output law is the target's, over shapes, laws and tables; at temperature 0 it is greedy.
+
+``RejectionVerifier`` has its own, larger test. A new exact rule needs a line in RULES.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from specdec.exactness import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling, Exactness
+from tests.verifiers.cases import EXACT, IID, KINDS, LAWS, SHAPES, SWOR, TOP, drafts, needs_tables
+from verifiers import BlockVerifier, KSeqVerifier, TargetWalkVerifier, TraversalVerifier
+
+RULES: dict[str, Verifier] = {
+    "block": BlockVerifier(),
+    "traversal": TraversalVerifier(),
+    "k-seq": KSeqVerifier(),
+    "target walk": TargetWalkVerifier(),
+}
+SHAPES = SHAPES | {"a single token": TreeShape.chain(1), "three children": TreeShape.branching(3)}
+
+
+def laws_of(laws: Laws) -> set[DraftSampling]:
+    return {laws} if isinstance(laws, DraftSampling) else set(laws)
+
+
+def fits(rule: Verifier, shape: TreeShape, laws: Laws) -> bool:
+    return laws_of(laws) <= rule.laws and (shape.is_chain or not rule.chain_only)
+
+
+CASES = [
+    (rule, shape, laws)
+    for rule in RULES
+    for shape in SHAPES
+    for laws in LAWS
+    # A chain has no siblings that could mix laws.
+    if (not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")) and fits(RULES[rule], SHAPES[shape], LAWS[laws])
+]
+
+
+@pytest.mark.parametrize(("rule", "shape", "laws"), CASES)
+def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str) -> None:
+    tree = SHAPES[shape]
+    for kinds in KINDS:
+        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+        assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT, kinds
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_token_leaves_nothing_to_go_wrong(rule: str) -> None:
+    tables = Tables.random(1, 3, seed=0)
+    for laws in LAWS.values():
+        for shape in (TreeShape.chain(3), TreeShape.branching(2, 1)):
+            if fits(RULES[rule], shape, laws):
+                result = enumerate_outcome(RULES[rule], tables, shape, laws)
+                assert result.tv < EXACT and result.expected_accepted == pytest.approx(shape.max_depth)
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].laws]
+)
+def test_fixture_b_is_exact(tables: dict[str, Tables], rule: str, laws: DraftSampling) -> None:
+    """Zeros, disjoint supports, p = q and one-hot rows, over five tokens."""
+    shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2, 2)
+    assert enumerate_outcome(RULES[rule], tables["B"], shape, laws).tv < EXACT
+
+
+def grown(node: int, prefix: Tensor) -> Tensor:
+    """First children come and go with what stands above them; their siblings do not follow them."""
+    if node in (3, 5):
+        return (prefix + node) % 2 == 0
+    return (prefix < 2) | (node < 6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "laws"), [(rule, laws) for rule in RULES for laws in LAWS if fits(RULES[rule], SHAPES["2x2"], LAWS[laws])]
+)
+def test_trees_whose_shape_depends_on_the_draft_are_exact(rule: str, laws: str) -> None:
+    tables = Tables.random(3, 2, seed=3, kinds=("dense", "zeros"))
+    made = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws], grows=grown)
+    assert (made.tree.valid[:, 4] & ~made.tree.valid[:, 3]).any(), "no row lacks a first child and has a second"
+    assert (RULES[rule].stop_law(made.tree, made.target_probs)[~made.tree.valid] == 0).all()
+    assert outcome(RULES[rule], tables, made).tv < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_chains_that_end_early_are_exact(rule: str) -> None:
+    """Keep a token that is not sure and stop behind it: the rule that a drafter may follow."""
+    tables = Tables.random(4, 3, seed=4)
+    made = enumerate_drafts(tables, TreeShape.chain(3), IID, grows=lambda node, prefix: (prefix + node) % 3 > 0)
+    assert (made.tree.valid.sum(1) == 1).any() and (made.tree.valid.sum(1) == 3).any()
+    assert outcome(RULES[rule], tables, made).tv < EXACT
+
+
+@pytest.mark.parametrize(("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR)])
+def test_temperature_zero_is_greedy_matching(rule: str, laws: DraftSampling) -> None:
+    """With one-hot p no draft leaves a choice: the walk along the argmax, and the argmax after it. float32."""
+    if laws not in RULES[rule].laws:
+        pytest.skip(f"{rule} does not take {laws.name}")
+    shape = TreeShape.chain(3) if RULES[rule].chain_only else SHAPES["2x2"]
+    tables = Tables.random(4, shape.max_depth, seed=5, kinds=("one_hot",))
+    made = enumerate_drafts(tables, shape, laws)
+    p = made.target_probs.nan_to_num(0.0).float()
+    tree = made.tree if made.tree.draft_probs is None else replace(made.tree, draft_probs=made.tree.draft_probs.float())
+    stop_law = RULES[rule].stop_law(tree, p)
+    assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
+    stop = stop_law.argmax(1)
+    assert torch.equal(RULES[rule].next_law(tree, p, stop), p[torch.arange(len(p)), stop])
+    # The longest walk along the argmax: every accepted token is one, and none of the children of the last.
+    wanted = p.argmax(-1).gather(1, tree.parents.clamp(min=0)) == tree.tokens
+    wanted[:, 0] = True
+    walked = (wanted[:, None] | ~tree.ancestors).all(-1) & tree.valid
+    assert torch.equal(tree.depth.gather(1, stop[:, None])[:, 0], (tree.depth * walked).amax(1))
+    assert walked.gather(1, stop[:, None]).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows(rule: str) -> None:
+    """A greedy row is DETERMINISTIC in a tree that has draft_probs, and its q may hold anything."""
+    shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.from_paths([(0,), (1,), (0, 0)])
+    nodes = shape.num_nodes + 1
+    p = torch.randn(2, nodes, 5, dtype=torch.float64).softmax(-1)
+    q = torch.randn(2, nodes, 5, dtype=torch.float64).softmax(-1)
+    q[0] = torch.nan
+    law = torch.tensor([[TOP] * nodes, [IID] * nodes], dtype=torch.int8)
+    tokens = torch.arange(nodes).expand(2, -1)
+    both = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=q)
+    alone = DraftTree.from_shape(shape, tokens[:1])
+    sampled = DraftTree.from_shape(shape, tokens[1:], sampling=IID, draft_probs=q[1:])
+    for row, tree in ((0, alone), (1, sampled)):
+        mine = slice(row, row + 1)
+        torch.testing.assert_close(RULES[rule].stop_law(both, p)[mine], RULES[rule].stop_law(tree, p[mine]))
+        for node in range(nodes):
+            torch.testing.assert_close(
+                RULES[rule].next_law(both, p, torch.full((2,), node))[mine],
+                RULES[rule].next_law(tree, p[mine], torch.tensor([node])),
+            )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
+    """To the last bit, beside a batch mate that was drafted for, too."""
+    p = torch.rand(3, 1, 5).softmax(-1) * 1.000001  # sums to one as well as float32 sums do
+    tree = DraftTree.root_only(torch.tensor([1, 2, 3]))
+    assert torch.equal(RULES[rule].stop_law(tree, p), torch.ones(3, 1))
+    assert torch.equal(RULES[rule].next_law(tree, p, torch.zeros(3, dtype=torch.long)), p[:, 0])
+    shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2)
+    p, q = torch.rand(2, 3, 50).softmax(-1) * 1.000001, torch.rand(2, 3, 50).softmax(-1)
+    valid = torch.tensor([[True, False, False], [True, True, True]])
+    tokens = torch.tensor([[3, 4, 5], [3, 4, 5]])
+    tree = DraftTree.from_shape(shape, tokens, valid=valid, sampling=IID, draft_probs=q)
+    assert torch.equal(RULES[rule].stop_law(tree, p)[0], torch.tensor([1.0, 0.0, 0.0]))
+    next_law = RULES[rule].next_law(tree, p, torch.zeros(2, dtype=torch.long))
+    assert torch.equal(next_law[0], p[0, 0]) and not torch.equal(next_law[1], p[1, 0])
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not RULES[rule].chain_only])
+def test_both_laws_are_laws_in_float32(rule: str) -> None:
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(drafts(torch.float32))
+    def check(case: tuple[DraftTree, Tensor]) -> None:
+        tree, p = case
+        if SWOR not in RULES[rule].laws:
+            tree = replace(tree, law=torch.where(tree.law == SWOR, IID, tree.law.long()).to(torch.int8))
+        stop_law = RULES[rule].stop_law(tree, p)
+        assert stop_law.dtype == torch.float32
+        assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
+        assert (stop_law[~tree.valid] == 0).all()
+        assert (stop_law.sum(1) - 1).abs().max() < 1e-6
+        for node in range(tree.num_nodes):
+            next_law = RULES[rule].next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+            assert next_law.dtype == torch.float32
+            assert torch.isfinite(next_law).all() and (next_law >= 0).all()
+            assert (next_law.sum(1) - 1).abs().max() < 1e-6
+            assert (next_law[p[:, node] == 0] == 0).all(), "a token that the target excludes"
+        entered = p.flatten(1).gather(1, tree.parents.clamp(min=0) * p.shape[2] + tree.tokens)[:, 1:]
+        assert (stop_law[:, 1:][entered == 0] == 0).all(), "a path through a token that the target excludes"
+
+    check()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_says_that_it_is_exact(rule: str) -> None:
+    assert RULES[rule].exactness is Exactness.EXACT
+    assert TOP in RULES[rule].laws, "greedy requests send DETERMINISTIC nodes to any rule"
