@@ -46,7 +46,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         fontsize=8,
         frameon=False,
     )
-    _title(figure, "Acceptance by position in the draft", subtitle, summary)
+    plot_title(figure, "Acceptance by position in the draft", subtitle, summary)
     figure.savefig(path, dpi=150)
     return path
 
@@ -108,7 +108,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
-    _title(figure, "Where the time goes", subtitle, summary)
+    plot_title(figure, "Where the time goes", subtitle, summary)
     figure.savefig(path, dpi=150)
     return path
 
@@ -144,7 +144,7 @@ def speedup_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    _title(figure, f"Speedup over plain decoding, with {summary.confidence:.0%} intervals", subtitle, summary)
+    plot_title(figure, f"Speedup over plain decoding, with {summary.confidence:.0%} intervals", subtitle, summary)
     figure.savefig(path, dpi=150)
     return path
 
@@ -154,7 +154,8 @@ def _milliseconds(method: MethodSummary, stage: str) -> float:
     return 1000 * method.stage_seconds.get(stage, 0.0) / tokens if tokens else 0.0
 
 
-def _title(figure: Figure, title: str, subtitle: str, summary: Summary) -> None:
+def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> None:
+    """What the picture shows, of what, by which kind of rule, and whether the run is complete."""
     rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:

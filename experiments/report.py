@@ -20,20 +20,20 @@ def run_table(summary: Summary, title: str) -> Table:
         table.add_column(label(method), justify="right")
     level = f"[{summary.confidence:.0%}]"
     rows = [
-        ("mean acceptance length", [_number(m.mean_acceptance_length) for m in summary.methods]),
+        ("mean acceptance length", [number(m.mean_acceptance_length) for m in summary.methods]),
         (
             f"  interval {level}",
             [NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval) for m in summary.methods],
         ),
-        ("  expected, given the drafts", [_number(m.expected_mean_acceptance_length) for m in summary.methods]),
-        ("speedup", [_times(m.speedup) for m in summary.methods]),
+        ("  expected, given the drafts", [number(m.expected_mean_acceptance_length) for m in summary.methods]),
+        ("speedup", [times(m.speedup) for m in summary.methods]),
         (f"  interval {level}", [interval(m.speedup_interval) for m in summary.methods]),
-        ("tokens/s", [_number(m.tokens_per_second, 1) for m in summary.methods]),
-        ("draft acceptance rate", [_percent(m.draft_acceptance_rate) for m in summary.methods]),
+        ("tokens/s", [number(m.tokens_per_second, 1) for m in summary.methods]),
+        ("draft acceptance rate", [percent(m.draft_acceptance_rate) for m in summary.methods]),
         ("drafted depth; nodes per round", [_pair(m) for m in summary.methods]),
         *_positions(summary.methods),
         *_stages(summary.methods),
-        ("distinct 4-grams", [_percent(m.distinct_4_gram_rate) for m in summary.methods]),
+        ("distinct 4-grams", [percent(m.distinct_4_gram_rate) for m in summary.methods]),
         ("equal to plain decoding", [equality(m) for m in summary.methods]),
         ("prompts finished; failed", [f"{m.finished} of {summary.planned}; {m.failed}" for m in summary.methods]),
         ("tokens; rounds", [f"{m.tokens}; {m.rounds}" for m in summary.methods]),
@@ -62,11 +62,11 @@ def comparison_table(summary: Summary, title: str) -> Table:
         table.add_row(
             f"{method.temperature:g}",
             label(method) + (f"\n{method.failed} failed" if method.failed else ""),
-            _with_interval(_number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
-            _with_interval(_times(method.speedup), method.speedup_interval),
-            _number(method.tokens_per_second, 1),
-            _percent(method.draft_acceptance_rate),
-            _percent(method.distinct_4_gram_rate),
+            with_interval(number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
+            with_interval(times(method.speedup), method.speedup_interval),
+            number(method.tokens_per_second, 1),
+            percent(method.draft_acceptance_rate),
+            percent(method.distinct_4_gram_rate),
             equality(method),
             end_section=last,
         )
@@ -131,7 +131,7 @@ def _positions(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
             by = method.acceptance_by_position
             known = position < len(by.rounds)
             both = (by.unconditional[position], by.conditional[position]) if known else (None, None)
-            cells.append(f"{_percent(both[0])}; {_percent(both[1])}" if known else NOTHING)
+            cells.append(f"{percent(both[0])}; {percent(both[1])}" if known else NOTHING)
         rows.append((f"accepted at {position + 1}: of all; if all before", cells))
     return rows
 
@@ -153,20 +153,24 @@ def _per_token(method: MethodSummary, stage: str) -> str:
 def _pair(method: MethodSummary) -> str:
     if method.method == PLAIN:
         return NOTHING
-    return f"{_number(method.proposed_depth_per_round)}; {_number(method.proposed_nodes_per_round)}"
+    return f"{number(method.proposed_depth_per_round)}; {number(method.proposed_nodes_per_round)}"
 
 
-def _with_interval(value: str, bounds: Interval | None) -> str:
+def with_interval(value: str, bounds: Interval | None) -> str:
+    """A value with its interval behind it, if there is one."""
     return value if bounds is None else f"{value} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
-def _times(value: float | None) -> str:
+def times(value: float | None) -> str:
+    """A ratio, or a dash."""
     return NOTHING if value is None else f"{value:.2f}x"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share, or a dash."""
     return NOTHING if value is None else f"{value:.0%}"

@@ -35,6 +35,8 @@ def begun(config: DictConfig) -> dict[str, Any] | None:
         ValueError: The folder belongs to another run, or there is none to resume.
     """
     folder = Path(config.out)
+    if type(config.resume) is not bool:
+        raise ValueError(f"resume={config.resume!r}: give true or false")
     if not config.resume:
         if (folder / RECORDS).exists():
             raise ValueError(

@@ -163,8 +163,6 @@ def already_complete(folder: Path) -> Summary:
 
 def settle(config: DictConfig) -> None:
     """Check the run's own settings, and fill in what is left to chance."""
-    if type(config.resume) is not bool:
-        raise ValueError(f"resume={config.resume!r}: give true or false")
     for name, least in (("seed", 0), ("warmup_prompts", 0), ("threads", 1)):
         value = config.get(name)
         if value is not None and (type(value) is not int or value < least):

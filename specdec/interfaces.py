@@ -89,20 +89,20 @@ class Verifier(ABC):
         name = type(self).__name__
         unfit = sorted(law.name for law in drafter.laws - self.laws)
         if unfit:
+            fits = "TargetWalkVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"
             raise ValueError(
                 f"{name} is not made for drafts that are {' or '.join(unfit)}, as {type(drafter).__name__} draws them: "
-                f"use RejectionVerifier, or another sampling in the drafter"
+                f"use {fits}, or another sampling in the drafter"
             )
         if self.chain_only and not drafter.is_chain:
             raise ValueError(
                 f"{name} takes chains only, and {type(drafter).__name__} drafts trees: "
-                f"use RejectionVerifier, or a chain in the drafter"
+                f"use {'TraversalVerifier' if self.exactness is Exactness.EXACT else 'RejectionVerifier'}, or a chain in "
+                f"the drafter"
             )
 
     @abstractmethod
-    def stop_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
-    ) -> Float[Tensor, "batch node"]:
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node.
 
         The root's entry is the probability that nothing is accepted; invalid nodes have zero; rows sum to one.

@@ -69,7 +69,7 @@ class SamplingParams:
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             ("" in self.stop, "stop contains an empty string, which would end every output at once: remove it"),
             (any(not isinstance(s, str) for s in self.stop), f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
-            (any(not callable(p) for p in self.processors), f"logits_processor={self.logits_processor!r}: give callables of input_ids and scores"),
+            (any(not callable(p) for p in self.logits_processor or ()), f"logits_processor={self.logits_processor!r}: give callables of input_ids and scores"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(message)

@@ -7,6 +7,7 @@ baseline are resampled together, because they ran on the same prompts.
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 RESAMPLES = 5000
@@ -32,7 +33,7 @@ def throughput_ratio(
 
 def bootstrap_interval(
     statistic: Callable[..., np.ndarray],
-    columns: Sequence[Sequence[float]],
+    columns: Sequence[ArrayLike],
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
@@ -85,10 +86,10 @@ def check_settings(confidence: float, resamples: int) -> None:
 
 
 def speedup_interval(
-    tokens: Sequence[float],
-    seconds: Sequence[float],
-    baseline_tokens: Sequence[float],
-    baseline_seconds: Sequence[float],
+    tokens: ArrayLike,
+    seconds: ArrayLike,
+    baseline_tokens: ArrayLike,
+    baseline_seconds: ArrayLike,
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
@@ -100,8 +101,8 @@ def speedup_interval(
 
 
 def mean_acceptance_length_interval(
-    emitted: Sequence[float],
-    rounds: Sequence[float],
+    emitted: ArrayLike,
+    rounds: ArrayLike,
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,

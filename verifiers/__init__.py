@@ -4,6 +4,7 @@ from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
 from verifiers.target_walk import TargetWalkVerifier
+from verifiers.transport import TransportVerifier
 from verifiers.typical import TypicalVerifier
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "KSeqVerifier",
     "RejectionVerifier",
     "TargetWalkVerifier",
+    "TransportVerifier",
     "TraversalVerifier",
     "TypicalVerifier",
 ]

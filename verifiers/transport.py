@@ -32,8 +32,8 @@ class TransportVerifier(Verifier):
 
     A **reference** for tiny vocabularies, against which affordable rules are measured: it solves one program for every
     node that has children, with vocab^siblings x siblings variables, on the host, node by node in Python. The
-    acceptance of a level is the optimum, ``optimal_acceptance``; the plan that reaches it is not unique, and what deeper
-    levels accept depends on it.
+    acceptance of a level is the optimum, ``optimal_acceptance``; the plan that reaches it is not unique, and what
+    deeper levels accept depends on it.
 
     Siblings are all ``DETERMINISTIC`` (then it equals ``RejectionVerifier``) or all sampled, ``IID`` and
     ``WITHOUT_REPLACEMENT`` mixed at will. How many there are must not depend on their tokens.
@@ -85,8 +85,8 @@ class TransportVerifier(Verifier):
             return children, p[tokens] * first, left
         if DraftSampling.DETERMINISTIC in laws:
             raise ValueError(
-                f"row {row}, node {node} has both sampled and DETERMINISTIC children, and TransportVerifier takes no such "
-                f"mixture: use {RejectionVerifier.__name__}"
+                f"row {row}, node {node} has both sampled and DETERMINISTIC children, and TransportVerifier takes no "
+                f"such mixture: use {RejectionVerifier.__name__}"
             )
         assert tree.draft_probs is not None
         q = tree.draft_probs[row, node].double().cpu().numpy()
@@ -138,8 +138,8 @@ def _tuples(q: np.ndarray, laws: tuple[DraftSampling, ...]) -> np.ndarray:
     if vocab ** len(laws) > _MOST_TUPLES:
         most = int(math.log(_MOST_TUPLES) / math.log(vocab))
         raise ValueError(
-            f"{len(laws)} siblings over {vocab} tokens make {vocab ** len(laws):,} drafts, too many for a linear program: "
-            f"draft at most {most}, or use RejectionVerifier or KSeqVerifier"
+            f"{len(laws)} siblings over {vocab} tokens make {vocab ** len(laws):,} drafts, too many for a linear "
+            f"program: draft at most {most}, or use RejectionVerifier or KSeqVerifier"
         )
     chances = np.ones(())
     for rank, law in enumerate(laws):

@@ -28,7 +28,7 @@ class TypicalVerifier(Verifier):
     def __init__(self, *, epsilon: float = 0.09, delta: float | None = None):
         if not 0 < epsilon < 1:
             raise ValueError(f"epsilon={epsilon}: give a probability in (0, 1)")
-        if delta is not None and not 0 < delta:
+        if delta is not None and not delta > 0:
             raise ValueError(f"delta={delta}: give a positive factor, or None for the square root of epsilon")
         self.epsilon = epsilon
         self.delta = epsilon**0.5 if delta is None else delta

@@ -159,12 +159,12 @@ def test_an_estimate_agrees_with_the_enumeration(seed: int) -> None:
     tables, shape = Tables.random(4, 2, seed=seed), TreeShape.branching(2, 2)
     exact = enumerate_outcome(RejectionVerifier(), tables, shape, SWOR)
     guess = estimate(RejectionVerifier(), tables, shape, SWOR, samples=4000, seed=seed, confidence=0.999)
-    assert guess.bias.low < 0 < guess.bias.high < 0.02
+    assert guess.bias.low < 0 < guess.bias.high < 0.04
     assert guess.expected_accepted.low < exact.expected_accepted < guess.expected_accepted.high
 
     biased = enumerate_outcome(RejectionVerifier(), tables, shape, TOP, declared=IID)
     guess = estimate(RejectionVerifier(), tables, shape, TOP, declared=IID, samples=4000, seed=seed, confidence=0.999)
-    assert guess.bias.low > 0 and guess.bias.mean == pytest.approx(biased.tv, abs=0.02)
+    assert guess.bias.low > 0 and guess.bias.mean == pytest.approx(biased.tv, abs=0.04)
 
 
 def test_an_estimate_works_where_enumeration_cannot() -> None:

@@ -95,7 +95,7 @@ def test_chains_that_end_early_are_exact(rule: str) -> None:
     """Keep a token that is not sure and stop behind it: the rule that a drafter may follow."""
     tables = Tables.random(4, 3, seed=4)
     made = enumerate_drafts(tables, TreeShape.chain(3), IID, grows=lambda node, prefix: (prefix + node) % 3 > 0)
-    assert (made.tree.valid.sum(1) == 1).any() and (made.tree.valid.sum(1) == 3).any()
+    assert (made.tree.valid.sum(1) == 2).any() and (made.tree.valid.sum(1) == 4).any()
     assert outcome(RULES[rule], tables, made).tv < EXACT
 
 
@@ -113,12 +113,12 @@ def test_temperature_zero_is_greedy_matching(rule: str, laws: DraftSampling) -> 
     assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
     stop = stop_law.argmax(1)
     assert torch.equal(RULES[rule].next_law(tree, p, stop), p[torch.arange(len(p)), stop])
-    # The longest walk along the argmax: every accepted token is one, and none of the children of the last.
-    wanted = p.argmax(-1).gather(1, tree.parents.clamp(min=0)) == tree.tokens
+    # A walk along the argmax, to where no child is it.
+    wanted = (p.argmax(-1).gather(1, tree.parents.clamp(min=0)) == tree.tokens) & tree.valid
     wanted[:, 0] = True
-    walked = (wanted[:, None] | ~tree.ancestors).all(-1) & tree.valid
-    assert torch.equal(tree.depth.gather(1, stop[:, None])[:, 0], (tree.depth * walked).amax(1))
+    walked = (wanted[:, None] | ~tree.ancestors).all(-1)
     assert walked.gather(1, stop[:, None]).all()
+    assert not (wanted & (tree.parents == stop[:, None])).any()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -163,7 +163,7 @@ def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not RULES[rule].chain_only])
 def test_both_laws_are_laws_in_float32(rule: str) -> None:
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=25, deadline=None, derandomize=True)
     @given(drafts(torch.float32))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = case
