@@ -132,7 +132,9 @@ def main() -> None:
     console.print(table)
     for side in sides:
         read = sizes[side.name]
-        console.print(f"{side.name}: {read.bytes / read.weights:.3f} bytes per weight for one token ({read.bytes / 1e6:.0f} MB)")
+        console.print(
+            f"{side.name}: {read.bytes / read.weights:.3f} bytes per weight for one token ({read.bytes / 1e6:.0f} MB)"
+        )
 
 
 if __name__ == "__main__":

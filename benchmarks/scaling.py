@@ -1,8 +1,8 @@
 """How a round's cost grows: ``python -m benchmarks.scaling [--out FOLDER]`` measures and draws one plot per axis.
 
-A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the measured
-time each plot shows the bytes that the round has to move (weights, the rows' keys and values, logits and probability
-tables), scaled to the first point: the engine should not grow faster than that line.
+A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the
+measured time each plot shows the bytes that the round has to move (weights, the rows' keys and values, logits and
+probability tables), scaled to the first point: the engine should not grow faster than that line.
 """
 
 import argparse
@@ -118,7 +118,9 @@ def main() -> None:
         panel.set_title(f"cost by {label}", fontsize=10)
     panels[0].set_ylabel("one round (ms)")
     panels[0].legend(fontsize=8)
-    figure.suptitle(f"One verify round of a random 110M Llama in bf16, {torch.get_num_threads()} CPU threads", fontsize=11)
+    figure.suptitle(
+        f"One verify round of a random 110M Llama in bf16, {torch.get_num_threads()} CPU threads", fontsize=11
+    )
     figure.savefig(arguments.out / "scaling.png", dpi=120)
     Console().print(table)
     print(f"wrote {arguments.out / 'scaling.png'}")

@@ -66,7 +66,9 @@ def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[i
     return [target.tokenizer(prompt.turns[0])["input_ids"] for prompt in prompts]
 
 
-def compare(name: str, ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int, **kwargs: object) -> Result:
+def compare(
+    name: str, ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int, **kwargs: object
+) -> Result:
     """Time two functions of the repeat's number in turn; the ratio is theirs over ours."""
     for side in (ours, theirs):
         side(0)
@@ -82,8 +84,11 @@ def compare(name: str, ours: Callable[[int], object], theirs: Callable[[int], ob
 
 
 def hf_generate(model: PreTrainedModel, prompt: list[int], new_tokens: int, **kwargs: object) -> torch.Tensor:
+    """Greedy decoding by transformers itself."""
     ids = torch.tensor([prompt])
-    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs)  # type: ignore[return-value,operator]
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs
+    )  # type: ignore[return-value,operator]
 
 
 def plain_against_transformers(repeats: int) -> Iterator[Result]:
@@ -141,7 +146,9 @@ def forward_seconds(*models: nn.Module) -> Iterator[list[float]]:
     handles = []
     for model in models:
         handles.append(model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter())))
-        handles.append(model.register_forward_hook(lambda *_: spent.__setitem__(0, spent[0] + time.perf_counter() - begun.pop())))
+        handles.append(
+            model.register_forward_hook(lambda *_: spent.__setitem__(0, spent[0] + time.perf_counter() - begun.pop()))
+        )
     try:
         yield spent
     finally:
@@ -209,7 +216,11 @@ def batching(repeats: int) -> Iterator[Result]:
     prompts = [[(5 * i + 3 * j) % 4000 for j in range(32)] for i in range(8)]
     one = Engine(target, drafter, RejectionVerifier(), max_length=256)
     eight = Engine(
-        target, ModelDrafter.from_pretrained("bundled/drafter", shape=4), RejectionVerifier(), max_length=256, max_batch_size=8
+        target,
+        ModelDrafter.from_pretrained("bundled/drafter", shape=4),
+        RejectionVerifier(),
+        max_length=256,
+        max_batch_size=8,
     )
     yield compare(
         "batch 8 / batch 1, tokens/s, 4 nodes per row, 110M",
@@ -232,16 +243,31 @@ COMPARISONS: dict[str, Callable[[int], Iterator[Result]]] = {
 def main() -> None:
     """Run the comparisons and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparisons", nargs="*", choices=[*COMPARISONS, []], default=list(COMPARISONS))
+    parser.add_argument("comparisons", nargs="*", metavar="comparison", help=f"default: {', '.join(COMPARISONS)}")
     parser.add_argument("--repeats", type=int, default=8)
     arguments = parser.parse_args()
+    unknown = sorted(set(arguments.comparisons) - COMPARISONS.keys())
+    if unknown:
+        parser.error(f"no comparison {', '.join(unknown)}: choose from {', '.join(COMPARISONS)}")
     console = Console()
-    table = Table("comparison", "ratio of totals", "per repeat: min, median, max", "bar", title=f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in arguments.comparisons:
+    table = Table(
+        "comparison",
+        "ratio of totals",
+        "per repeat: min, median, max",
+        "bar",
+        title=f"torch {torch.__version__}, {torch.get_num_threads()} threads",
+    )
+    for name in arguments.comparisons or COMPARISONS:
         for result in COMPARISONS[name](arguments.repeats):
-            reached = result.bar is None or (result.total <= result.bar if result.lower_is_better else result.total >= result.bar)
+            reached = result.bar is None or (
+                result.total <= result.bar if result.lower_is_better else result.total >= result.bar
+            )
             spread = f"{min(result.ratios):.2f}, {statistics.median(result.ratios):.2f}, {max(result.ratios):.2f}"
-            bar = "" if result.bar is None else f"{'<=' if result.lower_is_better else '>='} {result.bar} {'reached' if reached else 'MISSED'}"
+            bar = (
+                ""
+                if result.bar is None
+                else f"{'<=' if result.lower_is_better else '>='} {result.bar} {'reached' if reached else 'MISSED'}"
+            )
             table.add_row(result.name, f"{result.total:.2f}", spread, bar)
             console.print(f"{result.name}: {result.total:.2f} ({spread}) {bar}", highlight=False)
     console.print(table)

@@ -1,4 +1,7 @@
-"""A small causal LM that drafts a chain or a tree (Leviathan et al. 2023, arXiv 2211.17192; SpecInfer, arXiv 2305.09781)."""
+"""A small causal LM that drafts a chain or a tree.
+
+Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781) for trees.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +55,9 @@ class ModelDrafter(Drafter):
         self.shape = TreeShape.of(shape)
         self.sampling = _law(sampling)
         if temperature is not None and not 0 <= temperature < float("inf"):
-            raise ValueError(f"drafter temperature={temperature}: give 0 (top-k), a positive number, or None (the request's)")
+            raise ValueError(
+                f"drafter temperature={temperature}: give 0 (top-k), a positive number, or None (the request's)"
+            )
         if temperature is not None and temperature < GREEDY_BELOW:
             self.sampling = DraftSampling.DETERMINISTIC
         self.temperature = temperature
@@ -87,7 +92,9 @@ class ModelDrafter(Drafter):
         """Check vocabulary and device, and allocate the cache."""
         check_same_vocabulary(self, target)
         if self.model.device != target.device:
-            raise ValueError(f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device")
+            raise ValueError(
+                f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
+            )
         self.runner = ModelRunner(
             self.model, max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.max_nodes
         )
@@ -338,12 +345,14 @@ def check_same_vocabulary(drafter: ModelDrafter, target: Target) -> None:
             differing = sorted(token for token in mine.keys() | wanted.keys() if mine.get(token) != wanted.get(token))
             token = differing[0]
             raise ValueError(
-                f"the drafter {drafter.name} has another vocabulary than the target {target.name}: {len(differing)} tokens "
-                f"differ, for example {token!r} is {mine.get(token)} in the drafter's and {wanted.get(token)} in the "
-                f"target's; choose a drafter of the target's family"
+                f"the drafter {drafter.name} has another vocabulary than the target {target.name}: {len(differing)} "
+                f"tokens differ, for example {token!r} is {mine.get(token)} in the drafter's and {wanted.get(token)} "
+                f"in the target's; choose a drafter of the target's family"
             )
         return
-    width = drafter.model.get_output_embeddings().weight.shape[0]
+    output = drafter.model.get_output_embeddings()
+    assert output is not None, "the runner has checked"
+    width = output.weight.shape[0]
     # Padding to a multiple of 64 or 128 is common; a larger gap is another vocabulary.
     if abs(width - target.vocab_size) > 512:
         raise ValueError(

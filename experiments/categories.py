@@ -17,9 +17,7 @@ LEAST = 2
 
 def shown(summary: Summary) -> list[str]:
     """The categories that have enough prompts, in alphabetical order; none unless there are several."""
-    names = {
-        name for method in summary.methods for name, found in method.by_category.items() if found.prompts >= LEAST
-    }
+    names = {name for method in summary.methods for name, found in method.by_category.items() if found.prompts >= LEAST}
     return sorted(names) if len(names) > 1 else []
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -85,7 +86,8 @@ def fit(
         name: Shown on the progress bar.
     """
     matrices, others = [], []
-    vocab_size = getattr(module, "vocab_size", None) or module.config.vocab_size
+    config_of: Any = module  # MedusaHeads has its vocabulary itself, a transformers model in its config
+    vocab_size = getattr(module, "vocab_size", None) or config_of.config.vocab_size
     for parameter in module.parameters():
         inner = parameter.ndim == 2 and vocab_size not in parameter.shape
         if parameter.requires_grad:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 Loss = Callable[[nn.Module, Int[Tensor, "row position"], float], Float[Tensor, ""]]
 
@@ -43,18 +44,20 @@ def distillation(target: nn.Module) -> Loss:
     return loss
 
 
-def medusa_distillation(target: nn.Module, *, decay: float = 0.8) -> Loss:
+def medusa_distillation(target: PreTrainedModel, *, decay: float = 0.8) -> Loss:
     """A loss that draws head i's output at position t towards the target's distribution of token t+2+i.
 
     The target's distribution there (given the text up to t+1+i) is what the published recipe's one sampled token
     estimates: the same expected gradient, with less noise. Head i weighs ``decay ** i`` (section 2.2.1 of the
     paper).
     """
+    output_layer = target.get_output_embeddings()
+    assert output_layer is not None, "a causal LM has one"
 
     def loss(heads: nn.Module, tokens: Int[Tensor, "row position"], progress: float) -> Float[Tensor, ""]:
         with torch.no_grad():
             hidden = target.base_model(input_ids=tokens[:, :-1]).last_hidden_state
-            target_probs = target.get_output_embeddings()(hidden).float().softmax(-1)
+            target_probs = output_layer(hidden).float().softmax(-1)
         logits = heads(hidden)
         total = logits.new_zeros(())
         for index, head_logits in enumerate(logits):

@@ -62,7 +62,7 @@ def _acceptance_panel(axes: Axes, methods: Sequence[MethodSummary]) -> None:
             by.unconditional,
             width * 0.92,
             color=color,
-            label=f"{label(method)}: of all rounds that drafted so far",
+            label=f"{label(method)}: of all rounds that drafted this far",
         )
         known = [(x, y) for x, y in zip(positions, by.conditional, strict=True) if y is not None]
         axes.plot(
@@ -73,7 +73,7 @@ def _acceptance_panel(axes: Axes, methods: Sequence[MethodSummary]) -> None:
             markersize=5,
             markerfacecolor="white",
             markeredgecolor="black",
-            label="of those that accepted all before" if index == 0 else None,
+            label="of those that accepted all tokens before it" if index == 0 else None,
         )
     deepest = max(len(method.acceptance_by_position.rounds) for method in methods)
     axes.set_xticks(range(1, deepest + 1))

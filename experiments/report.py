@@ -62,7 +62,10 @@ def comparison_table(summary: Summary, title: str) -> Table:
         table.add_row(
             f"{method.temperature:g}",
             label(method) + (f"\n{method.failed} failed" if method.failed else ""),
-            with_interval(number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
+            with_interval(
+                number(method.mean_acceptance_length),
+                method.mean_acceptance_length_interval if method.method != PLAIN else None,
+            ),
             with_interval(times(method.speedup), method.speedup_interval),
             number(method.tokens_per_second, 1),
             percent(method.draft_acceptance_rate),

@@ -17,7 +17,7 @@ from experiments.summary import Bootstrap, MethodSummary, Summary, summarize
 from experiments.tracking import Tracker
 from specdec import metrics
 
-_PIPE_WIDTH = 120
+PIPE_WIDTH = 120
 
 Plot = Callable[[Summary, Path, str], Path | None]
 
@@ -93,7 +93,7 @@ class Session:
         summary = summarize(records, planned=self.planned, groups=self.groups, bootstrap=self.bootstrap)
         text = json.dumps({"title": self.title, **asdict(summary)}, indent=2, ensure_ascii=False)
         (self.folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
         written = [self.folder / RECORDS, self.folder / SUMMARY]
         if any(method.finished for method in summary.methods):
             console.print(self.table(summary, self.title))

@@ -12,6 +12,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
@@ -56,6 +57,7 @@ def train_tokenizer(out: Path, vocab_size: int) -> None:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that ``train_tokenizer`` saved."""
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
@@ -69,20 +71,23 @@ def encode(files: list[Path], tokenizer: PreTrainedTokenizerFast) -> Tensor:
 
 def new_llama(config: DictConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama with random weights, tied embeddings and the tokenizer's vocabulary."""
+    shape: Any = OmegaConf.to_container(config)
+    eos: Any = tokenizer.eos_token_id
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=eos,
             pad_token_id=None,
-            **OmegaConf.to_container(config),
+            **shape,
         )
     )
 
 
 def save_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    model.to(torch.bfloat16).save_pretrained(out)
+    """Write a model in bfloat16, with its tokenizer."""
+    model.to(torch.bfloat16).save_pretrained(out)  # pyright: ignore[reportArgumentType] (a decorator hides self)
     tokenizer.save_pretrained(out)
 
 
@@ -121,7 +126,7 @@ def sample_texts(
     for index in track(range(batches), description="samples"):
         starts = torch.randint(len(tokens) - config.prompt_length, (config.batch_size,), generator=generator)
         prompts = tokens[starts[:, None] + torch.arange(config.prompt_length)].long().to(device)
-        sampled = target.generate(
+        sampled = target.generate(  # pyright: ignore[reportAttributeAccessIssue] (its protocol asks too much)
             prompts,
             attention_mask=torch.ones_like(prompts),
             max_length=config.length,
@@ -138,8 +143,10 @@ def sample_texts(
 @torch.inference_mode()
 def distinct_4_grams(target: LlamaForCausalLM, *, count: int = 8, length: int = 200, device: torch.device) -> float:
     """Mean fraction of distinct 4-grams in ``length`` tokens sampled at temperature 1 from an end-of-text token."""
-    prompts = torch.full((count, 1), target.config.eos_token_id, device=device)
-    rows = target.generate(
+    eos = target.config.eos_token_id
+    assert isinstance(eos, int), "the tokenizer of train_tokenizer has one"
+    prompts = torch.full((count, 1), eos, device=device)
+    rows = target.generate(  # pyright: ignore[reportAttributeAccessIssue] (its protocol asks too much)
         prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, pad_token_id=0,
         max_new_tokens=length, min_new_tokens=length,
     )[:, 1:].tolist()  # fmt: skip
@@ -182,16 +189,23 @@ def main_stages(config: DictConfig) -> None:
     tokens = encode(training_files(), tokenizer)
 
     if stage("target"):
-        facts |= {"train_tokens": len(tokens), "train_bytes": sum(len(read_source(p).encode()) for p in training_files())}
+        facts |= {
+            "train_tokens": len(tokens),
+            "train_bytes": sum(len(read_source(p).encode()) for p in training_files()),
+        }
         model = new_llama(config.target.model, tokenizer)
         fit_config = FitConfig(**config.target.fit)
         windows = Windows(tokens, length=fit_config.length, batch_size=fit_config.batch_size, seed=config.seed)
-        loss = fit(model, next_token, windows, fit_config, accelerator=accelerator, checkpoint=work / "target", name="target")
+        loss = fit(
+            model, next_token, windows, fit_config, accelerator=accelerator, checkpoint=work / "target", name="target"
+        )
         save_llama(model, tokenizer, work / "target" / "model")
         model = load_target(work, device)
 
         def target_loss(ids: Tensor) -> Tensor:
-            return torch.nn.functional.cross_entropy(model(ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")[None]
+            return torch.nn.functional.cross_entropy(model(ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")[
+                None
+            ]
 
         bits = bits_per_byte(target_loss, tokenizer, length=fit_config.length, device=device)
         distinct = distinct_4_grams(model, device=device)
@@ -222,11 +236,14 @@ def main_stages(config: DictConfig) -> None:
                 vocab_size=target.config.vocab_size,
                 base_model="bundled/target",
             )
-            for head in model.heads:  # as the published recipe starts: every head is the target's own output layer
-                head[-1].weight.data.copy_(target.get_output_embeddings().weight)
+            heads: Any = model.heads
+            for head in heads:  # as the published recipe starts: every head is the target's own output layer
+                head[-1].weight.data.copy_(target.lm_head.weight)
             loss_function = medusa_distillation(target)
-        loss = fit(model, loss_function, windows, fit_config, accelerator=accelerator, checkpoint=work / name, name=name)
-        if name == "drafter":
+        loss = fit(
+            model, loss_function, windows, fit_config, accelerator=accelerator, checkpoint=work / name, name=name
+        )
+        if isinstance(model, LlamaForCausalLM):
             save_llama(model, tokenizer, work / name / "model")
         else:
             model.to(torch.bfloat16).save_pretrained(work / name / "model")
@@ -242,18 +259,24 @@ def main_stages(config: DictConfig) -> None:
 def load_target(work: Path, device: torch.device) -> LlamaForCausalLM:
     """The trained target, frozen, in the dtype it ships in: what is distilled is what is drafted for."""
     model = AutoModelForCausalLM.from_pretrained(work / "target" / "model", dtype=torch.bfloat16)
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def interleave(first: Tensor, second: Tensor, *, length: int) -> Tensor:
     """As much of ``second`` as there is of ``first``, window by window of ``length``: Int[position]."""
     count = min(len(first), len(second)) // length
-    return torch.stack([first[: count * length].view(count, length), second[: count * length].view(count, length)], 1).flatten()
+    return torch.stack(
+        [first[: count * length].view(count, length), second[: count * length].view(count, length)], 1
+    ).flatten()
 
 
 def model_card(facts: dict[str, object], config: DictConfig) -> str:
     """The card in Markdown, from what the stages recorded."""
-    recipe = OmegaConf.to_yaml(OmegaConf.masked_copy(config, ["tokenizer", "target", "samples", "drafter", "medusa", "seed", "mixed_precision"]))
+    recipe = OmegaConf.to_yaml(
+        OmegaConf.masked_copy(
+            config, ["tokenizer", "target", "samples", "drafter", "medusa", "seed", "mixed_precision"]
+        )
+    )
     return f"""# Model card: the bundled models
 
 Small models for demonstrations and tests of speculative decoding. They write Python that looks right; nobody
@@ -278,6 +301,7 @@ them greedy), first with the forward KL divergence, then with total variation.
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train_bundled")
 def main(config: DictConfig) -> None:
+    """Make the models by the recipe of one configuration."""
     main_stages(config)
 
 

@@ -131,7 +131,9 @@ class Engine:
     ) -> int:
         """Queue one request (of one sample) for ``step``; returns its id, which is also its default stream."""
         if sampling.n != 1:
-            raise ValueError(f"n={sampling.n}: submit takes one sample per call; use generate, or submit it {sampling.n} times")
+            raise ValueError(
+                f"n={sampling.n}: submit takes one sample per call; use generate, or submit it {sampling.n} times"
+            )
         request = self._request(prompt, sampling, self._next_id, speculate)
         self._enqueue([request])
         return request.id
@@ -219,7 +221,9 @@ class Engine:
             request = self._running[slot]
             wants = request is not None and slots.host_active[slot] and slots.host_drafting[slot]
             room = self.max_length - 1 - int(slots.host_lengths[slot])
-            slots.host_max_depth[slot] = max(0, min(request.remaining - 1, room)) if request is not None and wants else 0
+            slots.host_max_depth[slot] = (
+                max(0, min(request.remaining - 1, room)) if request is not None and wants else 0
+            )
         slots.max_depth.copy_(torch.from_numpy(slots.host_max_depth), non_blocking=True)
 
     def _advance(self, slots: Slots, tokens: Int[Tensor, "batch position"], verdict: Verdict) -> None:
@@ -270,7 +274,14 @@ class Engine:
         """End the request where it ends inside the emitted tokens, and turn them into text."""
         if not valid:
             message = f"the logits or the draft's probabilities were not finite in round {step.round}"
-            return replace(step, token_ids=(), logprobs=(), finish_reason="error", error=message, text=self._texts[request.id].flush())
+            return replace(
+                step,
+                token_ids=(),
+                logprobs=(),
+                finish_reason="error",
+                error=message,
+                text=self._texts[request.id].flush(),
+            )
         reason = None
         tokens = step.token_ids
         for count, token in enumerate(tokens, start=1):
@@ -298,7 +309,9 @@ class Engine:
             request = self._waiting.popleft()
             request.slot = slot
             self._running[slot] = request
-            self._texts[request.id] = Detokenizer(self.target.tokenizer, request.prompt_ids, stop=request.sampling.stop)
+            self._texts[request.id] = Detokenizer(
+                self.target.tokenizer, request.prompt_ids, stop=tuple(request.sampling.stop)
+            )
             self.slots.admit(slot, list(request.prompt_ids), request.sampling, speculate=request.speculate)
             self._views.clear()
             if request.speculate and self.drafter is not None:
@@ -390,7 +403,11 @@ class Engine:
         return requests
 
     def _request(self, prompt: str | Sequence[int], sampling: SamplingParams, index: int, speculate: bool) -> Request:
-        ids = encode_prompt(self.target.tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = (
+            encode_prompt(self.target.tokenizer, prompt)
+            if isinstance(prompt, str)
+            else [int(token) for token in prompt]
+        )
         if not ids:
             raise ValueError("the prompt is empty: give at least one token")
         wrong = [token for token in ids if not 0 <= token < self.target.vocab_size]
@@ -399,7 +416,8 @@ class Engine:
         if len(ids) + sampling.max_new_tokens > self.max_length:
             raise ValueError(
                 f"{len(ids)} prompt tokens + max_new_tokens={sampling.max_new_tokens} exceed the engine's "
-                f"max_length={self.max_length}: shorten either, or raise max_length (the model has {self.target.max_length} positions)"
+                f"max_length={self.max_length}: shorten either, or raise max_length "
+                f"(the model has {self.target.max_length} positions)"
             )
         if sampling.stop and self.target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
@@ -407,8 +425,12 @@ class Engine:
         if not sampling.ignore_eos:
             stop_ids |= self.target.eos_token_ids
         request = Request(
-            id=self._next_id, prompt_ids=ids, sampling=sampling.seeded(index), speculate=speculate and self.drafter is not None, stop_ids=stop_ids
-        )  # fmt: skip
+            id=self._next_id,
+            prompt_ids=ids,
+            sampling=sampling.seeded(index),
+            speculate=speculate and self.drafter is not None,
+            stop_ids=stop_ids,
+        )
         self._next_id += 1
         return request
 
@@ -419,7 +441,8 @@ class Engine:
         """Run until these requests have ended; whatever happens, none of them is left behind."""
         if self.unfinished:
             raise ValueError(
-                f"{self.unfinished} submitted requests are unfinished: call step() until they end before generate or stream"
+                f"{self.unfinished} submitted requests are unfinished: "
+                f"call step() until they end before generate or stream"
             )
         self._enqueue(requests)
         try:

@@ -206,7 +206,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Interval:
+class SampleMean:
     """A mean and its confidence interval (normal approximation)."""
 
     mean: float
@@ -214,7 +214,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, values: Float[Tensor, " sample"], confidence: float) -> "Interval":
+    def of(cls, values: Float[Tensor, " sample"], confidence: float) -> "SampleMean":
         """From independent values."""
         mean = float(values.mean())
         half = float(scipy.stats.norm.ppf(0.5 + confidence / 2)) * float(values.std()) / math.sqrt(len(values))
@@ -232,8 +232,8 @@ class Estimate:
         expected_accepted: Expected number of accepted draft tokens in a round.
     """
 
-    bias: Interval
-    expected_accepted: Interval
+    bias: SampleMean
+    expected_accepted: SampleMean
 
 
 def enumerate_drafts(
@@ -392,7 +392,7 @@ def estimate(
             # Where a path never ends, the residual may be anything.
             hit += torch.where(stop_law[:, node] > 0, stop_law[:, node] * (next_law * value).sum(-1), 0.0)
         hits.append(hit - within[0])
-    return Estimate(Interval.of(torch.cat(hits), confidence), Interval.of(torch.cat(accepted), confidence))
+    return Estimate(SampleMean.of(torch.cat(hits), confidence), SampleMean.of(torch.cat(accepted), confidence))
 
 
 def expected_by_levels(

@@ -38,10 +38,10 @@ from specdec.target import Target
 _NO_EFFECT = frozenset(
     [
         "bos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache", "cache_implementation", "cache_config",
-        "max_cache_len", "early_stopping", "length_penalty", "output_attentions", "output_hidden_states", "output_scores",
-        "output_logits", "return_dict_in_generate", "transformers_version", "compile_config", "disable_compile",
-        "prefill_chunk_size", "low_memory", "continuous_batching_config", "num_assistant_tokens", "is_assistant",
-        "num_assistant_tokens_schedule", "assistant_confidence_threshold", "max_matching_ngram_size",
+        "max_cache_len", "early_stopping", "length_penalty", "output_attentions", "output_hidden_states",
+        "output_scores", "output_logits", "return_dict_in_generate", "transformers_version", "compile_config",
+        "disable_compile", "prefill_chunk_size", "low_memory", "continuous_batching_config", "num_assistant_tokens",
+        "is_assistant", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "max_matching_ngram_size",
         "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "remove_invalid_values",
         "assistant_ensemble_weight", "speculation_type", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
     ]
@@ -82,7 +82,9 @@ def from_generation_config(
     if length is None:
         limit = config.max_length or 20
         if prompt_length is None:
-            raise ValueError(f"the generation config has max_length={limit} only: set max_new_tokens, or give prompt_length")
+            raise ValueError(
+                f"the generation config has max_length={limit} only: set max_new_tokens, or give prompt_length"
+            )
         length = limit - prompt_length
     processors: list[Callable[..., Tensor]] = []
     if config.sequence_bias:
@@ -162,7 +164,9 @@ class SpeculativeGenerate:
         mask = model_kwargs.get("attention_mask")
         pads = [0] * len(input_ids) if mask is None else (mask == 0).sum(-1).tolist()
         if on_tokens is not None and len(input_ids) != 1:
-            raise ValueError(f"on_tokens follows one sequence, and the batch has {len(input_ids)}: call generate once per prompt")
+            raise ValueError(
+                f"on_tokens follows one sequence, and the batch has {len(input_ids)}: call generate once per prompt"
+            )
         seed = int(torch.randint(2**62, (), dtype=torch.long))
         prompts = [row[pad:].tolist() for row, pad in zip(input_ids, pads, strict=True)]
         sampling = [
@@ -200,7 +204,8 @@ class SpeculativeGenerate:
         elif not config.do_sample:
             native["temperature"] = 0.0
         others = [_for_one_row(processor, padding) for processor in others]
-        return SamplingParams(**common, **native, logits_processor=tuple(others) or None)
+        common.update(native)
+        return SamplingParams(**common, logits_processor=tuple(others) or None)
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """An engine for this model with room for the call; kept for the next one."""
@@ -269,9 +274,15 @@ def _ignores_padding(processor: Any) -> TypeGuard[RepetitionPenaltyLogitsProcess
 
 def _check_criteria(criteria: StoppingCriteriaList) -> int:
     """The length limit (prompt included); refuses criteria that this engine does not have."""
-    unknown = [type(c).__name__ for c in criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria | StopStringCriteria)]
+    unknown = [
+        type(c).__name__
+        for c in criteria
+        if not isinstance(c, MaxLengthCriteria | EosTokenCriteria | StopStringCriteria)
+    ]
     if unknown:
-        raise ValueError(f"stopping criteria {', '.join(unknown)} are not supported: use max_new_tokens, EOS or stop_strings")
+        raise ValueError(
+            f"stopping criteria {', '.join(unknown)} are not supported: use max_new_tokens, EOS or stop_strings"
+        )
     limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
     if not limits:
         raise ValueError("generate has no length limit: pass max_new_tokens")

@@ -22,6 +22,7 @@ What keeps the function the same:
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -93,7 +94,8 @@ def inflate(
     """
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"inflate: only Llama models can be inflated, and this is a {model.config.model_type} model")
-    if not model.model.layers[0].self_attn.q_proj.weight.is_floating_point():
+    first: Any = model.model.layers[0]
+    if not first.self_attn.q_proj.weight.is_floating_point():
         raise ValueError("inflate: the model is quantized; inflate it first and quantize the result")
     goal = resolve_shape(shape)
     _check(model.config, goal, describe(shape))
@@ -176,31 +178,37 @@ def _check(config: LlamaConfig, goal: LlamaShape, label: str) -> None:
     """Refuse what cannot be done exactly."""
     for name, value in asdict(goal).items():
         if value < getattr(config, name) and name != "num_key_value_heads":
-            raise ValueError(f"inflate to {label}: the model's {name} is {getattr(config, name)}, which does not fit into {value}")
+            raise ValueError(
+                f"inflate to {label}: the model's {name} is {getattr(config, name)}, which does not fit into {value}"
+            )
     if goal.num_attention_heads % goal.num_key_value_heads or goal.hidden_size % goal.num_attention_heads:
         raise ValueError(
-            f"inflate to {label}: a Llama model needs num_key_value_heads that divide num_attention_heads, and these to divide "
-            f"hidden_size"
+            f"inflate to {label}: a Llama model needs num_key_value_heads that divide num_attention_heads, "
+            f"and these to divide hidden_size"
         )
-    if goal.head_dim % config.head_dim:
+    own = resolve_shape(config)
+    if goal.head_dim % own.head_dim:
         raise ValueError(
-            f"inflate to {label}: heads of width {config.head_dim} keep their rotary frequencies only in heads of a multiple of "
-            f"that width, not of {goal.head_dim}"
+            f"inflate to {label}: heads of width {own.head_dim} keep their rotary frequencies only in heads "
+            f"of a multiple of that width, not of {goal.head_dim}"
         )
     kind = (config.rope_parameters or {}).get("rope_type", "default")
-    if goal.head_dim != config.head_dim and kind not in _INDEPENDENT_ROPE:
-        raise ValueError(f"inflate to {label}: the {kind} RoPE depends on the head's width; give a shape with head_dim {config.head_dim}")
-    if _placed(config, goal) is None:
+    if goal.head_dim != own.head_dim and kind not in _INDEPENDENT_ROPE:
         raise ValueError(
-            f"inflate to {label}: {config.num_attention_heads} heads in groups that share {config.num_key_value_heads} key-value "
-            f"heads do not fit into {goal.num_attention_heads} heads with {goal.num_key_value_heads}: give the shape more "
-            f"key-value heads"
+            f"inflate to {label}: the {kind} RoPE depends on the head's width; "
+            f"give a shape with head_dim {own.head_dim}"
+        )
+    if _placed(own, goal) is None:
+        raise ValueError(
+            f"inflate to {label}: {config.num_attention_heads} heads in groups that share "
+            f"{config.num_key_value_heads} key-value heads do not fit into {goal.num_attention_heads} heads with "
+            f"{goal.num_key_value_heads}: give the shape more key-value heads"
         )
 
 
-def _placed(config: LlamaConfig, goal: LlamaShape) -> tuple[list[int], list[int]] | None:
+def _placed(own: LlamaShape, goal: LlamaShape) -> tuple[list[int], list[int]] | None:
     return place_heads(
-        config.num_attention_heads, config.num_key_value_heads, goal.num_attention_heads, goal.num_key_value_heads
+        own.num_attention_heads, own.num_key_value_heads, goal.num_attention_heads, goal.num_key_value_heads
     )
 
 
@@ -243,25 +251,25 @@ class _Place:
         return larger
 
 
-def _places(config: LlamaConfig, goal: LlamaShape) -> dict[str, _Place]:
+def _places(own: LlamaShape, goal: LlamaShape) -> dict[str, _Place]:
     """Places of a layer's projections, by the module's name."""
-    placed = _placed(config, goal)
+    placed = _placed(own, goal)
     assert placed is not None, "checked before"
     queries, carried = placed
     width = goal.head_dim
     used = list(range(len(carried)))
-    rotary = rotary_places(config.head_dim, width)
-    first = torch.arange(config.head_dim)  # values have no frequencies: any channels will do
-    channels, inner = torch.arange(config.hidden_size), torch.arange(config.intermediate_size)
+    rotary = rotary_places(own.head_dim, width)
+    first = torch.arange(own.head_dim)  # values have no frequencies: any channels will do
+    channels, inner = torch.arange(own.hidden_size), torch.arange(own.intermediate_size)
     all_queries, all_keys = goal.num_attention_heads * width, goal.num_key_value_heads * width
-    old_keys = _rows(carried, first, config.head_dim)
+    old_keys = _rows(carried, first, own.head_dim)
     into = _Place((goal.intermediate_size, goal.hidden_size), inner, channels)
     return {
         "self_attn.q_proj": _Place(
             (all_queries, goal.hidden_size),
             _rows(queries, rotary, width),
             channels,
-            factor=(width / config.head_dim) ** 0.5,
+            factor=(width / own.head_dim) ** 0.5,
         ),
         "self_attn.k_proj": _Place(
             (all_keys, goal.hidden_size),
@@ -270,9 +278,7 @@ def _places(config: LlamaConfig, goal: LlamaShape) -> dict[str, _Place]:
             source=old_keys,
             cleared=_rows(used, torch.arange(width), width),
         ),
-        "self_attn.v_proj": _Place(
-            (all_keys, goal.hidden_size), _rows(used, first, width), channels, source=old_keys
-        ),
+        "self_attn.v_proj": _Place((all_keys, goal.hidden_size), _rows(used, first, width), channels, source=old_keys),
         "self_attn.o_proj": _Place(
             (goal.hidden_size, all_queries), channels, _rows(queries, first, width), random=False
         ),
@@ -285,7 +291,7 @@ def _places(config: LlamaConfig, goal: LlamaShape) -> dict[str, _Place]:
 def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Every weight of the larger model, by name."""
     config, table = model.config, model.model.embed_tokens.weight
-    places = _places(config, goal)
+    places = _places(resolve_shape(config), goal)
     vocab, channels = torch.arange(table.shape[0]), torch.arange(config.hidden_size)
     norm_factor = (config.hidden_size / goal.hidden_size) ** 0.5
 
@@ -311,7 +317,7 @@ def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generat
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"model.layers.{index}.{name}.weight", norm(None if old is None else getattr(old, name).weight)
         for name, place in places.items():
-            module = None if old is None else old.get_submodule(name)
+            module: Any = None if old is None else old.get_submodule(name)
             weight = None if module is None else module.weight
             yield f"model.layers.{index}.{name}.weight", place.fill(empty(place, *place.size), weight)
             if config.attention_bias if name.startswith("self_attn") else config.mlp_bias:

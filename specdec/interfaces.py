@@ -97,8 +97,7 @@ class Verifier(ABC):
         if self.chain_only and not drafter.is_chain:
             raise ValueError(
                 f"{name} takes chains only, and {type(drafter).__name__} drafts trees: "
-                f"use {'TraversalVerifier' if self.exactness is Exactness.EXACT else 'RejectionVerifier'}, or a chain in "
-                f"the drafter"
+                f"use RejectionVerifier or TraversalVerifier, or a chain in the drafter"
             )
 
     @abstractmethod

@@ -12,16 +12,37 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import grouped
 from specdec.attention.mask import tree_mask
 from specdec.cache import ShapeProbe, SlotCache
 from specdec.quantization.base import weights_read
-from specdec.tree import DraftTree
+from specdec.support import (
+    Reach,
+    check_length,
+    check_supported,
+    differs,
+    explain,
+    position_limit,
+    reaches,
+    recorded_masks,
+)
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import TargetOutput
 
 ATTENTION = ("auto", "grouped", "eager")
+
+# The trial of a model: two rows of tokens with prefixes of different lengths, and behind each a tree in which the
+# row's next tokens are a path among others (nodes 0, 2, 4).
+TRIAL_LENGTH = 7
+TRIAL_PREFIXES = (4, 2)
+TRIAL_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
+TRIAL_PATH = [0, 2, 4]
+
+# How a model is run: with experts that do not synchronize and strided views of the cache; where that fails, with the
+# experts it was loaded with and copies.
+_WAYS: tuple[tuple[str | None, bool], ...] = (("grouped_mm", False), (None, True))
 
 
 class ModelRunner:
@@ -56,6 +77,7 @@ class ModelRunner:
         hidden_layers: tuple[int, ...] = (),
     ):
         config = model.config.get_text_config(decoder=True)
+        choices = _choices(model, attention)
         check_supported(model)
         check_length(config, max_length)
         self.model = model
@@ -64,25 +86,19 @@ class ModelRunner:
         self.dtype = model.dtype
         self.max_length = max_length
         self.max_nodes = max_nodes
-        self.hidden_layers = hidden_layers
-        self.attention = _choose_attention(model, attention)
-        self.vocab_size = model.get_output_embeddings().weight.shape[0]
-        self._windows = _windows(config)
-        self._groups = 1
-        if self.attention == grouped.NAME:
-            heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-            self._groups = heads // (kv_heads or heads)
-        self.cache = SlotCache(
-            self._probe(config.num_hidden_layers),
-            max_batch_size=max_batch_size,
-            max_length=max_length,
-            max_nodes=max_nodes,
-            device=self.device,
-        )
-        # Reused by every verify: the output layer's input is the normalized last hidden state.
+        self.hidden_layers: tuple[int, ...] = ()  # none in the trial
         self._last_hidden: Tensor | None = None
+        output = model.get_output_embeddings()
+        assert output is not None, "check_supported has refused the model"
+        self.vocab_size = output.weight.shape[0]
+        self._configs = _configs(model)
+        probe = self._settle(choices)
+        self._last_position = max_length - 1
+        self.cache = self._make_cache(probe, max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
+        # The output layer's input is the normalized last hidden state.
+        self.hidden_layers = hidden_layers
         if -1 in hidden_layers:
-            model.get_output_embeddings().register_forward_pre_hook(self._catch_last_hidden)
+            output.register_forward_pre_hook(self._catch_last_hidden)
 
     @property
     def bytes_per_token(self) -> int:
@@ -212,8 +228,8 @@ class ModelRunner:
             start=int(host_starts[0]) + first_cell if batch == 1 else -1,
             length=length,
         )
-        masks: dict[int | None, Tensor] = {}
-        for window in set(self._windows.values()):
+        masks: dict[Reach, Tensor] = {}
+        for reach in set(self._reaches.values()):
             mask = tree_mask(
                 starts,
                 visible,
@@ -221,130 +237,146 @@ class ModelRunner:
                 self.dtype,
                 query_positions=query_positions,
                 cell_positions=cell_positions,
-                window=window,
+                window=reach.window,
+                chunk=reach.chunk,
             )
-            masks[window] = mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
-        by_type = {layer_type: masks[window] for layer_type, window in self._windows.items()}
+            masks[reach] = mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
+        by_type = {layer_type: masks[reach] for layer_type, reach in self._reaches.items()}
         inputs: dict[str, Any] = {
             "input_ids": tokens,
             # A dict where layers differ, as such models expect it; the one mask otherwise.
             "attention_mask": by_type if len(by_type) > 1 else next(iter(by_type.values())),
             # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
-            "position_ids": query_positions.clamp(max=self.max_length - 1),
+            "position_ids": query_positions.clamp(max=self._last_position),
             "past_key_values": self.cache,
             "use_cache": True,
         }
         middle = [layer for layer in self.hidden_layers if layer != -1]
         if middle:
             inputs["output_hidden_states"] = True
-        with _attention_implementation(self.config, self.attention):
+        with _switched(self._configs, self.attention, self._experts):
             output = self.model(**inputs) if with_logits else self.model.base_model(**inputs)
         hidden = {layer: output.hidden_states[layer] for layer in middle}
         if -1 in self.hidden_layers:
             hidden[-1] = self._last_hidden if with_logits else output.last_hidden_state
-        return TargetOutput(logits=output.logits if with_logits else output.last_hidden_state[..., :0], hidden_states=hidden)
+        no_logits = tokens.new_zeros(batch, queries, 0, dtype=self.dtype)
+        return TargetOutput(logits=output.logits if with_logits else no_logits, hidden_states=hidden)
 
     def _catch_last_hidden(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._last_hidden = inputs[0]
 
     @torch.inference_mode()
-    def _probe(self, num_layers: int) -> list[Any]:
-        """One token through the model, to read every layer's shapes off its first cache update."""
-        probe = ShapeProbe(num_layers)
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        mask = torch.zeros(1, 1, self._groups, 1, dtype=self.dtype, device=self.device)
-        types = list(self._windows)
-        with _attention_implementation(self.config, self.attention):
-            self.model(
-                input_ids=token,
-                attention_mask=dict.fromkeys(types, mask) if len(types) > 1 else mask,
-                position_ids=token,
-                past_key_values=probe,
-                use_cache=True,
-            )
-        missing = [layer for layer in range(num_layers) if layer not in probe.shapes]
-        if missing:
-            raise ValueError(
-                f"{self.config.model_type}: layers {missing} keep no keys and values in a transformers cache, so their "
-                f"state cannot be rolled back after a rejection; this model type is not supported"
-            )
-        return [probe.shapes[layer] for layer in range(num_layers)]
+    def _probe(self) -> tuple[ShapeProbe, Tensor]:
+        """The model's own forward, which also shows what it keeps in a cache and which masks it makes.
 
+        Returns:
+            What it keeps, and the logits.
+        """
+        probe = ShapeProbe(getattr(self.config, "num_hidden_layers", 1))
+        with recorded_masks(self._configs) as asked:
+            output = self.model(input_ids=self._trial_tokens(), past_key_values=probe, use_cache=True)
+        self._reaches = reaches(self.config, asked)
+        return probe, output.logits
 
-def check_supported(model: PreTrainedModel) -> None:
-    """Refuse models whose state or positions do not allow trees.
+    def _trial_tokens(self) -> Int[Tensor, "batch position"]:
+        """Two rows of distinct tokens, none of the ids at either end, where special tokens stand."""
+        length = min(TRIAL_LENGTH, position_limit(self.config) or TRIAL_LENGTH)
+        ids = torch.arange(2 * length, device=self.device).view(2, length)
+        return (101 + 37 * ids) % min(self.vocab_size, self.config.vocab_size)
 
-    Raises:
-        ValueError: Names the model type and the reason.
-    """
-    config = model.config
-    text = config.get_text_config(decoder=True)
-    kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{kind}: encoder-decoder models are not supported; give a decoder-only causal LM")
-    if model.get_output_embeddings() is None:
-        raise ValueError(f"{kind}: {type(model).__name__} has no output layer; load it with AutoModelForCausalLM")
-    recurrent = [t for t in getattr(text, "layer_types", None) or [] if "attention" not in t or t == "linear_attention"]
-    if getattr(model, "_is_stateful", False) or recurrent:
-        raise ValueError(
-            f"{kind}: its recurrent state ({', '.join(sorted(set(recurrent))) or 'state space'}) cannot be rolled back "
-            f"after a rejection; give a model whose layers are all attention"
+    def _settle(self, choices: list[str]) -> ShapeProbe:
+        """Find a way to run the model that gives its own logits; what a model type needs cannot be known for all.
+
+        Costs the model's own forward and two over a small cache, of a few tokens each.
+
+        Raises:
+            ValueError: There is none.
+        """
+        attempts = [(choice, experts, copies) for choice in choices for experts, copies in _WAYS]
+        finding = ""
+        cause: Exception | None = None
+        probe = None
+        for self.attention, self._experts, self._copies in attempts:
+            try:
+                if probe is None:
+                    probe, own = self._probe()
+                error = self._trial(probe, own)
+                if error is None:
+                    return probe
+                problem = f"its logits differ by {error:.0%} from the model's own"
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as exception:  # whatever a model raises is the reason to refuse it
+                cause = exception
+                first_line = str(exception).strip().split("\n", 1)[0]
+                problem = (
+                    first_line if isinstance(exception, ValueError) else f"{type(exception).__name__}: {first_line}"
+                )
+            finding = finding or problem
+        raise ValueError(explain(self.model, finding)) from cause
+
+    def _trial(self, probe: ShapeProbe, own: Float[Tensor, "batch position vocab"]) -> float | None:
+        """A ragged prefill and a branching tree over a cache for them; how far the logits are from the model's own."""
+        tokens = self._trial_tokens()
+        if tokens.shape[1] < TRIAL_LENGTH:
+            return None
+        self.cache = self._make_cache(probe, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
+        self._groups, self._last_position = 1, TRIAL_LENGTH - 1
+        lengths = np.array(TRIAL_PREFIXES)
+        starts = torch.tensor(TRIAL_PREFIXES, device=self.device)
+        with grouped.recorded_groups() as groups:
+            self.prefill(tokens[:, : lengths.max()], np.zeros_like(lengths), lengths)
+        self._groups = max(set(groups), key=groups.count, default=1)
+        path = starts[:, None] + torch.arange(len(TRIAL_PATH), device=self.device)
+        nodes = tokens[:, :1].repeat(1, TRIAL_SHAPE.num_nodes + 1)
+        nodes[:, TRIAL_PATH] = tokens.gather(1, path)
+        logits = self.verify(DraftTree.from_shape(TRIAL_SHAPE, nodes), starts, lengths).logits[:, TRIAL_PATH]
+        wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
+        precise = self.dtype in (torch.float32, torch.float64) and not getattr(self.model, "is_quantized", False)
+        return differs(logits, wanted, precise=precise)
+
+    def _make_cache(self, probe: ShapeProbe, *, max_batch_size: int, max_length: int, max_nodes: int) -> SlotCache:
+        return SlotCache(
+            probe.shapes,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=max_nodes,
+            device=self.device,
+            indexers=probe.indexers,
+            contiguous=self._copies,
         )
-    other = sorted(set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
-    if other:
-        raise ValueError(f"{kind}: no tree mask for layers of type {', '.join(other)}; full and sliding attention are supported")
-    if getattr(text, "alibi", False) or kind in ("bloom", "mpt"):
-        raise ValueError(f"{kind}: ALiBi derives positions from the mask's columns, which a tree's nodes do not follow; not supported")
 
 
-def check_length(config: Any, max_length: int) -> None:
-    """Refuse a length beyond the model's positions, or one at which its RoPE would depend on batch mates.
-
-    Raises:
-        ValueError: Names both lengths.
-    """
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and max_length > limit:
-        raise ValueError(
-            f"max_length={max_length} is beyond the {limit} positions of this {config.model_type} model: lower max_length"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]:
-        kind = parameters.get("rope_type", "default")
-        original = parameters.get("original_max_position_embeddings") or limit
-        if kind in ("longrope", "dynamic") and original is not None and max_length > original:
-            raise ValueError(
-                f"max_length={max_length} is beyond the {original} positions that this {config.model_type} model was "
-                f"trained on, where its {kind} RoPE scales with the longest row of the batch: lower max_length to {original}"
-            )
-
-
-def _windows(config: Any) -> dict[str, int | None]:
-    """Attention window of every layer type that occurs: None sees everything."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types:
-        return {t: window if t == "sliding_attention" else None for t in dict.fromkeys(types)}
-    if window is not None and getattr(config, "use_sliding_window", True):
-        return {"sliding_attention": window}
-    return {"full_attention": None}
-
-
-def _choose_attention(model: PreTrainedModel, attention: str) -> str:
+def _choices(model: PreTrainedModel, attention: str) -> list[str]:
+    """Attention implementations to try, in order."""
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r}: give one of {', '.join(ATTENTION)}")
     takes_ours = getattr(model, "_supports_attention_backend", False)
     if attention == "grouped" and not takes_ours:
         raise ValueError(f"{model.config.model_type} does not take an attention function: use attention='auto'")
-    return grouped.NAME if takes_ours and attention != "eager" else "eager"
+    if attention == "eager" or not takes_ours:
+        return ["eager"]
+    return [grouped.NAME] if attention == "grouped" else [grouped.NAME, "eager"]
+
+
+def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Every configuration that a part of the model reads: parts may have one of their own."""
+    found = [getattr(part, "config", None) for part in model.modules()]
+    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
 
 
 @contextmanager
-def _attention_implementation(config: Any, name: str) -> Iterator[None]:
-    """Switch a model's attention for the time of a forward."""
-    before = config._attn_implementation
-    config._attn_implementation = name
+def _switched(configs: list[PreTrainedConfig], attention: str, experts: str | None) -> Iterator[None]:
+    """Switch a model's attention, and experts that would synchronize, for the time of a forward."""
+    # The fields behind the properties: setting those also sets the configurations below.
+    before = [(c, c._attn_implementation_internal, c._experts_implementation_internal) for c in configs]
+    for config, _, own_experts in before:
+        config._attn_implementation_internal = attention
+        if experts is not None and own_experts == "eager":
+            config._experts_implementation_internal = experts
     try:
         yield
     finally:
-        config._attn_implementation = before
+        for config, own_attention, own_experts in before:
+            config._attn_implementation_internal = own_attention
+            config._experts_implementation_internal = own_experts

@@ -19,7 +19,11 @@ from specdec.slots import Slots
 
 @torch.inference_mode()
 def reference_decode(
-    model: PreTrainedModel, prompt_ids: Sequence[int], sampling: SamplingParams, *, stop_ids: frozenset[int] = frozenset()
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> list[int]:
     """Output tokens of plain decoding, cut after a stop token; strings in ``sampling.stop`` are not looked at.
 
@@ -31,8 +35,9 @@ def reference_decode(
     """
     sampling = sampling.seeded(0)
     sequence = list(prompt_ids)
-    vocab_size = model.get_output_embeddings().weight.shape[0]
-    slots = Slots(1, len(sequence) + sampling.max_new_tokens, vocab_size, model.device)
+    output = model.get_output_embeddings()
+    assert output is not None, "a causal LM has one"
+    slots = Slots(1, len(sequence) + sampling.max_new_tokens, output.weight.shape[0], model.device)
     for step in range(sampling.max_new_tokens):
         slots.admit(0, sequence, sampling, speculate=False)
         state = slots.first(1)

@@ -28,8 +28,8 @@ class SamplingParams:
         n: Samples per prompt.
         seed: Of the random numbers; None draws one, which the request records.
         stream: Which of the seed's independent streams; None means the request's index in its call.
-        logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them, applied
-            after the repetition penalty and before the temperature, at every node on its own path
+        logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
+            applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.processors``: exact, but a slow path). Kept as a tuple.
     """
 
@@ -57,19 +57,23 @@ class SamplingParams:
             # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
             several = tuple(given) if isinstance(given, Sequence) else (given,)
             object.__setattr__(self, "logits_processor", several or None)
+        infinity = float("inf")
+        temperature, penalty, processors = self.temperature, self.repetition_penalty, self.logits_processor
         for wrong, message in (
-            (not 0 <= self.temperature < float("inf"), f"temperature={self.temperature}: give 0 (greedy) or a positive number"),
+            (not 0 <= temperature < infinity, f"{temperature=}: give 0 (greedy) or a positive number"),
             (self.top_k < 0, f"top_k={self.top_k}: give 0 (off) or a positive count"),
             (not 0 < self.top_p <= 1, f"top_p={self.top_p}: give a mass in (0, 1]"),
             (not 0 <= self.min_p <= 1, f"min_p={self.min_p}: give a fraction in [0, 1]"),
-            (not 0 < self.repetition_penalty < float("inf"), f"repetition_penalty={self.repetition_penalty}: give a positive number, 1 is off"),
+            (not 0 < penalty < infinity, f"repetition_penalty={penalty}: give a positive number, 1 is off"),
             (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
             (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
             (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             ("" in self.stop, "stop contains an empty string, which would end every output at once: remove it"),
-            (any(not isinstance(s, str) for s in self.stop), f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
-            (any(not callable(p) for p in self.logits_processor or ()), f"logits_processor={self.logits_processor!r}: give callables of input_ids and scores"),
+            (any(not isinstance(s, str) for s in self.stop),
+             f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
+            (any(not callable(p) for p in processors or ()),
+             f"logits_processor={processors!r}: give callables of input_ids and scores"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(message)

@@ -32,7 +32,7 @@ def throughput_ratio(
 
 
 def bootstrap_interval(
-    statistic: Callable[..., np.ndarray],
+    statistic: Callable[..., np.ndarray | np.floating],
     columns: Sequence[ArrayLike],
     *,
     confidence: float = 0.95,

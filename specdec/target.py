@@ -31,7 +31,9 @@ class Target:
         self.tokenizer = tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
         output = model.get_output_embeddings()
-        self.vocab_size = model.config.get_text_config(decoder=True).vocab_size if output is None else output.weight.shape[0]
+        self.vocab_size = (
+            model.config.get_text_config(decoder=True).vocab_size if output is None else output.weight.shape[0]
+        )
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
 
     @classmethod
@@ -51,8 +53,8 @@ class Target:
             name_or_path: What ``AutoModelForCausalLM.from_pretrained`` takes, or ``bundled/…``.
             dtype: ``"auto"`` for the checkpoint's, or ``"float32"``, ``"bfloat16"``, ``"float16"``.
             device: ``"auto"`` for the GPU if there is one.
-            quantization: ``"int8"`` or ``"int8_compact"`` (``specdec/quantization``); None leaves the weights as they are.
-                The target is the quantized model then: outputs follow its distribution.
+            quantization: ``"int8"`` or ``"int8_compact"`` (``specdec/quantization``); None leaves the weights as they
+                are. The target is the quantized model then: outputs follow its distribution.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers) at whose cost the model is to run,
                 computing what it computes now (``specdec/inflate.py``). The name says so.
             **kwargs: Passed on to ``from_pretrained``.
@@ -125,7 +127,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, **kwargs)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot load the model {name_or_path!r}: {_first_line(error)}") from error
-    model = model.to(where).eval()
+    model = model.to(where).eval()  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
     if inflate is not None:
         model = inflation.inflate(model, inflate)
     return model if quantization is None else quantize(model, quantization)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
@@ -71,7 +72,7 @@ class TreeShape:
             return shape
         if isinstance(shape, int):
             return cls.chain(shape)
-        entries = list(shape)
+        entries: list[Any] = list(shape)
         if entries and all(isinstance(entry, int) for entry in entries):
             return cls.branching(*entries)
         if entries and not any(isinstance(entry, int) for entry in entries):

@@ -5,6 +5,7 @@ Add a line for a new component; the lossless, distribution and batch tests pick 
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -13,7 +14,10 @@ from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from specdec.interfaces import Drafter, Verifier
+from verifiers.block import BlockVerifier, TraversalVerifier
+from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
+from verifiers.target_walk import TargetWalkVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
@@ -50,9 +54,31 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
-    "model_tree_without_replacement": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"),
-    "model_tree_deterministic": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), [2, 2, 1], sampling="deterministic"),
-    "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 2, sampling="iid", temperature=0.6),
+    "model_tree_without_replacement": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), TREE, sampling="without_replacement"
+    ),
+    "model_tree_deterministic": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), [2, 2, 1], sampling="deterministic"
+    ),
+    "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), 2, sampling="iid", temperature=0.6
+    ),
 }
 
-VERIFIERS: dict[str, Callable[[], Verifier]] = {"rejection": RejectionVerifier}
+VERIFIERS: dict[str, Callable[[], Verifier]] = {
+    "rejection": RejectionVerifier,
+    "block": BlockVerifier,
+    "traversal": TraversalVerifier,
+    "kseq": KSeqVerifier,
+    "target_walk": TargetWalkVerifier,
+}
+EVERYWHERE = "rejection"
+"""The verifier that is tried with every architecture and sampling; the others with one of each."""
+
+
+def skip_unfit(drafter: Drafter, verifier: Verifier) -> None:
+    """Skip the test, with the verifier's own sentence, if it refuses the drafter."""
+    try:
+        verifier.check(drafter)
+    except ValueError as refusal:
+        pytest.skip(str(refusal))

@@ -53,13 +53,11 @@ def test_sampled_generate_follows_the_target(processed: bool) -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
     prompt = torch.tensor([[1, 2, 1, 2, 1]] * 500)
     ours = SpeculativeGenerate(ModelDrafter(perturbed(model, 0.6), 2), RejectionVerifier())
-    common = {"max_new_tokens": 3, "do_sample": True, "top_k": 4, "temperature": 1.3, "pad_token_id": 0}
     processors = [NoRepeatNGramLogitsProcessor(2)] if processed else None
+    common = {"max_new_tokens": 3, "do_sample": True, "top_k": 4, "temperature": 1.3, "pad_token_id": 0}
+    common |= {"logits_processor": processors, "custom_generate": ours}
     torch.manual_seed(1)
-    rows = [
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), **common, logits_processor=processors, custom_generate=ours)[:, 5:]
-        for _ in range(4)
-    ]  # fmt: skip
+    rows = [model.generate(prompt, attention_mask=torch.ones_like(prompt), **common)[:, 5:] for _ in range(4)]
     law = exact_law(model, SamplingParams(temperature=1.3, top_k=4, logits_processor=processors))
     outputs = [tuple(row) for row in torch.cat(rows).tolist()]
     assert all(law[output] > 0 for output in outputs)
@@ -70,7 +68,7 @@ def test_sampled_generate_follows_the_target(processed: bool) -> None:
     expected.append(max(len(outputs) - sum(expected), 1e-9))
     assert scipy.stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-5
     torch.manual_seed(1)
-    again = model.generate(prompt, attention_mask=torch.ones_like(prompt), **common, logits_processor=processors, custom_generate=ours)  # fmt: skip
+    again = model.generate(prompt, attention_mask=torch.ones_like(prompt), **common)
     assert torch.equal(again[:, 5:], rows[0])
 
 
@@ -78,7 +76,10 @@ def test_tokens_arrive_round_by_round(model) -> None:
     got: list[int] = []
     ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier())
     output = model.generate(
-        torch.tensor([[1, 2, 3]]), max_new_tokens=9, custom_generate=ours, on_tokens=lambda tokens: got.extend(tokens.tolist())
+        torch.tensor([[1, 2, 3]]),
+        max_new_tokens=9,
+        custom_generate=ours,
+        on_tokens=lambda tokens: got.extend(tokens.tolist()),
     )
     assert output[0, 3:].tolist() == got
     with pytest.raises(ValueError, match="on_tokens follows one sequence"):
@@ -87,8 +88,14 @@ def test_tokens_arrive_round_by_round(model) -> None:
 
 def test_a_config_is_translated() -> None:
     config = GenerationConfig(
-        do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=33, eos_token_id=[2, 5], stop_strings=["x"], num_return_sequences=2
-    )  # fmt: skip
+        do_sample=True,
+        temperature=0.7,
+        top_p=0.9,
+        max_new_tokens=33,
+        eos_token_id=[2, 5],
+        stop_strings=["x"],
+        num_return_sequences=2,
+    )
     sampling = from_generation_config(config, seed=4)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 50, 0.9)
     assert (sampling.max_new_tokens, sampling.stop_token_ids, sampling.stop, sampling.n) == (33, (2, 5), ("x",), 2)

@@ -15,7 +15,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled"),
     ("requests", "sampling", "tree", "metrics"),
-    ("slots", "interfaces", "cache", "attention", "quantization", "inflate"),
+    ("slots", "interfaces", "cache", "attention", "support", "quantization", "inflate", "support"),
     ("acceptance", "processors", "exactness"),
     ("model_runner", "reference", "exactness"),
     ("target",),
@@ -93,7 +93,9 @@ def test_the_core_is_layered(module: str) -> None:
             continue
         assert parts[1:], f"{module} imports the whole of specdec, which imports it: import the module it needs"
         other = parts[1]
-        assert other in LEVEL, f"{module} imports {other!r} from specdec, where only modules have a layer: name the module"
+        assert other in LEVEL, (
+            f"{module} imports {other!r} from specdec, where only modules have a layer: name the module"
+        )
         assert LEVEL[other] < LEVEL[own], (
             f"{module} (layer {LEVEL[own]}) imports specdec.{other} (layer {LEVEL[other]}): only lower ones may be"
         )

@@ -43,7 +43,9 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     model = tiny_model(vocab_size=VOCAB)
     rng = random.Random(2)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (6, 1, 11)]
-    wanted = [SamplingParams(max_new_tokens=14, logits_processor=cases(len(p))[case], stop_token_ids=(4,)) for p in prompts]
+    wanted = [
+        SamplingParams(max_new_tokens=14, logits_processor=cases(len(p))[case], stop_token_ids=(4,)) for p in prompts
+    ]
     wanted.append(SamplingParams(max_new_tokens=14))  # a row without any shares the batch
     prompts.append(prompts[0])
     engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=3, max_length=40)

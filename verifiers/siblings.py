@@ -93,3 +93,24 @@ def law_of_stop(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Ten
     reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
     # A path that reaches a node and goes on to none of its children ends there.
     return reach.scatter_add(1, tree.parents.clamp(min=0)[:, 1:], -reach[:, 1:]).clamp_(min=0)
+
+
+def longest_path(
+    tree: DraftTree, p: Float[Tensor, "batch node"], plausible: Bool[Tensor, "batch node"]
+) -> Float[Tensor, "batch node"]:
+    """All mass at the end of the longest path of plausible tokens; the most probable of the longest.
+
+    Args:
+        tree: The tree.
+        p: Probability of every node's token, given the path above it.
+        plausible: Which tokens may be accepted; not read at the root and at invalid nodes.
+    """
+    plausible = plausible & tree.valid
+    plausible[:, 0] = True
+    accepted = (plausible[:, None] | ~tree.ancestors).all(-1)
+    log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
+    log_p[:, 0] = 0
+    likelihood = torch.where(tree.ancestors, log_p[:, None], 0.0).sum(-1)
+    longest = tree.depth.where(accepted, -1).amax(-1, keepdim=True)
+    stop = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
+    return torch.zeros_like(p).scatter_(1, stop, 1.0)

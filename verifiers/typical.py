@@ -7,6 +7,7 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
+from verifiers.siblings import longest_path
 
 
 class TypicalVerifier(Verifier):
@@ -39,15 +40,7 @@ class TypicalVerifier(Verifier):
         entropy = -torch.xlogy(target_probs, target_probs).sum(-1)
         threshold = (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon).gather(1, parents)
         p = target_probs.flatten(1).gather(1, parents * target_probs.shape[2] + tree.tokens)
-        plausible = (p > threshold) & tree.valid
-        plausible[:, 0] = True
-        accepted = (plausible[:, None] | ~tree.ancestors).all(-1)
-        log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
-        log_p[:, 0] = 0
-        likelihood = torch.where(tree.ancestors, log_p[:, None], 0.0).sum(-1)
-        longest = tree.depth.where(accepted, -1).amax(-1, keepdim=True)
-        stop = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
-        return torch.zeros_like(p).scatter_(1, stop, 1.0)
+        return longest_path(tree, p, p > threshold)
 
     def next_law(
         self,

@@ -14,6 +14,7 @@ def tree_mask(
     query_positions: Int[Tensor, "batch query"] | None = None,
     cell_positions: Int[Tensor, "batch cell"] | None = None,
     window: int | None = None,
+    chunk: int | None = None,
 ) -> Float[Tensor, "batch 1 query key"]:
     """What each query may attend to: 0 where it may, -inf where not.
 
@@ -31,9 +32,11 @@ def tree_mask(
         visible: Which cells each query sees. Each query must see at least one.
         length: Key positions in all.
         dtype: Of the mask, the model's.
-        query_positions: Logical position of each query (start + depth); needed with a window.
-        cell_positions: Logical position of each cell; needed with a window.
+        query_positions: Logical position of each query (start + depth); needed with a window or chunks.
+        cell_positions: Logical position of each cell; needed with a window or chunks.
         window: A query sees keys less than this many positions back; None sees all.
+        chunk: A query sees keys of its own chunk of this many positions, counted from the row's beginning; None
+            sees all.
     """
     batch, queries, cells = visible.shape
     key = torch.arange(length, device=starts.device)
@@ -43,9 +46,13 @@ def tree_mask(
     index = cell.clamp(0, cells - 1)
     seen = visible.gather(2, index[:, None].expand(batch, queries, length))
     seen = (seen & in_tree[:, None]) | in_prefix[:, None]
-    if window is not None:
+    if window is not None or chunk is not None:
         assert query_positions is not None and cell_positions is not None
-        position = torch.where(in_prefix, key, cell_positions.gather(1, index))
-        seen &= query_positions[:, :, None] - position[:, None] < window
+        position = torch.where(in_prefix, key, cell_positions.gather(1, index))[:, None]
+        query = query_positions[:, :, None]
+        if window is not None:
+            seen &= query - position < window
+        if chunk is not None:
+            seen &= query // chunk == position // chunk
     mask = torch.zeros(batch, 1, queries, length, dtype=dtype, device=starts.device)
     return mask.masked_fill_(~seen[:, None], -torch.inf)

@@ -25,6 +25,7 @@ def resolve(name_or_path: str) -> str:
     path = Path(__file__).parent / name
     if not (path / "config.json").is_file():
         raise ValueError(
-            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.train_bundled"
+            f"bundled model {name!r} has no files in {path}: reinstall the package, "
+            f"or run python -m experiments.train_bundled"
         )
     return str(path)

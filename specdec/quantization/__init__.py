@@ -42,5 +42,7 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """
     check_quantization(name)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        raise ValueError(f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew")
+        raise ValueError(
+            f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
+        )
     return METHODS[name](model)

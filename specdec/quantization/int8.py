@@ -44,7 +44,9 @@ class Int8Linear(QuantizedLinear):
         integers, scale = to_int8(weight)
         self.weight = nn.Parameter(integers, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
+        self.scale: Tensor
         self.register_buffer("scale", scale)
+        self.copy: Tensor | None
         self.register_buffer("copy", from_int8(integers, scale) if keep_copy else None, persistent=False)
 
     def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:

@@ -23,6 +23,12 @@ NEEDED = {
     ("target", "hf"): ["target.name={models}/target"],
     ("dataset", "text"): ["dataset.files={conf}/run.yaml"],
     ("dataset", "jsonl"): ["dataset.file={tmp}/prompts.jsonl"],
+    ("dataset", "spec_bench"): ["dataset.file={tmp}/prompts.jsonl"],
+    ("dataset", "mt_bench"): ["dataset.file={tmp}/prompts.jsonl"],
+    # These have a file on the hub, where no test goes.
+    ("dataset", "humaneval"): ["dataset.file={tmp}/prompts.jsonl"],
+    ("dataset", "mbpp"): ["dataset.file={tmp}/prompts.jsonl"],
+    ("dataset", "gsm8k"): ["dataset.file={tmp}/prompts.jsonl"],
 }
 # Where tiny models stand in for what these name.
 LOCAL = {

@@ -251,7 +251,7 @@ def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 BAD = [
-    (["dataset=nope"], "there is no dataset 'nope': choose one of jsonl, stdlib, text"),
+    (["dataset=nope"], "there is no dataset 'nope': choose one of gsm8k, humaneval, jsonl, "),
     (["drafter=nope"], "there is no drafter 'nope': choose one of medusa, model, ngram, none"),
     (["sampling.temperature=-1"], "temperature=-1: give 0 (greedy) or a positive number"),
     (["sampling.temperature=hot"], "sampling.temperature='hot': give a number"),

@@ -42,8 +42,18 @@ def some_prompts(count: int) -> list[list[int]]:
 
 MIXED = [
     SamplingParams(max_new_tokens=10 + i, temperature=t, top_p=p, repetition_penalty=r)
-    for i, (t, p, r) in enumerate([(0.0, 1.0, 1.0), (1.0, 1.0, 1.0), (0.8, 0.9, 1.2), (1.0, 1.0, 1.0), (0.0, 1.0, 1.1), (1.5, 0.7, 1.0), (1.0, 1.0, 1.0)])
-]  # fmt: skip
+    for i, (t, p, r) in enumerate(
+        [
+            (0.0, 1.0, 1.0),
+            (1.0, 1.0, 1.0),
+            (0.8, 0.9, 1.2),
+            (1.0, 1.0, 1.0),
+            (0.0, 1.0, 1.1),
+            (1.5, 0.7, 1.0),
+            (1.0, 1.0, 1.0),
+        ]
+    )
+]
 
 
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS])
@@ -208,7 +218,9 @@ def test_nan_logits_end_that_request_only(batch: int) -> None:
 class Synchronizations(TorchFunctionMode):
     """Counts what would make the host wait for a GPU."""
 
-    names = frozenset(["item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"])
+    names = frozenset(
+        ["item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"]
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,10 +260,14 @@ class IidOnly(RejectionVerifier):
     ("drafter", "verifier", "words"),
     [
         ("medusa", ChainsOnly, "ChainsOnly takes chains only, and MedusaDrafter drafts trees: use RejectionVerifier"),
-        ("medusa", IidOnly, "IidOnly is not made for drafts that are DETERMINISTIC, as MedusaDrafter draws them: use RejectionVerifier"),
+        (
+            "medusa",
+            IidOnly,
+            "IidOnly is not made for drafts that are DETERMINISTIC, as MedusaDrafter draws them: use RejectionVerifier",
+        ),
         ("medusa", None, "MedusaDrafter needs a verifier"),
     ],
-)  # fmt: skip
+)
 def test_unfit_pairs_are_refused(target, drafter: str, verifier: type[Verifier] | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Engine(target, DRAFTERS[drafter](target.model), verifier() if verifier else None)
@@ -261,15 +277,23 @@ def test_unfit_pairs_are_refused(target, drafter: str, verifier: type[Verifier] 
     ("prompts", "sampling", "words"),
     [
         ([[]], SamplingParams(), "prompt 0: the prompt is empty"),
-        ([[1], [2, VOCAB]], SamplingParams(max_new_tokens=3), f"prompt 1: token id {VOCAB} is outside the target's vocabulary of {VOCAB}"),
+        (
+            [[1], [2, VOCAB]],
+            SamplingParams(max_new_tokens=3),
+            f"prompt 1: token id {VOCAB} is outside the target's vocabulary of {VOCAB}",
+        ),
         ([[-1]], SamplingParams(max_new_tokens=3), "token id -1 is outside"),
-        ([[1] * 60], SamplingParams(max_new_tokens=5), r"60 prompt tokens \+ max_new_tokens=5 exceed the engine's max_length=64"),
+        (
+            [[1] * 60],
+            SamplingParams(max_new_tokens=5),
+            r"60 prompt tokens \+ max_new_tokens=5 exceed the engine's max_length=64",
+        ),
         ("abc", SamplingParams(), "prompts is one string"),
         (["abc"], SamplingParams(), "prompt 0: .*tokenizer"),
         ([[1]], SamplingParams(stop=("x",), max_new_tokens=3), "stop strings need a tokenizer"),
         ([[1]], [SamplingParams()] * 2, "1 prompts but 2 SamplingParams"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence_before_any_work(target, prompts, sampling, words: str) -> None:
     engine = make(target)
     with pytest.raises(ValueError, match=words) as caught:

@@ -169,7 +169,9 @@ def test_bfloat16_is_the_same_to_its_rounding() -> None:
     assert larger.dtype is torch.bfloat16
     own = (rounded - exact).pow(2).mean().sqrt()
     theirs = (larger.float() - exact).pow(2).mean().sqrt()
-    assert theirs < 1.5 * own, f"rounding alone moves the logits by {own:.3f} (RMS), the inflated model's by {theirs:.3f}"
+    assert theirs < 1.5 * own, (
+        f"rounding alone moves the logits by {own:.3f} (RMS), the inflated model's by {theirs:.3f}"
+    )
 
 
 def test_a_factor_that_is_a_power_of_two_rounds_nothing() -> None:

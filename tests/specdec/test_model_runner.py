@@ -124,12 +124,23 @@ def test_bytes_are_known() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: T5ForConditionalGeneration(T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)), "t5: encoder-decoder"),
-        (lambda: AutoModelForCausalLM.from_config(MambaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1)), "mamba: its recurrent state"),
-        (lambda: AutoModelForCausalLM.from_config(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2)), "bloom: ALiBi"),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+            ),
+            "t5: encoder-decoder",
+        ),
+        (
+            lambda: AutoModelForCausalLM.from_config(MambaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1)),
+            "mamba: its recurrent state",
+        ),
+        (
+            lambda: AutoModelForCausalLM.from_config(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2)),
+            "bloom: ALiBi",
+        ),
         (lambda: AutoModel.from_config(LlamaConfig(vocab_size=8, **COMMON)), "llama: LlamaModel has no output layer"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_supported_is_refused(model, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ModelRunner(model(), max_batch_size=1, max_length=8)

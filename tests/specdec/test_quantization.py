@@ -228,7 +228,9 @@ def test_float32_reads_the_copy() -> None:
     assert Target(model).bytes_per_weight == 4.0
 
 
-@pytest.mark.parametrize("call", [lambda: quantize(small(), "int3"), lambda: load_model("no/model", quantization="int3")])
+@pytest.mark.parametrize(
+    "call", [lambda: quantize(small(), "int3"), lambda: load_model("no/model", quantization="int3")]
+)
 def test_unknown_names_are_told(call: object) -> None:
     with pytest.raises(ValueError, match="quantization='int3': give one of int8, int8_compact"):
         call()  # type: ignore[operator]

@@ -120,7 +120,7 @@ def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="row 0, node 0 has both sampled and DETERMINISTIC children"):
         enumerate_outcome(TransportVerifier(), tables, TreeShape.branching(2), (TOP, SWOR))
     large = Tables.random(200, 1, seed=0)
-    with pytest.raises(ValueError, match="2 siblings over 200 tokens make 40,000 drafts, .* draft at most 1"):
+    with pytest.raises(ValueError, match=r"2 siblings over 200 tokens make 40,000 drafts, .* draft at most 1"):
         enumerate_outcome(TransportVerifier(), large, TreeShape.branching(2), IID)
 
 

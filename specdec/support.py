@@ -1,0 +1,225 @@
+"""Which models can decode over the slot cache: what a configuration says of it, and what a trial forward shows.
+
+Nothing here lists models. A configuration rules some out at once (with the best reason); whatever it does not tell,
+``ModelRunner`` finds out by comparing a forward through its cache with the model's own (``differs``).
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+# Layer types of transformers' configurations. Sparse layers that select single positions by an indexer see them
+# through the mask; those that select blocks of positions count them along the cache, where a tree's nodes stand side
+# by side, and are no attention that a tree could have.
+MASKED = ("full_attention", "attention", "indexed_attention", "sliding_attention", "chunked_attention")
+STATELESS = ("mlp", "moe", "dummy")
+RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
+
+# Below these a forward through our cache is the model's own up to rounding: TF32 in single precision, a few percent
+# and now and then another expert in half precision or quantized. A wrong position or mask gives 30% and more.
+TOLERANCE = 1e-2
+HALF_TOLERANCE = 0.3
+
+
+class Reach(NamedTuple):
+    """How far back the queries of a layer see: a window, a chunk of the row, or (None) everything."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Refuse what a configuration shows to be impossible.
+
+    Raises:
+        ValueError: Names the model type and the reason.
+    """
+    kind = model.config.model_type
+    text = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{kind}: encoder-decoder models are not supported; give a decoder-only causal LM")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"{kind}: {type(model).__name__} has no output layer; load it with AutoModelForCausalLM")
+    types = sorted(set(read(text, "layer_types", kind) or []) - {*MASKED, *STATELESS})
+    recurrent = [t for t in types if t.startswith(RECURRENT)]
+    if recurrent:
+        raise ValueError(_recurrent(kind, ", ".join(recurrent)))
+    if types:
+        raise ValueError(f"{kind}: no tree mask for layers of type {', '.join(types)}; {', '.join(MASKED)} have one")
+    if getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False):
+        raise ValueError(_alibi(kind))
+
+
+def check_length(config: Any, max_length: int) -> None:
+    """Refuse a length beyond the model's positions, or one at which it would be masked or rotated wrongly.
+
+    Raises:
+        ValueError: Names both lengths.
+    """
+    kind = config.model_type
+    limit = position_limit(config)
+    if limit is not None and max_length > limit:
+        raise ValueError(
+            f"max_length={max_length} is beyond the {limit} positions of this {kind} model: lower max_length"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]:
+        scaling = parameters.get("rope_type", "default")
+        original = parameters.get("original_max_position_embeddings") or limit
+        if scaling in ("longrope", "dynamic") and original is not None and max_length > original:
+            raise ValueError(
+                f"max_length={max_length} is beyond the {original} positions that this {kind} model was trained on, "
+                f"where its {scaling} RoPE scales with the longest row of the batch: lower max_length to {original}"
+            )
+    # GPT-Neo masks its local layers itself, counting along the cache: right only where the window hides nothing.
+    window = getattr(config, "window_size", None)
+    if window and "local" in (getattr(config, "attention_layers", None) or []) and max_length > window:
+        raise ValueError(
+            f"max_length={max_length} is beyond the window of {window} positions that this {kind} model's local layers "
+            f"apply along the cache, where a tree's nodes stand side by side: lower max_length to {window}"
+        )
+
+
+def position_limit(config: Any) -> int | None:
+    """Positions that a model has; None where nothing limits them."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if limit is not None and limit > 0 else None
+
+
+def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
+    """A field of a configuration.
+
+    Raises:
+        ValueError: It differs from layer to layer, without layer types that would say where.
+    """
+    try:
+        return getattr(config, name, default)
+    except RuntimeError as error:  # how transformers answers for a field that is set per layer
+        raise ValueError(f"{kind}: {name} differs from layer to layer, which the masks do not follow") from error
+
+
+def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
+    """How far every layer type that occurs sees, by its name.
+
+    Args:
+        config: Of the text model.
+        asked: Windows and chunk sizes of the masks that the model made for itself; None stands for a mask without.
+            Empty if it made its masks by other means.
+
+    Raises:
+        ValueError: The configuration's windows are not those that the model uses.
+    """
+    kind = config.model_type
+    window = read(config, "sliding_window", kind)
+    chunk = read(config, "attention_chunk_size", kind)
+    of_type = {"sliding_attention": Reach(window=window), "chunked_attention": Reach(chunk=chunk)}
+    types = [t for t in dict.fromkeys(read(config, "layer_types", kind) or []) if t not in STATELESS]
+    if types:
+        found = {t: of_type.get(t, Reach()) for t in types}
+        if any(t in of_type and reach == Reach() for t, reach in found.items()):
+            raise ValueError(f"{kind}: has {', '.join(found)} layers, but no window in its configuration")
+    elif window is not None and getattr(config, "use_sliding_window", True):
+        found = {"sliding_attention": Reach(window=window)}
+    elif chunk is not None:
+        found = {"chunked_attention": Reach(chunk=chunk)}
+    else:
+        found = {"full_attention": Reach()}
+    sizes = {reach.window or reach.chunk for reach in found.values()}
+    if asked and not sizes <= asked:
+        if len(sizes) > 1 or len(asked) > 1:
+            raise ValueError(
+                f"{kind}: its configuration speaks of windows {_listed(sizes)}, but its code makes masks with "
+                f"{_listed(asked)}; not supported"
+            )
+        # All layers alike, and the code knows better: a window by another name, or one that is not used.
+        (size,) = asked
+        return {t: Reach(window=size) for t in found}
+    return found
+
+
+@contextmanager
+def recorded_masks(configs: list[PreTrainedConfig]) -> Iterator[set[int | None]]:
+    """Note the window of every mask that a model makes for itself by transformers' functions."""
+    asked: set[int | None] = set()
+    names = {config._attn_implementation for config in configs} & set(ALL_MASK_ATTENTION_FUNCTIONS)
+    functions = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in names}
+
+    def recording(function: Any) -> Any:
+        def make_mask(*args: Any, **kwargs: Any) -> Any:
+            asked.add(kwargs.get("local_size"))
+            return function(*args, **kwargs)
+
+        return make_mask
+
+    for name, function in functions.items():
+        ALL_MASK_ATTENTION_FUNCTIONS[name] = recording(function)
+    try:
+        yield asked
+    finally:
+        for name in functions:
+            del ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+def differs(
+    logits: Float[Tensor, "batch node vocab"], own: Float[Tensor, "batch node vocab"], *, precise: bool
+) -> float | None:
+    """How far logits are from the model's own, relative to their spread; None if within rounding.
+
+    The worst position counts in single precision. In half precision the median one does: a token that is routed to
+    another expert is no fault.
+    """
+    logits, own = logits.double(), own.double()
+    usable = torch.isfinite(own)  # padded vocabularies may be at -inf, and broken weights are found while decoding
+    error = torch.where(usable, logits - own, 0.0).norm(dim=-1)
+    own = torch.where(usable, own, 0.0)
+    mean = own.sum(-1, keepdim=True) / usable.sum(-1, keepdim=True).clamp(min=1)
+    spread = torch.where(usable, own - mean, 0.0).norm(dim=-1)
+    relative = error / spread.clamp(min=1e-3 * own.norm(dim=-1)).clamp(min=1e-6)
+    worst = float(relative.max() if precise else relative.median())
+    # Written so that NaN differs.
+    return None if worst <= (TOLERANCE if precise else HALF_TOLERANCE) else worst
+
+
+def explain(model: PreTrainedModel, finding: str) -> str:
+    """Why a model failed its trial, in one sentence that names its type."""
+    kind = model.config.model_type
+    parameters = inspect.signature(type(model).forward).parameters
+    if getattr(model, "_is_stateful", False):
+        return _recurrent(kind, "state space")
+    if any("alibi" in name for part in model.modules() for name in dir(type(part))):
+        return _alibi(kind)
+    text = model.config.get_text_config(decoder=True)
+    if getattr(text, "is_decoder", None) is False:
+        return f"{kind}: its attention is bidirectional unless its configuration has is_decoder=True ({finding})"
+    if "past_key_values" not in parameters:
+        return f"{kind}: {type(model).__name__}.forward takes no KV cache (past_key_values); not supported"
+    if "position_ids" not in parameters:
+        return (
+            f"{kind}: {type(model).__name__}.forward takes no position_ids, so that a tree's tokens cannot be placed; "
+            f"not supported"
+        )
+    if model.training:
+        return f"{kind}: the model is in training mode, where dropout changes every forward: call model.eval()"
+    return f"{kind}: not supported, because a trial forward over the KV cache failed: {finding}"
+
+
+def _recurrent(kind: str, what: str) -> str:
+    return (
+        f"{kind}: its recurrent state ({what}) cannot be rolled back after a rejection; "
+        f"give a model whose layers are all attention"
+    )
+
+
+def _alibi(kind: str) -> str:
+    return f"{kind}: ALiBi derives positions from the mask's columns, which a tree's nodes do not follow; not supported"
+
+
+def _listed(sizes: set[int | None]) -> str:
+    return ", ".join(str(size) for size in sorted(sizes, key=lambda size: size or 0))

@@ -1,0 +1,197 @@
+"""Runs side by side: what may be compared, how rows are named, and how a sweep ends."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.cli import launch
+from experiments.compare import compare_runs, main
+from experiments.comparison import differences, make_rows
+from experiments.records import Record, RecordWriter
+from experiments.results import Run, load_run
+from experiments.run import run
+
+Configure = Callable[..., DictConfig]
+
+
+def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Path:
+    """The folder of a run that nobody ran."""
+    temperature = next((float(o.rpartition("=")[2]) for o in overrides if "sampling.temperature" in o), 0.0)
+    manifest: dict[str, Any] = {
+        "config": {
+            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0},
+            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
+            "engine": {"max_batch_size": 1},
+        },
+        "target": {"name": "bundled/target"},
+        "prompts": prompts,
+        "prompts_hash": "abc",
+        "dtype": "float32",
+        "device": "a processor",
+        "planned": 3,
+        "groups": 2,
+        "overrides": list(overrides),
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+    }
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest | facts))
+    with RecordWriter(folder / "records.jsonl") as writer:
+        for number in range(prompts):
+            for method in ("plain", "model"):
+                accepted = (0,) * 6 if method == "plain" else (2, 1, number % 2)
+                writer.write(
+                    Record(
+                        prompt=f"p{number}",
+                        method=method,
+                        exactness=None if method == "plain" else "exact",
+                        temperature=temperature,
+                        batch=number,
+                        prompt_tokens=5,
+                        token_ids=tuple(range(6)),
+                        finish_reason="length",
+                        seconds=2.0 if method == "plain" else 1.0 + number / 10,
+                        accepted=accepted,
+                        expected_accepted=tuple(map(float, accepted)),
+                        proposed_depth=(2,) * len(accepted) if method == "model" else (0,) * 6,
+                        proposed_nodes=(4,) * len(accepted) if method == "model" else (0,) * 6,
+                    )
+                )
+    return folder
+
+
+def loaded(folder: Path, *overrides: str, **facts: Any) -> Run:
+    return load_run(made(folder, *overrides, **facts))
+
+
+def test_the_table_the_files_and_the_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
+        shape = "[2,1]" if name in "ab" else "4"
+        made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")
+    main([*(str(tmp_path / name) for name in "abcd"), "--out", str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "comparison.md", "comparison.json", "comparison.png", "acceptance.png",
+    }  # fmt: skip
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
+        (0, "model, drafter.shape=[2,1]"),
+        (0, "model, drafter.shape=4"),
+        (1, "model, drafter.shape=[2,1]"),
+        (1, "model, drafter.shape=4"),
+    ]
+    # 18 tokens in 3.3 s against 6 s.
+    assert found["rows"][0]["speedup"] == pytest.approx(6 / 3.3)
+    shown = capsys.readouterr().out
+    assert "1.82x" in shown
+    assert "acceptance rule: exact" in shown
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
+    assert "at commit 0123456789 with `drafter=model`" in text
+
+
+def test_rows_of_the_same_settings_are_told_apart_by_folder(tmp_path: Path) -> None:
+    runs = [loaded(tmp_path / name, "drafter=model") for name in ("a", "b")]
+    assert [row.name for row in make_rows(runs)] == [("model", "a"), ("model", "b")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"target": {"name": "other"}}, r"differ in their target: bundled/target \(a\), other \(b\)"),
+        ({"dtype": "bfloat16"}, r"differ in their dtype: float32 \(a\), bfloat16 \(b\)"),
+        ({"prompts_hash": "x"}, r"differ in their dataset: stdlib, 3 prompts, seed 0 \(a\), stdlib"),
+    ],
+)
+def test_unlike_runs_are_refused_unless_told_to(
+    facts: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", **facts)]
+    with pytest.raises(ValueError, match=message + r".*: --allow-mixed compares them"):
+        compare_runs(runs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    compare_runs(runs, tmp_path / "out", allow_mixed=True)
+    assert "MIXED: the runs differ in their" in capsys.readouterr().out
+    assert "MIXED" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", prompts=2, device="another")]
+    assert not differences(runs)
+    compare_runs(runs, tmp_path / "out")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"INCOMPLETE: {tmp_path / 'b'} has not finished its 3 prompts" in shown
+    assert "different devices (a processor, another)" in shown
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "is not the folder of a run: it has no manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
+        (lambda folder: (folder / "manifest.json").write_text('{"config": {}}'), "made by another version"),
+        (lambda folder: (folder / "records.jsonl").unlink(), "has no results"),
+    ],
+)
+def test_bad_folders_are_one_sentence(
+    spoil: Callable[[Path], object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(made(tmp_path / "a"))
+    with pytest.raises(SystemExit, match="1"):
+        main([str(tmp_path / "a"), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_real_runs(configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("ngram", "none"):
+        run(configure("run", *tiny, f"drafter={method}", f"method={method}", f"out={tmp_path / method}"))
+    main([str(tmp_path / "ngram"), str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["ngram", "plain"]
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+def test_a_sweep_ends_with_the_comparison_and_lists_failed_jobs(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [text for text in tiny if not text.startswith("out=")]
+    # A job of its own folder is found, too.
+    given += ["drafter=ngram", f"out={tmp_path}/own/${{drafter.branches}}", "drafter.branches=0,1,2"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    with pytest.raises(SystemExit, match="1"):
+        launch(run, "run")
+    found = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["ngram, drafter.branches=1", "ngram, drafter.branches=2"]
+    assert "NO RESULT of job 0 (" in found["notes"][0]
+    assert "drafter.branches=0" in found["notes"][0]
+    shown = capsys.readouterr()
+    assert "NO RESULT of job 0" in shown.out
+    assert "error: branches=0" in shown.err
+
+
+def test_the_acceptance_ablation_is_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own grid, cut to one drafter and two shapes."""
+    given = [text for text in tiny if not text.startswith("out=")]
+    given += [
+        "experiment=ablate_acceptance",
+        "drafter=model",
+        f"drafter.name={saved / 'drafter'}",
+        "engine.max_length=128",
+    ]
+    given += ["drafter.shape=2,[2,1]", "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    launch(run, "run")
+    rows = json.loads((tmp_path / "sweep" / "comparison.json").read_text())["rows"]
+    assert [(row["temperature"], row["name"]) for row in rows] == [
+        (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("2", "[2,1]")
+    ]
+    assert (tmp_path / "sweep" / "acceptance.png").exists()

@@ -1,0 +1,206 @@
+"""Rules that accept more than an exact one may. LOSSY: the output does not follow the target above temperature 0."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.rejection import RejectionVerifier
+from verifiers.siblings import families, law_of_stop, longest_path, row_index
+from verifiers.target_walk import TargetWalkVerifier
+
+_SAMPLED = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+
+
+class LenientVerifier(Verifier):
+    """Rejection sampling with lenience (Leviathan et al. 2023, arXiv 2211.17192, appendix A.5), for chains.
+
+    A sampled token x is accepted with probability min(1, p(x) / (lenience q(x))); a rejection is followed by a draw
+    from N([p - q]+), as without lenience. ``DETERMINISTIC`` tokens have no q and are accepted with p(x), so
+    temperature 0 is greedy.
+
+    Args:
+        lenience: In (0, 1]; 1 is exact.
+    """
+
+    exactness = Exactness.LOSSY
+    laws = _SAMPLED
+    chain_only = True
+
+    def __init__(self, *, lenience: float = 0.8):
+        if not 0 < lenience <= 1:
+            raise ValueError(f"lenience={lenience}: give a factor in (0, 1]; 1 is rejection sampling")
+        self.lenience = lenience
+        self._rule = RejectionVerifier()
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this chain, that the accepted path ends at each node."""
+        if tree.draft_probs is not None:
+            tree = replace(tree, draft_probs=tree.draft_probs * self.lenience)
+        return self._rule.stop_law(tree, target_probs)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """The residual of rejection sampling, or p after the last node."""
+        return self._rule.next_law(tree, target_probs, stop)
+
+
+class ThresholdVerifier(Verifier):
+    """Target walk with thresholds, as in SGLang's ``tree_speculative_sampling_target_only``.
+
+    With a coin u at every node, the first child in sibling order is accepted whose cumulative mass, p of it and of the
+    siblings before it, is at least u times ``accumulated``, or whose own p is at least ``single``. If there is none,
+    the next token is drawn from p without the children. Both thresholds at 1 are ``TargetWalkVerifier``.
+
+    Args:
+        single: A token at least this probable is accepted for certain; in (0, 1].
+        accumulated: Divides the cumulative mass; in (0, 1].
+    """
+
+    exactness = Exactness.LOSSY
+    laws = frozenset(DraftSampling)
+
+    def __init__(self, *, single: float = 1.0, accumulated: float = 1.0):
+        for name, value in (("single", single), ("accumulated", accumulated)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name}={value}: give a threshold in (0, 1]; 1 switches it off")
+        self.single, self.accumulated = single, accumulated
+        self._rule = TargetWalkVerifier()
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        step = torch.zeros_like(target_probs[:, :, 0])
+        if tree.max_children > 0:
+            nodes, children = families(tree)
+            index = children.clamp(min=0)
+            tokens = tree.tokens.gather(1, index.flatten(1)).view_as(index)
+            row = row_index(nodes, tree.num_nodes)
+            p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape).gather(-1, tokens)
+            exists = children >= 0
+            repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
+            p = p.where(exists & ~repeated, 0.0)
+            share = (p.cumsum(-1) / self.accumulated).clamp(max=1)
+            # A child that is certain leaves nothing for those behind it.
+            share = torch.where(p >= self.single, 1.0, share).cummax(-1).values
+            steps = share - torch.nn.functional.pad(share[..., :-1], (1, 0))
+            # Children that do not exist go to the root.
+            step.scatter_(1, index.flatten(1), steps.where(exists, 0.0).flatten(1))
+        step[:, 0].fill_(1)
+        return law_of_stop(tree, step)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """P without the children of ``stop``."""
+        return self._rule.next_law(tree, target_probs, stop)
+
+
+class RelaxedTopKVerifier(Verifier):
+    """Accept a token that is among the target's k most probable (and possible at all).
+
+    Of the longest paths of such tokens the one most probable under p is taken, and the next token drawn from p. At
+    temperature 0 only the argmax is possible, and the rule is greedy matching.
+
+    Args:
+        k: How many of the target's tokens are accepted. Ties keep the lower token id.
+    """
+
+    exactness = Exactness.LOSSY
+    laws = frozenset(DraftSampling)
+
+    def __init__(self, *, k: int = 3):
+        if k < 1:
+            raise ValueError(f"k={k}: give at least 1")
+        self.k = k
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """All at one node: given the tree, nothing is random."""
+        parents = tree.parents.clamp(min=0)
+        entry = parents * target_probs.shape[2] + tree.tokens
+        ids = target_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
+        among = torch.zeros_like(target_probs, dtype=torch.bool).scatter_(-1, ids, True)
+        p = target_probs.flatten(1).gather(1, entry)
+        return longest_path(tree, p, among.flatten(1).gather(1, entry) & (p > 0))
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """P at the node."""
+        return target_probs[torch.arange(len(stop), device=stop.device), stop]
+
+
+class FuzzyVerifier(Verifier):
+    """Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): where p and q are close, q is as good.
+
+    At a node whose p and q diverge by less than a threshold, the first child is accepted; elsewhere the rule is
+    ``RejectionVerifier``. That is rejection sampling with q in the place of p at the close nodes. Nodes that have
+    ``DETERMINISTIC`` children have no q and count as far, so temperature 0 is greedy.
+
+    Args:
+        threshold: Divergence below which the draft is trusted; 0 never does.
+        divergence: ``"total_variation"``, ``"kl"`` (of p from q, nats) or ``"jensen_shannon"`` (nats).
+    """
+
+    exactness = Exactness.LOSSY
+    laws = _SAMPLED
+
+    def __init__(self, *, threshold: float = 0.1, divergence: str = "jensen_shannon"):
+        if not threshold >= 0:
+            raise ValueError(f"threshold={threshold}: give a divergence of at least 0")
+        if divergence not in ("total_variation", "kl", "jensen_shannon"):
+            raise ValueError(f"divergence={divergence!r}: choose total_variation, kl or jensen_shannon")
+        self.threshold, self.divergence = threshold, divergence
+        self._rule = RejectionVerifier()
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        return self._rule.stop_law(tree, self._trusted(tree, target_probs))
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """What rejection sampling leaves; p after a leaf."""
+        return self._rule.next_law(tree, self._trusted(tree, target_probs), stop)
+
+    def _trusted(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+    ) -> Float[Tensor, "batch node vocab"]:
+        """The law of q where it is close to p and was drawn from, p elsewhere."""
+        if tree.draft_probs is None:
+            return target_probs
+        drafted = tree.valid & (tree.parents >= 0)
+        parents, certain = tree.parents.clamp(min=0), tree.law == DraftSampling.DETERMINISTIC
+        counts = torch.zeros_like(parents)
+        sampled = counts.scatter_add(1, parents, (drafted & ~certain).long()) > 0
+        mixed = counts.scatter_add(1, parents, (drafted & certain).long()) > 0
+        q = tree.draft_probs.to(target_probs.dtype)
+        close = (_divergence(target_probs, q, self.divergence) < self.threshold) & sampled & ~mixed
+        return q.where(close[..., None], target_probs)
+
+
+def _divergence(
+    p: Float[Tensor, "batch node vocab"], q: Float[Tensor, "batch node vocab"], name: str
+) -> Float[Tensor, "batch node"]:
+    if name == "total_variation":
+        return 0.5 * (p - q).abs().sum(-1)
+    if name == "kl":
+        return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
+    mean = (p + q) / 2
+    return 0.5 * (torch.xlogy(p, p) + torch.xlogy(q, q)).sum(-1) - torch.xlogy(mean, mean).sum(-1)
