@@ -90,7 +90,7 @@ def main() -> None:
     else:
         target = Target.from_pretrained("bundled/target", dtype="bfloat16", device="cpu", inflate=arguments.inflate)
         model, name = target.model, target.name
-    most, vocab = max(arguments.rows), model.get_output_embeddings().weight.shape[0]
+    most, vocab = max(arguments.rows), Target(model).vocab_size
     quantized = quantize(copy.deepcopy(model), "int8")
     sides = [
         Side("bf16", model, most),

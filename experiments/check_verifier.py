@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,13 +28,18 @@ KNOWN: dict[str, Verifier] = {
     "target walk": TargetWalkVerifier(),
 }
 SHAPES = {
-    "chain of 3": TreeShape.chain(3),
-    "2 children": TreeShape.branching(2),
+    "chain 3": TreeShape.chain(3),
+    "2": TreeShape.branching(2),
     "2 x 2": TreeShape.branching(2, 2),
-    "2 and 1 below": TreeShape.from_paths([(0,), (1,), (1, 0)]),
+    "2, 1": TreeShape.from_paths([(0,), (1,), (1, 0)]),
 }
-LAWS = (DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
-ROWS = {"dense": ("dense",), "degenerate": KINDS, "one-hot p": ("one_hot",)}
+LAWS = {
+    DraftSampling.DETERMINISTIC: "top",
+    DraftSampling.IID: "iid",
+    DraftSampling.WITHOUT_REPLACEMENT: "w/o",
+}
+"""How drafts are drawn, with the table's words for it."""
+ROWS = {"dense": ("dense",), "mixed": KINDS, "one-hot": ("one_hot",)}
 _NOTHING = "-"
 
 
@@ -75,7 +81,7 @@ def check(config: DictConfig) -> list[Case]:
     name = type(rule).__name__
     done = list(cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures)))
     if not done:
-        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(LAWS)}")
+        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
     console = Console()
     console.print(table(rule, done))
     worst = max(done, key=lambda case: case.tv)
@@ -97,7 +103,7 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
             known = {name: other for name, other in KNOWN.items() if _takes(other, shape, law)}
             for rows, kinds in ROWS.items():
                 # One-hot rows are of temperature 0, whatever it is.
-                for temperature in temperatures if rows != "one-hot p" else (0.0,):
+                for temperature in temperatures if rows != "one-hot" else (0.0,):
                     results: dict[str, list[float]] = {other: [] for other in ("", *known)}
                     tv = 0.0
                     for number in range(tables):
@@ -118,30 +124,39 @@ def table(rule: Verifier, done: Sequence[Case]) -> Table:
     """A row per case."""
     result = Table(
         title=f"{type(rule).__name__} ({rule.exactness.value})",
-        caption="expected accepted tokens per round; TV: largest total variation to the target's law",
+        caption="TV: largest total variation to the target; all else: expected accepted tokens per round. "
+        "Drafts: branches by level; drawn iid, without replacement, or the top k.",
         title_justify="left",
         caption_justify="left",
+        # Narrow enough for 80 columns.
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    for name in ("draft", "drawn", "tables"):
-        result.add_column(name)
+    for name in ("draft", "tables"):
+        result.add_column(name, no_wrap=True)
     others = [name for name in KNOWN if any(name in case.known for case in done)]
-    for name in ("T", "TV", "accepted", *others):
-        result.add_column(name, justify="right")
+    for name in ("T", "TV", "this", *(_header(name) for name in others)):
+        result.add_column(name, justify="right", no_wrap=True)
     for case in done:
         result.add_row(
-            case.shape,
-            case.law.name.lower(),
+            f"{case.shape} {LAWS[case.law]}",
             case.rows,
             f"{case.temperature:g}",
-            f"{case.tv:.1e}",
-            f"{case.accepted:.4f}",
-            *(f"{case.known[name]:.4f}" if name in case.known else _NOTHING for name in others),
+            f"{case.tv:.0e}",
+            f"{case.accepted:.3f}",
+            *(f"{case.known[name]:.3f}" if name in case.known else _NOTHING for name in others),
         )
     return result
 
 
 def _takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
     return law in rule.laws and (shape.is_chain or not rule.chain_only)
+
+
+def _header(name: str) -> str:
+    """A narrow column's name, on two lines."""
+    return name.replace(" ", "\n") if len(name) < 7 or " " in name else f"{name[:6]}-\n{name[6:]}"
 
 
 def _words(laws: Sequence[DraftSampling]) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +93,8 @@ def rich_table(rows: Sequence[Row], text: str) -> Table:
     """For the terminal."""
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
     caption = f"intervals at {rows[0].run.summary.confidence:.0%}; acceptance rule: {', '.join(rules) or 'none'}"
-    table = Table(title=text, caption=caption, title_justify="left", caption_justify="left")
+    # Without vertical lines all columns find room in 120 characters.
+    table = Table(title=text, caption=caption, title_justify="left", caption_justify="left", box=box.HORIZONTALS)
     table.add_column("T", justify="right")
     table.add_column("method and settings", min_width=24, overflow="fold")
     for name in COLUMNS:
@@ -127,15 +129,18 @@ def _commit(manifest: dict[str, Any]) -> str:
     return f"{git['commit'][:10]}{' with changes' if git['dirty'] else ''}" if git else "unknown"
 
 
+def parser() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    made = argparse.ArgumentParser(prog="python -m experiments.compare", description=__doc__)
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (or of a sweep: all its jobs)")
+    made.add_argument("--out", type=Path, help="folder for the table and the plots (default: outputs/compare/…)")
+    made.add_argument("--allow-mixed", action="store_true", help="also runs of different targets, datasets or dtypes")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the runs that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.compare", description=__doc__)
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (or of a sweep: all its jobs)"
-    )
-    parser.add_argument("--out", type=Path, help="folder for the table and the plots (default: outputs/compare/…)")
-    parser.add_argument("--allow-mixed", action="store_true", help="also runs of different targets, datasets or dtypes")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     out = options.out or Path("outputs", "compare", datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     try:
         folders = [job for folder in options.runs for job in jobs_of(folder)]

@@ -22,7 +22,7 @@ from experiments.records import RECORDS, Record, read_records
 
 _FREE = frozenset(["resume", "out"])
 """What may differ between the attempts."""
-_FACTS = ("prompts_hash", "device", "dtype", "target")
+_FACTS = ("prompts_hash", "device", "dtype")
 """What the configuration does not settle alone, but has to be the same."""
 
 
@@ -66,10 +66,9 @@ def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> N
     Raises:
         ValueError: Names what differs.
     """
-    now = json.loads(json.dumps(facts, default=str))
     for name in _FACTS:
-        if name in now and manifest.get(name) != now[name]:
-            what = "other prompts" if name == "prompts_hash" else f"{name} {manifest.get(name)}, now {now[name]}"
+        if name in facts and manifest.get(name) != facts[name]:
+            what = "other prompts" if name == "prompts_hash" else f"{name} {manifest.get(name)}, now {facts[name]}"
             raise ValueError(f"resume=true: the run in {folder} had {what}: its results cannot be continued here")
 
 

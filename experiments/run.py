@@ -105,7 +105,12 @@ def compare(
     known |= {
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "target": {"name": target.name, "parameters": target.num_parameters},
+        "target": {
+            "name": target.name,
+            "parameters": target.num_parameters,
+            "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "kv_bytes_per_position": first.runner.bytes_per_token,
+        },
         "exactness": {contender.method: contender.exactness for contender in contenders},
         "seeds": {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed},
         "chat_template": bool(tokenizer.chat_template) and any(prompt.chat for prompt in prompts),

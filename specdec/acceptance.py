@@ -24,6 +24,8 @@ def accept(
         target_probs: p at every node.
         uniforms: Two independent uniforms per row: one draws the stop node, one the next token.
     """
+    if tree.num_nodes == 1:
+        return _without_draft(verifier, tree, target_probs, uniforms)
     stop_law = verifier.stop_law(tree, target_probs)
     stop = draw(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)
@@ -36,6 +38,24 @@ def accept(
         expected_accepted=(stop_law * depth).sum(-1).float(),
         next_token=next_token,
         valid=torch.isfinite(stop_law.sum(-1) + next_law.sum(-1)),
+    )
+
+
+def _without_draft(
+    verifier: Verifier,
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch 1 vocab"],
+    uniforms: Float[Tensor, "batch 2"],
+) -> Verdict:
+    """Every path ends at the root, as in plain decoding: only the next token is left to draw."""
+    root = torch.zeros_like(tree.tokens[:, 0])
+    next_law = verifier.next_law(tree, target_probs, root)
+    return Verdict(
+        path=tree.tokens[:, :0],
+        num_accepted=root,
+        expected_accepted=torch.zeros_like(root, dtype=torch.float32),
+        next_token=draw(next_law, uniforms[:, 1]),
+        valid=torch.isfinite(next_law.sum(-1)),
     )
 
 

@@ -43,7 +43,7 @@ class _LayerStub:
     is_sliding = False
     is_compileable = False
     is_croppable = False
-    is_initialized = True
+    is_initialized = False  # a cross-attention layer without anything to attend to
     supports_early_init = True
     record_past = False
 
@@ -77,10 +77,6 @@ class ShapeProbe(_OwnLayout):
         self.shapes: dict[int, LayerShape] = {}
         self.indexers: dict[int, LayerShape] = {}
 
-    @property
-    def is_initialized(self) -> bool:
-        return False
-
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
         self.shapes[layer_idx] = LayerShape(
             key_states.shape[1], key_states.shape[3], value_states.shape[1], value_states.shape[3], key_states.dtype
@@ -113,6 +109,9 @@ class SlotCache(_OwnLayout):
         indexers: Of every layer that selects keys by other keys.
         contiguous: Give attention copies instead of strided views: what a few models' own attention needs.
 
+    Attributes:
+        length_used: A layer has asked how long the cache is, for which there is no answer.
+
     Raises:
         ValueError: It does not fit into the device's free memory.
     """
@@ -133,6 +132,7 @@ class SlotCache(_OwnLayout):
         self.max_batch_size, self.max_length = max_batch_size, max_length
         self.positions = max_length + max_nodes
         self.contiguous = contiguous
+        self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
         needed = self.bytes_per_position * self.positions * max_batch_size
@@ -205,11 +205,19 @@ class SlotCache(_OwnLayout):
         return kept[self._rows, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing a model may rely on: every row has its own length, and positions and masks are given."""
+        """Nothing a model may rely on: every row has its own length, and positions and masks are given.
+
+        Models ask before they look at the positions they were given; layers ask to use it (``length_used``).
+        """
+        self.length_used |= layer_idx > 0
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._length, 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import grouped
 from specdec.attention.mask import tree_mask
-from specdec.cache import ShapeProbe, SlotCache
+from specdec.cache import ShapeProbe, SlotCache, UnsupportedError
 from specdec.quantization.base import weights_read
 from specdec.support import (
     Reach,
@@ -331,6 +331,8 @@ class ModelRunner:
         nodes = tokens[:, :1].repeat(1, TRIAL_SHAPE.num_nodes + 1)
         nodes[:, TRIAL_PATH] = tokens.gather(1, path)
         logits = self.verify(DraftTree.from_shape(TRIAL_SHAPE, nodes), starts, lengths).logits[:, TRIAL_PATH]
+        if self.cache.length_used and not getattr(self.config, "attn_temperature_tuning", False):  # see check_length
+            raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
         wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
         precise = self.dtype in (torch.float32, torch.float64) and not getattr(self.model, "is_quantized", False)
         return differs(logits, wanted, precise=precise)

@@ -78,6 +78,14 @@ def check_length(config: Any, max_length: int) -> None:
                 f"max_length={max_length} is beyond the {original} positions that this {kind} model was trained on, "
                 f"where its {scaling} RoPE scales with the longest row of the batch: lower max_length to {original}"
             )
+    # Llama 4 scales the queries of some layers by their positions, counted from the length of the cache, from
+    # floor_scale on.
+    floor = getattr(config, "floor_scale", None)
+    if floor and getattr(config, "attn_temperature_tuning", False) and max_length >= floor:
+        raise ValueError(
+            f"max_length={max_length} is beyond the {floor - 1} positions up to which this {kind} model scales no "
+            f"queries by the length of the cache, which a batch does not have: lower max_length to {floor - 1}"
+        )
     # GPT-Neo masks its local layers itself, counting along the cache: right only where the window hides nothing.
     window = getattr(config, "window_size", None)
     if window and "local" in (getattr(config, "attention_layers", None) or []) and max_length > window:
@@ -193,8 +201,11 @@ def explain(model: PreTrainedModel, finding: str) -> str:
     parameters = inspect.signature(type(model).forward).parameters
     if getattr(model, "_is_stateful", False):
         return _recurrent(kind, "state space")
-    if any("alibi" in name for part in model.modules() for name in dir(type(part))):
+    names = {name for part in {type(part) for part in model.modules()} for name in dir(part)}
+    if any("alibi" in name for name in names):
         return _alibi(kind)
+    if "create_position_ids_from_input_ids" in names:
+        return f"{kind}: it numbers positions from its padding token's id on, not from 0; not supported"
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "is_decoder", None) is False:
         return f"{kind}: its attention is bidirectional unless its configuration has is_decoder=True ({finding})"

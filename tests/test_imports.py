@@ -17,7 +17,7 @@ LAYERS = (
     ("requests", "sampling", "tree", "metrics"),
     ("slots", "interfaces", "cache", "attention", "support", "quantization", "inflate", "support"),
     ("acceptance", "processors", "exactness"),
-    ("model_runner", "reference", "exactness"),
+    ("model_runner", "reference"),
     ("target",),
     ("engine",),
     ("generation",),

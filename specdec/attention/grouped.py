@@ -5,7 +5,7 @@ query. Here the query heads of a group are laid along the query axis instead: th
 softcapping (Gemma-2) and attention sinks (gpt-oss), which SDPA refuses, run as plain matrix products.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 NAME = "specdec_grouped"
+IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says
 
 _recorders: list[list[int]] = []
 
@@ -23,7 +24,8 @@ _recorders: list[list[int]] = []
 def recorded_groups() -> Iterator[list[int]]:
     """Note how many query heads share a key head, for every call meanwhile: one number per layer.
 
-    Only a call tells: a configuration may leave the number out, or name it for keys that are expanded first.
+    Only a call tells: a configuration may leave the number out, or name it for keys that are expanded first. And
+    calls meanwhile are checked for arguments that this function does not know.
     """
     groups: list[int] = []
     _recorders.append(groups)
@@ -57,11 +59,15 @@ def grouped_attention(
         softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
         s_aux: Attention sinks, one logit per head that takes part in the softmax and has no value.
         **kwargs: Position ids and the like, which the mask has already.
+
+    Raises:
+        TypeError: While groups are recorded: a tensor among ``kwargs`` would be ignored.
     """
     batch, heads, queries, head_dim = query.shape
     groups = heads // key.shape[1]
-    for recorder in _recorders:
-        recorder.append(groups)
+    if _recorders:
+        _recorders[-1].append(groups)
+        _check_arguments(kwargs)
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * queries, head_dim)
     # Some models compute attention in float32 whatever their dtype.
@@ -81,6 +87,12 @@ def grouped_attention(
             weights = scores.softmax(-1)
         output = weights.to(value.dtype) @ value
     return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _check_arguments(kwargs: Mapping[str, object]) -> None:
+    unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in IGNORED]
+    if unknown:
+        raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")
 
 
 def _group_mask(

@@ -19,6 +19,12 @@ from experiments.run import run
 Configure = Callable[..., DictConfig]
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of a tiny run's time, and the first test looks at them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
+
+
 def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Path:
     """The folder of a run that nobody ran."""
     temperature = next((float(o.rpartition("=")[2]) for o in overrides if "sampling.temperature" in o), 0.0)
@@ -88,6 +94,7 @@ def test_the_table_the_files_and_the_pictures(tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "1.82x" in shown
     assert "acceptance rule: exact" in shown
+    assert "to plain" in shown, "no column is cut off"
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
     assert "at commit 0123456789 with `drafter=model`" in text
@@ -98,6 +105,7 @@ def test_rows_of_the_same_settings_are_told_apart_by_folder(tmp_path: Path) -> N
     assert [row.name for row in make_rows(runs)] == [("model", "a"), ("model", "b")]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -118,6 +126,7 @@ def test_unlike_runs_are_refused_unless_told_to(
     assert "MIXED" in (tmp_path / "out" / "comparison.md").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", prompts=2, device="another")]
     assert not differences(runs)
@@ -147,6 +156,7 @@ def test_bad_folders_are_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_real_runs(configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("ngram", "none"):
         run(configure("run", *tiny, f"drafter={method}", f"method={method}", f"out={tmp_path / method}"))
@@ -158,6 +168,7 @@ def test_real_runs(configure: Configure, tiny: list[str], tmp_path: Path, capsys
 # ---------------------------------------------------------------- sweeps
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_sweep_ends_with_the_comparison_and_lists_failed_jobs(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +187,7 @@ def test_a_sweep_ends_with_the_comparison_and_lists_failed_jobs(
     assert "error: branches=0" in shown.err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_acceptance_ablation_is_one_command(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,4 +206,3 @@ def test_the_acceptance_ablation_is_one_command(
     assert [(row["temperature"], row["name"]) for row in rows] == [
         (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("2", "[2,1]")
     ]
-    assert (tmp_path / "sweep" / "acceptance.png").exists()

@@ -24,6 +24,12 @@ TIMES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of a tiny run's time, and are tested elsewhere."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
+
+
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Presses Ctrl-C at the n-th call of ``Engine.generate`` that speculates; returns the calls, counted."""
