@@ -92,12 +92,14 @@ def print_divergences(console: Console, summary: Summary, limit: int = 5) -> Non
             console.print(f"… and on {len(method.divergences) - limit} more prompts, listed in summary.json")
 
 
-def print_failures(console: Console, summary: Summary) -> None:
+def print_failures(console: Console, summary: Summary, limit: int = 5) -> None:
     """What went wrong, and how often."""
     for method in summary.methods:
-        for error, count in method.errors.items():
+        for error, count in list(method.errors.items())[:limit]:
             text = f"{method.method} failed on {count} of {summary.planned} prompts: {error}"
             console.print(text, highlight=False, markup=False)
+        if len(method.errors) > limit:
+            console.print(f"… and for {len(method.errors) - limit} more reasons, listed in summary.json")
 
 
 def label(method: MethodSummary) -> str:

@@ -129,7 +129,7 @@ class SlotCache(_OwnLayout):
     ):
         super().__init__(max(shapes, default=-1) + 1)
         indexers = indexers or {}
-        self.max_batch_size, self.max_length = max_batch_size, max_length
+        self.slots = max_batch_size
         self.positions = max_length + max_nodes
         self.contiguous = contiguous
         self.length_used = False
@@ -167,7 +167,7 @@ class SlotCache(_OwnLayout):
         """Give the layers of a shape their places in a group; returns the leading sizes of its tensors."""
         members = [layer for layer, other in shapes.items() if other == shape]
         where.update({layer: (group, index) for index, layer in enumerate(members)})
-        return len(members), self.max_batch_size, self.positions
+        return len(members), self.slots, self.positions
 
     def aim(self, rows: slice, positions: Int[Tensor, "batch query"], *, start: int, length: int) -> None:
         """Say where the next forward writes and how much of the rows it reads.

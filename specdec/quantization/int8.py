@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 
 from specdec.quantization.base import QuantizedLinear, replace_linears
 
-KERNEL_ROWS = 6
-"""Rows up to which the int8 kernel is used; ``benchmarks/int8.py`` measures where it stops to pay."""
+KERNEL_ROWS = 8
+"""Rows up to which the int8 kernel is used. It works on blocks of four: against bfloat16's kernel on a processor with
+AVX512-BF16, up to 4 rows take about half the time, 5 to 8 three quarters, 9 to 12 about as long, and more rows longer
+(``benchmarks/int8.py``)."""
 
 _KERNEL_STEP = 16  # the kernel loads as many inputs at a time, at aligned addresses, and has no code for a remainder
 _KERNEL_ALIGNMENT = 32  # bytes

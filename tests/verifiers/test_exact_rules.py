@@ -99,11 +99,11 @@ def test_chains_that_end_early_are_exact(rule: str) -> None:
     assert outcome(RULES[rule], tables, made).tv < EXACT
 
 
-@pytest.mark.parametrize(("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR)])
+@pytest.mark.parametrize(
+    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].laws]
+)
 def test_temperature_zero_is_greedy_matching(rule: str, laws: DraftSampling) -> None:
     """With one-hot p no draft leaves a choice: the walk along the argmax, and the argmax after it. float32."""
-    if laws not in RULES[rule].laws:
-        pytest.skip(f"{rule} does not take {laws.name}")
     shape = TreeShape.chain(3) if RULES[rule].chain_only else SHAPES["2x2"]
     tables = Tables.random(4, shape.max_depth, seed=5, kinds=("one_hot",))
     made = enumerate_drafts(tables, shape, laws)
