@@ -11,13 +11,18 @@ from experiments.plots import METHOD_COLORS, plot_title
 from experiments.report import label, number, times, with_interval
 from experiments.summary import MethodSummary, Summary
 
-LEAST = 2
-"""Prompts that a category needs to be shown: of fewer there is no interval. ``summary.json`` has them all."""
-
 
 def shown(summary: Summary) -> list[str]:
-    """The categories that have enough prompts, in alphabetical order; none unless there are several."""
-    names = {name for method in summary.methods for name, found in method.by_category.items() if found.prompts >= LEAST}
+    """Categories of at least two prompts, in alphabetical order; none unless there are several.
+
+    One prompt gives no interval, and says nothing of its category; ``summary.json`` has them all.
+    """
+    names = {
+        name
+        for method in summary.methods
+        for name, found in method.by_category.items()
+        if found.mean_acceptance_length_interval is not None
+    }
     return sorted(names) if len(names) > 1 else []
 
 

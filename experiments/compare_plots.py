@@ -36,7 +36,7 @@ def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | No
         (left, "mean acceptance length (tokens per target forward)"),
         (right, "speedup (tokens/s over plain decoding's)"),
     ):
-        axes.axvline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
+        axes.axvline(1.0, color="black", linewidth=1, linestyle="--", zorder=1, label="plain decoding")
         axes.set_xlabel(text)
         axes.margins(x=0.12)
         axes.grid(axis="x", alpha=0.3)
@@ -110,9 +110,9 @@ def _points(
     axes.plot([value for _, value, _ in known], [y for y, _, _ in known], "o", color=color, markersize=5, label=label)
     for y, value, (low, high) in known:
         axes.hlines(y, low, high, color=color, linewidth=1.5)
-        place = {"xytext": (0, 3.5), "textcoords": "offset points", "ha": "center"}
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # over the line at 1
-        axes.annotate(f"{value:.2f}", (value, y), fontsize=6.5, color=color, bbox=paper, **place)
+        place = {"xytext": (0, 4.5), "textcoords": "offset points", "ha": "center"}
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0, "alpha": 0.8}  # over the line at 1
+        axes.annotate(f"{value:.2f}", (value, y), fontsize=6.5, color=color, bbox=paper, zorder=1.5, **place)
 
 
 def _title(figure: Figure, title: str, subtitle: str) -> None:

@@ -273,7 +273,8 @@ class ModelRunner:
             What it keeps, and the logits.
         """
         probe = ShapeProbe(getattr(self.config, "num_hidden_layers", 1))
-        with recorded_masks(self._configs) as asked:
+        # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
+        with _switched(self._configs, "eager", None), recorded_masks(self._configs) as asked:
             output = self.model(input_ids=self._trial_tokens(), past_key_values=probe, use_cache=True)
         self._reaches = reaches(self.config, asked)
         return probe, output.logits
@@ -287,7 +288,7 @@ class ModelRunner:
     def _settle(self, choices: list[str]) -> ShapeProbe:
         """Find a way to run the model that gives its own logits; what a model type needs cannot be known for all.
 
-        Costs the model's own forward and two over a small cache, of a few tokens each.
+        Costs the model's own forward and three over a small cache, of a few tokens each.
 
         Raises:
             ValueError: There is none.
@@ -316,7 +317,7 @@ class ModelRunner:
         raise ValueError(explain(self.model, finding)) from cause
 
     def _trial(self, probe: ShapeProbe, own: Float[Tensor, "batch position vocab"]) -> float | None:
-        """A ragged prefill and a branching tree over a cache for them; how far the logits are from the model's own."""
+        """A ragged prefill, one token and a branching tree; how far their logits are from the model's own."""
         tokens = self._trial_tokens()
         if tokens.shape[1] < TRIAL_LENGTH:
             return None
@@ -324,13 +325,16 @@ class ModelRunner:
         self._groups, self._last_position = 1, TRIAL_LENGTH - 1
         lengths = np.array(TRIAL_PREFIXES)
         starts = torch.tensor(TRIAL_PREFIXES, device=self.device)
+        path = starts[:, None] + torch.arange(-1, len(TRIAL_PATH), device=self.device)
         with grouped.recorded_groups() as groups:
-            self.prefill(tokens[:, : lengths.max()], np.zeros_like(lengths), lengths)
+            self.prefill(tokens[:, : lengths.max() - 1], np.zeros_like(lengths), lengths - 1)
         self._groups = max(set(groups), key=groups.count, default=1)
-        path = starts[:, None] + torch.arange(len(TRIAL_PATH), device=self.device)
+        before = DraftTree.root_only(tokens.gather(1, path[:, :1])[:, 0])
         nodes = tokens[:, :1].repeat(1, TRIAL_SHAPE.num_nodes + 1)
-        nodes[:, TRIAL_PATH] = tokens.gather(1, path)
-        logits = self.verify(DraftTree.from_shape(TRIAL_SHAPE, nodes), starts, lengths).logits[:, TRIAL_PATH]
+        nodes[:, TRIAL_PATH] = tokens.gather(1, path[:, 1:])
+        single = self.verify(before, starts - 1, lengths - 1).logits
+        logits = self.verify(DraftTree.from_shape(TRIAL_SHAPE, nodes), starts, lengths).logits
+        logits = torch.cat([single, logits[:, TRIAL_PATH]], dim=1)
         if self.cache.length_used and not getattr(self.config, "attn_temperature_tuning", False):  # see check_length
             raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
         wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))

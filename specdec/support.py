@@ -18,7 +18,14 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 # Layer types of transformers' configurations. Sparse layers that select single positions by an indexer see them
 # through the mask; those that select blocks of positions count them along the cache, where a tree's nodes stand side
 # by side, and are no attention that a tree could have.
-MASKED = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "sliding_attention", "chunked_attention")
+MASKED = (
+    "full_attention",
+    "attention",
+    "indexed_attention",
+    "deepseek_sparse_attention",
+    "sliding_attention",
+    "chunked_attention",
+)
 STATELESS = ("mlp", "moe", "dummy")
 RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
 
@@ -52,7 +59,9 @@ def check_supported(model: PreTrainedModel) -> None:
     if recurrent:
         raise ValueError(_recurrent(kind, ", ".join(recurrent)))
     if types:
-        raise ValueError(f"{kind}: no tree mask for layers of type {', '.join(types)}; full, sliding, chunked and indexed attention have one")
+        raise ValueError(
+            f"{kind}: no tree mask for layers of type {', '.join(types)}; full, sliding, chunked and indexed attention have one"
+        )
     if getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False):
         raise ValueError(_alibi(kind))
 

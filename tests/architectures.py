@@ -185,10 +185,13 @@ def tiny(model_type: str, *, seed: int = 0) -> PreTrainedModel:
     config = tiny_config(model_type)
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             parameter.data.mul_(10.0 if "emb" in name or "wte" in name else 5.0)
+        else:  # biases and gates start at zero, where they would do nothing
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 
