@@ -60,7 +60,8 @@ def check_supported(model: PreTrainedModel) -> None:
         raise ValueError(_recurrent(kind, ", ".join(recurrent)))
     if types:
         raise ValueError(
-            f"{kind}: no tree mask for layers of type {', '.join(types)}; full, sliding, chunked and indexed attention have one"
+            f"{kind}: no tree mask for layers of type {', '.join(types)}; "
+            f"full, sliding, chunked and indexed attention have one"
         )
     if getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False):
         raise ValueError(_alibi(kind))

@@ -70,7 +70,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": VOCAB},
     "camembert": _ROBERTA,
     "cohere_compass_text": {
-        "rope_parameters": dict.fromkeys(_SLIDING, {"rope_type": "default", "rope_theta": 1e4}),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _SLIDING},
         "layer_types": _SLIDING,
     },
     "cpmant": {"prompt_length": 4},
