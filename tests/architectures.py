@@ -189,7 +189,7 @@ def tiny(model_type: str, *, seed: int = 0) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
-            parameter.data.mul_(10.0 if "emb" in name or "wte" in name else 5.0)
+            parameter.data.mul_(10.0 if "emb" in name or "wte" in name else 3.0)
         else:  # biases and gates start at zero, where they would do nothing
             parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     return model
