@@ -1,6 +1,7 @@
 """A small causal LM that drafts a chain or a tree.
 
-Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781) for trees.
+Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781) for trees; with noise that the target
+shares, Daliri et al. 2024 (arXiv 2408.07978).
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import bundled
+from specdec.coupling import race
 from specdec.interfaces import Drafter
 from specdec.model_runner import ModelRunner
-from specdec.random import Purpose, draw, uniforms
+from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
-from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens
+from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
 from specdec.slots import Slots
 from specdec.target import Target, load_model
 from specdec.tree import DraftTree, TreeShape
@@ -34,12 +36,15 @@ class ModelDrafter(Drafter):
         model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
             vocabularies) are cut or filled up with zero probability.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths.
-        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"`` or
-            ``"deterministic"`` (the top k). Greedy requests always get the top k.
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
+            ``"deterministic"`` (the top k) or ``"coupled"`` (the first k with the target's noise, for
+            ``SharedNoiseVerifier``). Greedy requests always get the top k.
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
         name: Shown in error messages.
     """
+
+    has_leaf_probs = True
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class ModelDrafter(Drafter):
         self.max_nodes = self.shape.num_nodes
         self.max_depth = self.shape.max_depth
         self.is_chain = self.shape.is_chain
+        self.is_paths = self.shape.is_paths
         self.laws = frozenset([self.sampling])
 
     @classmethod
@@ -103,7 +109,10 @@ class ModelDrafter(Drafter):
         # Positions of each slot whose keys and values are right. The last committed one may be missing.
         self._known = np.zeros(max_batch_size, dtype=np.int64)
         self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=target.device)
-        self._plans = {depth: _Plan(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)}
+        self._plans = {
+            depth: _Plan(self.shape.cut(depth), target.device, leaves=self.leaf_probs)
+            for depth in range(1, self.max_depth + 1)
+        }
         self._two = torch.arange(2, device=target.device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: object) -> None:
@@ -136,18 +145,21 @@ class ModelDrafter(Drafter):
     def propose(self, slots: Slots) -> DraftTree:
         """Draft level by level."""
         depth = min(self.max_depth, int(slots.host_max_depth.max()))
-        if depth == 0:
+        if depth == 0 and not self.leaf_probs:
             return DraftTree.root_only(slots.roots)
-        plan = self._plans[depth]
+        plan = self._plans[max(depth, 1)]
         shape = plan.shape
         batch = len(slots)
         sampling = self._draft_sampling(slots.sampling)
         sampled = sampling.any_sampled and self.sampling is not DraftSampling.DETERMINISTIC
         greedy = (sampling.temperature == 0)[:, None] if sampled and sampling.any_greedy else None
-        uniform = uniforms(slots.keys, slots.rounds, Purpose.DRAFT, shape.num_nodes) if sampled else None
+        if self.leaf_probs and sampling.any_greedy:
+            sampling = warmed(sampling, slots.drafting)
+        fresh = sampled and self.sampling is not DraftSampling.COUPLED
+        uniform = uniforms(slots.keys, slots.rounds, Purpose.DRAFT, shape.num_nodes) if fresh else None
         tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = slots.roots
-        draft_probs = self.model_zeros(batch, shape.num_nodes + 1) if sampled else None
+        draft_probs = self.model_zeros(batch, shape.num_nodes + 1) if fresh or self.leaf_probs else None
         valid = None
         self._catch_up(slots)
         for number, level in enumerate(plan.levels):
@@ -159,12 +171,15 @@ class ModelDrafter(Drafter):
                 above = plan.ancestors[level.parents, : level.stop].expand(batch, -1, -1)
                 paths = path_tokens(tokens[:, : level.stop], above)
             scores = adjust(logits[..., : self._common], sampling, paths)
-            if uniform is None or draft_probs is None:
+            q = distribution(scores, sampling) if sampled or self.leaf_probs else None
+            if draft_probs is not None and q is not None:
+                draft_probs[:, level.parents, : self._common] = q
+            if level.width == 0:
+                continue
+            if q is None or not sampled:
                 tokens[:, level.children] = _top(scores, level)
                 continue
-            q = distribution(scores, sampling)
-            draft_probs[:, level.parents, : self._common] = q
-            drawn, exists = self._draw(q, level, uniform)
+            drawn, exists = self._draw(q, level, uniform) if uniform is not None else self._first(q, level, slots)
             if greedy is not None:
                 drawn = torch.where(greedy, _top(scores, level), drawn)
                 exists = None if exists is None else exists | greedy
@@ -174,6 +189,8 @@ class ModelDrafter(Drafter):
                 valid[:, level.children] = exists & valid[:, level.parent_of]
             elif valid is not None:
                 valid[:, level.children] = valid[:, level.parent_of]
+        if self.leaf_probs and draft_probs is not None and not (slots.host_drafting & slots.host_active).all():
+            draft_probs *= slots.drafting[:, None, None]
         law: DraftSampling | Tensor = self.sampling if sampled else DraftSampling.DETERMINISTIC
         if greedy is not None:
             law = torch.where(greedy, int(DraftSampling.DETERMINISTIC), int(self.sampling)).to(torch.int8)
@@ -243,7 +260,7 @@ class ModelDrafter(Drafter):
         # Draw i of the round belongs to node i + 1, whatever the order of drawing.
         u = uniform[:, level.children - 1]
         if self.sampling is DraftSampling.IID or level.width == 1:
-            weights = q if level.width == 1 else q.index_select(1, level.row_of)
+            weights = q if level.one_each else q.index_select(1, level.row_of)
             return draw(weights, u), None
         left = q.clone()
         drawn = torch.zeros_like(u, dtype=torch.long)
@@ -258,6 +275,17 @@ class ModelDrafter(Drafter):
                 left[:, rows] = weights.scatter_(2, token[..., None], 0.0)
         return drawn, exists
 
+    def _first(
+        self, q: Float[Tensor, "batch parent vocab"], level: "_Level", slots: Slots
+    ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+        """Every parent's first children in the race that the target watches; where q runs out, fewer exist."""
+        positions = slots.lengths[:, None] + (level.depth + 1)
+        arrivals = race(q, shared_noise(slots.keys, positions, q.shape[2]))
+        if level.one_each:
+            return arrivals.argmax(-1), None
+        earliest, token = arrivals.topk(level.width, dim=-1)
+        return token[:, level.row_of, level.rank_of], earliest[:, level.row_of, level.rank_of] > 0
+
     def _in_vocabulary(self, tokens: Int[Tensor, "batch position"]) -> Int[Tensor, "batch position"]:
         """Tokens that a narrower drafter does not have become its last one: a bad draft, never a wrong output."""
         if self.runner.vocab_size >= self._vocab_size:
@@ -269,23 +297,27 @@ class _Level:
     """One level of a shape: which nodes to forward, which of them have children, and where the children stand.
 
     Attributes:
+        depth: Of the nodes to forward.
         start, stop: Nodes to forward: from the first parent to the last. Childless ones between go along, because a
             forward's nodes are consecutive.
-        parents: Nodes with children.
+        parents: Nodes with children; with ``leaves``, all of this depth.
         rows: Of the parents among the forwarded nodes; None if they are all.
         children: All their children, in node order.
         parent_of: Parent of each child, as a node; ``row_of``: as an index into ``parents``.
         rank_of: Sibling rank of each child.
         by_rank: For every rank, the children of that rank (indices into ``children``) and their parents' rows.
-        width: Most children of a parent.
+        one_each: Every parent has one child.
+        width: Most children of a parent; 0 at the last level, which is there with ``leaves``.
     """
 
-    def __init__(self, shape: TreeShape, depth: int, device: torch.device):
-        parents = [node for node, d in enumerate(shape.depths) if d == depth and shape.children[node]]
+    def __init__(self, shape: TreeShape, depth: int, device: torch.device, *, leaves: bool):
+        parents = [node for node, d in enumerate(shape.depths) if d == depth and (leaves or shape.children[node])]
+        self.depth = depth
         family = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
         family.sort()
         self.start, self.stop = parents[0], parents[-1] + 1
         self.width = max(len(shape.children[parent]) for parent in parents)
+        self.one_each = all(len(shape.children[parent]) == 1 for parent in parents)
 
         def index(values: Sequence[int]) -> Tensor:
             return torch.tensor(list(values), dtype=torch.long, device=device)
@@ -308,9 +340,9 @@ class _Level:
 class _Plan:
     """A shape's levels and index tensors, made once: a round copies no index to the device."""
 
-    def __init__(self, shape: TreeShape, device: torch.device):
+    def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool):
         self.shape = shape
-        self.levels = [_Level(shape, depth, device) for depth in range(shape.max_depth)]
+        self.levels = [_Level(shape, depth, device, leaves=leaves) for depth in range(shape.max_depth + leaves)]
         self.index = torch.arange(shape.num_nodes + 1, device=device)
         self.depths = torch.tensor(shape.depths, device=device)
         example = DraftTree.from_shape(shape, torch.zeros(1, shape.num_nodes + 1, dtype=torch.long, device=device))
@@ -319,13 +351,18 @@ class _Plan:
 
 def _top(scores: Float[Tensor, "batch parent vocab"], level: _Level) -> Int[Tensor, "batch child"]:
     """Every parent's most probable tokens, in order, for its children."""
-    if level.width == 1:
+    if level.one_each:
         return scores.argmax(-1)
     return scores.topk(level.width, dim=-1).indices[:, level.row_of, level.rank_of]
 
 
 def _law(sampling: DraftSampling | str) -> DraftSampling:
-    choices = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC)
+    choices = (
+        DraftSampling.IID,
+        DraftSampling.WITHOUT_REPLACEMENT,
+        DraftSampling.DETERMINISTIC,
+        DraftSampling.COUPLED,
+    )
     for law in choices:
         if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
             return law

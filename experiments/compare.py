@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -113,7 +113,7 @@ def markdown(rows: Sequence[Row], runs: Sequence[Run], notes: Sequence[str]) -> 
     for row in rows:
         lines.append("| " + " | ".join([f"{row.method.temperature:g}", ", ".join(row.name), *cells(row, " ")]) + " |")
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
-    commits = sorted({_commit(run.manifest) for run in runs})
+    commits = sorted({commit_of(run.manifest) for run in runs})
     common = set.intersection(*(set(run.manifest.get("overrides", [])) for run in runs))
     given = [text for text in runs[0].manifest.get("overrides", []) if text in common and not text.startswith("out=")]
     lines += ["", f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`."]
@@ -124,7 +124,8 @@ def _bounded(value: str, bounds: Interval | None, between: str) -> str:
     return value if bounds is None else f"{value}{between}[{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
-def _commit(manifest: dict[str, Any]) -> str:
+def commit_of(manifest: Mapping[str, Any]) -> str:
+    """The code that made a run, in short."""
     git = manifest.get("git")
     return f"{git['commit'][:10]}{' with changes' if git['dirty'] else ''}" if git else "unknown"
 

@@ -1,8 +1,9 @@
 """What a comparison of runs consists of: which may be compared, and a named row per method, temperature and run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.measure import PLAIN
 from experiments.report import label
@@ -17,7 +18,7 @@ _SAME: dict[str, Callable[[Run], str]] = {
 }
 """What runs must share, unless they are mixed on purpose."""
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
-_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker")
+_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace")
 """Overrides that do not change what is measured, or that others say more exactly."""
 
 
@@ -92,7 +93,7 @@ def title(runs: Sequence[Run]) -> str:
 def make_rows(runs: Sequence[Run]) -> list[Row]:
     """A row per method and temperature, by temperature; plain decoding only where a run has nothing else."""
     rows = []
-    settings = distinguishing(runs)
+    settings = distinguishing([run.manifest for run in runs])
     for run, own in zip(runs, settings, strict=True):
         plain = {m.temperature: m for m in run.summary.methods if m.method == PLAIN}
         methods = [m for m in run.summary.methods if m.method != PLAIN] or list(plain.values())
@@ -107,11 +108,11 @@ def make_rows(runs: Sequence[Run]) -> list[Row]:
     return sorted(rows, key=lambda row: row.method.temperature)
 
 
-def distinguishing(runs: Sequence[Run]) -> list[list[str]]:
-    """For every run, the overrides that not all of them were given."""
+def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For every run, by its manifest, the overrides that not all of them were given."""
     given = [
-        [text for text in run.manifest.get("overrides", []) if not text.lstrip("+").startswith(_NOT_SETTINGS)]
-        for run in runs
+        [text for text in manifest.get("overrides", []) if not text.lstrip("+").startswith(_NOT_SETTINGS)]
+        for manifest in manifests
     ]
     common = set.intersection(*(set(each) for each in given))
     return [[text for text in each if text not in common] for each in given]

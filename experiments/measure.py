@@ -11,6 +11,8 @@ import torch
 
 from experiments.jobs import Job, follow, too_long
 from experiments.records import Record
+from experiments.trace import TraceWriter
+from experiments.watch import Watch, watching
 from specdec import metrics
 from specdec.engine import Engine
 from specdec.reference import top_two_margin
@@ -49,6 +51,7 @@ def measure(
     write: Callable[[Record], None],
     finished: Collection[int] = (),
     template: Mapping[str, Any] | None = None,
+    trace: TraceWriter | None = None,
 ) -> Iterator[int]:
     """Run every job with every contender and write their records; yields the number of finished jobs.
 
@@ -63,6 +66,7 @@ def measure(
         write: Takes the records.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
         template: Further arguments of the chat template.
+        trace: Takes the rounds of all methods that draft.
     """
     size = contenders[0].engine.max_batch_size
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
@@ -71,7 +75,7 @@ def measure(
     done = 0
     for number, batch in enumerate(batches):
         if number not in finished:
-            _measure_batch(contenders, batch, number, write, template)
+            _measure_batch(contenders, batch, number, write, template, trace)
         done += len(batch)
         yield done
 
@@ -95,13 +99,14 @@ def _measure_batch(
     number: int,
     write: Callable[[Record], None],
     template: Mapping[str, Any] | None,
+    trace: TraceWriter | None,
 ) -> None:
     baseline = contenders[0]
     first = number % len(contenders)
     conversations = {c.method: [_Conversation(job) for job in batch] for c in contenders}
     for turn in range(max(len(job.prompt.turns) for job in batch)):
         answers = {
-            c.method: _take_turn(c, conversations[c.method], turn, template)
+            c.method: _take_turn(c, conversations[c.method], turn, template, trace)
             for c in [*contenders[first:], *contenders[:first]]
         }
         for contender in contenders:
@@ -121,6 +126,7 @@ class _Answer:
         traceback: Where an exception came from.
         seconds: Of the whole call.
         stage_seconds: Of the whole call.
+        watch: What was seen of the whole call.
     """
 
     job: Job
@@ -129,6 +135,7 @@ class _Answer:
     traceback: str | None = None
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def failed(self) -> bool:
@@ -151,7 +158,11 @@ class _Conversation:
 
 
 def _take_turn(
-    contender: Contender, conversations: Sequence[_Conversation], turn: int, template: Mapping[str, Any] | None
+    contender: Contender,
+    conversations: Sequence[_Conversation],
+    turn: int,
+    template: Mapping[str, Any] | None,
+    trace: TraceWriter | None,
 ) -> dict[int, _Answer]:
     """One turn of those conversations that have it, in one call of the engine; by row of the batch."""
     jobs: dict[int, Job] = {}
@@ -166,7 +177,7 @@ def _take_turn(
             jobs[row] = job
         else:
             answers[row] = _Answer(replace(job, turn=turn), error=conversation.broken)
-    answers |= _run(contender, jobs)
+    answers |= _run(contender, jobs, trace)
     for row in jobs:
         answer = answers[row]
         if answer.failed or answer.done is None:
@@ -185,7 +196,7 @@ def _next(contender: Contender, conversation: _Conversation, template: Mapping[s
     return job
 
 
-def _run(contender: Contender, jobs: Mapping[int, Job]) -> dict[int, _Answer]:
+def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | None) -> dict[int, _Answer]:
     """One timed call of the engine."""
     if not jobs:
         return {}
@@ -193,17 +204,18 @@ def _run(contender: Contender, jobs: Mapping[int, Job]) -> dict[int, _Answer]:
     prompts = [job.prompt_ids for job in jobs.values()]
     sampling = [job.sampling for job in jobs.values()]
     _synchronize(engine.target.device)
-    begin = time.perf_counter()
     try:
-        completions = engine.generate(prompts, sampling, speculate=contender.speculate)
-        _synchronize(engine.target.device)
+        with watching(engine, contender.method, list(jobs.values()), trace) as watch:
+            begin = time.perf_counter()
+            completions = engine.generate(prompts, sampling, speculate=contender.speculate)
+            _synchronize(engine.target.device)
+            seconds = time.perf_counter() - begin - watch.seconds
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=trace) for row, job in jobs.items()}
-    seconds = time.perf_counter() - begin
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
     return {
-        row: _Answer(job, done, seconds=seconds, stage_seconds=stages)
+        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch)
         for (row, job), done in zip(jobs.items(), completions, strict=True)
     }
 
@@ -229,6 +241,7 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
     if done is None:
         return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
     rounds = metrics.decided(done.steps)
+    far = answer.watch.divergences.get(job.sampling.stream or 0, [])[: len(rounds)]
     compared = _comparable(answer, plain)
     divergence = _divergence(done.token_ids, compared.token_ids) if compared is not None else None
     margin = None
@@ -247,10 +260,16 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
+        divergence_tv=tuple(_rounded(each.tv) for each in far),
+        divergence_kl=tuple(_rounded(each.kl) for each in far),
         equals_plain=divergence is None if compared is not None else None,
         divergence=divergence,
         margin=margin,
     )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
 
 
 def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:

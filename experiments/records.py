@@ -41,6 +41,8 @@ class Record:
         expected_accepted: Their expectations.
         proposed_depth: Depth of every round's longest branch.
         proposed_nodes: Drafted nodes of every round.
+        divergence_tv, divergence_kl: Of a lossy rule, how far the law of every round's first token is from p
+            (``experiments.divergence``); empty for an exact one.
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
@@ -67,6 +69,8 @@ class Record:
     expected_accepted: tuple[float, ...] = ()
     proposed_depth: tuple[int, ...] = ()
     proposed_nodes: tuple[int, ...] = ()
+    divergence_tv: tuple[float | None, ...] = ()
+    divergence_kl: tuple[float | None, ...] = ()
     equals_plain: bool | None = None
     divergence: int | None = None
     margin: float | None = None

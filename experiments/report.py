@@ -26,6 +26,7 @@ def run_table(summary: Summary, title: str) -> Table:
             [NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval) for m in summary.methods],
         ),
         ("  expected, given the drafts", [number(m.expected_mean_acceptance_length) for m in summary.methods]),
+        *_divergence(summary.methods),
         ("speedup", [times(m.speedup) for m in summary.methods]),
         (f"  interval {level}", [interval(m.speedup_interval) for m in summary.methods]),
         ("tokens/s", [number(m.tokens_per_second, 1) for m in summary.methods]),
@@ -139,6 +140,15 @@ def _positions(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
             cells.append(f"{percent(both[0])}; {percent(both[1])}" if known else NOTHING)
         rows.append((f"accepted at {position + 1}: of all; if all before", cells))
     return rows
+
+
+def _divergence(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+    """How far a lossy rule is from the target, step by step."""
+    if all(method.divergence_tv is None for method in methods):
+        return []
+    tv = [NOTHING if m.divergence_tv is None else f"{m.divergence_tv:.4f}" for m in methods]
+    kl = [NOTHING if m.divergence_kl is None else f"{m.divergence_kl:.4f}" for m in methods]
+    return [("first token's law from p: total variation", tv), ("  Kullback-Leibler, nats", kl)]
 
 
 def _stages(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:

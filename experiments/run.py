@@ -26,6 +26,7 @@ from experiments.report import run_table
 from experiments.results import complete, load_run
 from experiments.session import Plot, Session, check, short
 from experiments.summary import Bootstrap, Summary
+from experiments.trace import TraceWriter
 from specdec.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.random import fresh_seed
@@ -71,6 +72,7 @@ def compare(
     folder = Path(config.out)
     earlier = resume.begun(config)
     settle(config)
+    trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
     # What is cheap to check comes before what takes long to load.
     sampling: SamplingParams = build(config, "sampling")
     samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
@@ -150,7 +152,8 @@ def compare(
         before = 0
         for each, (jobs, _) in zip(samplings, prepared, strict=True):
             passed = finished.get(each.temperature, ())
-            for done in measure(contenders, jobs, warmup=warmup, write=write, finished=passed, template=template):
+            options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+            for done in measure(contenders, jobs, write=write, **options):
                 yield before + done
             before += len(jobs)
 
@@ -172,6 +175,10 @@ def settle(config: DictConfig) -> None:
         value = config.get(name)
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
+    if type(config.trace) is not bool:
+        raise ValueError(f"trace={config.trace!r}: give true or false")
+    if type(config.trace_dropped) not in (int, float) or not 0 <= config.trace_dropped < 1:
+        raise ValueError(f"trace_dropped={config.trace_dropped!r}: give a mass from 0 (keep every token) to below 1")
     if config.seed is None:
         config.seed = fresh_seed()
     if config.threads is not None:

@@ -48,6 +48,9 @@ class MethodSummary:
         tokens: Emitted, after cuts.
         rounds: Target forwards, prefill not counted.
         mean_acceptance_length: And its bootstrap interval over prompts, and its expectation given the drafts.
+        divergence_tv: How far the law of a round's first token is from p, of a lossy rule: mean total variation over
+            rounds, with its interval over prompts; None for an exact rule, or where it is not known.
+        divergence_kl: The same in Kullback-Leibler divergence, nats; None also where it is infinite in any round.
         draft_acceptance_rate: Accepted tokens over proposed depth.
         proposed_depth_per_round, proposed_nodes_per_round: How much was drafted.
         acceptance_by_position: See ``specdec.metrics``.
@@ -74,6 +77,9 @@ class MethodSummary:
     mean_acceptance_length: float | None
     mean_acceptance_length_interval: Interval | None
     expected_mean_acceptance_length: float | None
+    divergence_tv: float | None
+    divergence_tv_interval: Interval | None
+    divergence_kl: float | None
     draft_acceptance_rate: float | None
     proposed_depth_per_round: float | None
     proposed_nodes_per_round: float | None
@@ -174,6 +180,9 @@ def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Boo
         mean_acceptance_length=metrics.mean_acceptance_length(rounds),
         mean_acceptance_length_interval=_length_interval(good, bootstrap),
         expected_mean_acceptance_length=metrics.expected_mean_acceptance_length(rounds),
+        divergence_tv=_mean_of_all(value for record in good for value in record.divergence_tv),
+        divergence_tv_interval=_divergence_interval(good, bootstrap),
+        divergence_kl=_mean_of_all(value for record in good for value in record.divergence_kl),
         draft_acceptance_rate=metrics.draft_acceptance_rate(rounds),
         proposed_depth_per_round=metrics.proposed_depth_per_round(rounds),
         proposed_nodes_per_round=metrics.proposed_nodes_per_round(rounds),
@@ -304,6 +313,25 @@ def _length_interval(records: list[Record], bootstrap: Bootstrap) -> Interval | 
     )
 
 
+def _divergence_interval(records: list[Record], bootstrap: Bootstrap) -> Interval | None:
+    totals: dict[str, tuple[float, int]] = {}
+    for record in records:
+        if None in record.divergence_tv or not record.divergence_tv:
+            continue
+        total, rounds = totals.get(record.prompt, (0.0, 0))
+        own = [value for value in record.divergence_tv if value is not None]
+        totals[record.prompt] = (total + sum(own), rounds + len(own))
+    if not totals:
+        return None
+    return stats.bootstrap_interval(
+        stats.ratio_of_sums,
+        ([total for total, _ in totals.values()], [rounds for _, rounds in totals.values()]),
+        confidence=bootstrap.confidence,
+        resamples=bootstrap.resamples,
+        seed=bootstrap.seed,
+    )
+
+
 def _stages(timed: list[_Batch]) -> dict[str, float]:
     """Seconds by stage over all batches; the wall time that no stage has is ``other``."""
     stages = {stage for batch in timed for stage in batch.stages}
@@ -322,3 +350,10 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 def _mean(values: Iterable[float]) -> float | None:
     listed = list(values)
     return sum(listed) / len(listed) if listed else None
+
+
+def _mean_of_all(values: Iterable[float | None]) -> float | None:
+    """None also if one of them is: a mean over the others would flatter."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(listed) else None

@@ -1,4 +1,4 @@
-"""A sweep ends with the comparison of its jobs: a Hydra callback, named in the configuration."""
+"""A sweep ends with the comparison of its jobs: Hydra callbacks, named in the configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import show
 from experiments.compare import by_number, compare_runs
+from experiments.replay import named_verifiers, replay_runs
 from experiments.results import Run, load_run
+from experiments.summary import Bootstrap
+from experiments.trace import FOLDER, shards
 
 
 class CompareJobs(Callback):
@@ -26,6 +29,32 @@ class CompareJobs(Callback):
             return
         try:
             compare_runs(runs, folder, allow_mixed=True, missing=missing)
+        except ValueError as error:  # Hydra would turn it into a warning of its own
+            show(error)
+
+
+class ReplayJobs(Callback):
+    """Asks every rule about the drafts of all jobs of a sweep that left a trace.
+
+    Args:
+        verifiers: Names of ``conf/verifier``; None for all.
+        baseline: The rule that differences are over.
+    """
+
+    def __init__(self, verifiers: list[Any] | None = None, baseline: str = "rejection"):
+        self.verifiers, self.baseline = verifiers, baseline
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the replay into the sweep's folder."""
+        folder = Path(config.hydra.sweep.dir)
+        settings = sorted(folder.glob("**/.hydra/config.yaml"), key=lambda path: by_number(path.parent.parent))
+        folders = [_out(path, path.parent.parent) for path in settings]
+        traced = [job for job in folders if shards(job / FOLDER)]
+        try:
+            rules = named_verifiers(None if self.verifiers is None else list(self.verifiers))
+            if not traced:
+                raise ValueError(f"no job of the sweep in {folder} left a trace: give trace=true")
+            replay_runs(traced, rules, folder, baseline=self.baseline, bootstrap=Bootstrap())
         except ValueError as error:  # Hydra would turn it into a warning of its own
             show(error)
 

@@ -11,11 +11,12 @@ branches, of which the path 2, 3 is accepted::
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache
+
+from specdec.memory import free_memory
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,6 @@ class SlotCache(_OwnLayout):
         max_nodes: Further positions, for the nodes of a tree.
         device: Where to put it.
         indexers: Of every layer that selects keys by other keys.
-        contiguous: Give attention copies instead of strided views: what a few models' own attention needs.
 
     Attributes:
         length_used: A layer has asked how long the cache is, for which there is no answer.
@@ -125,13 +125,11 @@ class SlotCache(_OwnLayout):
         max_nodes: int,
         device: torch.device,
         indexers: dict[int, LayerShape] | None = None,
-        contiguous: bool = False,
     ):
         super().__init__(max(shapes, default=-1) + 1)
         indexers = indexers or {}
         self.slots = max_batch_size
         self.positions = max_length + max_nodes
-        self.contiguous = contiguous
         self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
@@ -188,7 +186,7 @@ class SlotCache(_OwnLayout):
         group, layer = self._where[layer_idx]
         keys = self._write(self.keys[group][layer], key_states.transpose(1, 2)).transpose(1, 2)
         values = self._write(self.values[group][layer], value_states.transpose(1, 2)).transpose(1, 2)
-        return (keys.contiguous(), values.contiguous()) if self.contiguous else (keys, values)
+        return keys, values
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
         """Write ``[batch, query, dim]`` and return a view of all that the indexer may choose from."""
@@ -256,10 +254,3 @@ def _by_head(size: tuple[int, int, int], heads: int, dim: int, dtype: torch.dtyp
     """
     layers, slots, positions = size
     return torch.zeros(layers, slots, heads, positions, dim, dtype=dtype, device=device).transpose(2, 3)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available

@@ -1,7 +1,7 @@
 """The engine: draft a tree, verify it in one forward, accept, commit, for all slots at once."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +10,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept
-from specdec.interfaces import Drafter, Verifier
+from specdec.coupling import decided
+from specdec.interfaces import Drafter, Round, Verifier
 from specdec.model_runner import ModelRunner
 from specdec.processors import apply_processors
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request, SamplingParams
-from specdec.sampling import adjust, distribution, path_tokens
+from specdec.sampling import adjust, distribution, path_tokens, warmed
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.text import Detokenizer, encode_prompt
 from specdec.timing import StageTimer
 from specdec.tree import DraftTree
-from specdec.types import Committed, Completion, Step, Verdict
+from specdec.types import Committed, Completion, Noise, Step, Verdict
 
 DEFAULT_MAX_LENGTH = 4096
 
@@ -38,6 +39,9 @@ class Engine:
         prefill_chunk: Prompt tokens per prefill forward; rounds of running requests go on between chunks.
         attention: See ``ModelRunner``.
         timing: Measure each stage of every round (``Step.seconds``).
+
+    Attributes:
+        on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
 
     Raises:
         ValueError: Target, drafter and verifier do not fit each other, or the cache does not fit into memory.
@@ -64,10 +68,12 @@ class Engine:
             raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
         if drafter is not None and verifier is not None:
             verifier.check(drafter)
+            drafter.leaf_probs = verifier.needs_leaf_probs
         self.target, self.drafter, self.verifier = target, drafter, verifier
         self.max_batch_size = max_batch_size
         self.max_length = max_length or min(target.max_length, DEFAULT_MAX_LENGTH)
         self.prefill_chunk = prefill_chunk
+        self.on_round: Callable[[Round], object] | None = None
         self.runner = ModelRunner(
             target.model,
             max_batch_size=max_batch_size,
@@ -170,11 +176,16 @@ class Engine:
         with self.timer.stage("verify"):
             output = self.runner.verify(tree, slots.lengths, slots.host_lengths)
         with self.timer.stage("accept"):
-            target_probs = self._target_probs(output.logits, tree, slots)
+            scores = self._scores(output.logits, tree, slots)
+            target_probs = distribution(scores, slots.sampling)
             verifier = self.verifier if speculating and self.verifier is not None else self._plain
             uniform = uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2)
-            verdict = accept(verifier, tree, target_probs, uniform)
+            judged = self._judged(scores, target_probs, tree, slots, speculating=speculating)
+            verdict = accept(verifier, tree, judged, uniform)
             read = _read_back(tree, verdict, output.logits, target_probs)
+        if speculating and self.on_round is not None:
+            rows = zip(self._running, slots.host_active & slots.host_drafting, strict=False)
+            self.on_round(Round(tree, target_probs, verdict, tuple(r if drafts else None for r, drafts in rows)))
         with self.timer.stage("commit"):
             if tree.max_children > 1:  # along a chain everything stands in its place already
                 self.runner.cache.commit(slots.lengths, verdict.path)
@@ -205,15 +216,33 @@ class Engine:
             tree = tree.limited(slots.max_depth)
         return tree
 
-    def _target_probs(
+    def _scores(
         self, logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
     ) -> Float[Tensor, "batch node vocab"]:
-        """What plain sampling would draw from at every node: p."""
+        """What ``distribution`` makes p of: what plain sampling would draw from at every node."""
         paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
         scores = adjust(logits, slots.sampling, paths)
         if any(slots.processors):
             scores = apply_processors(scores, tree, slots)
-        return distribution(scores, slots.sampling)
+        return scores
+
+    def _judged(
+        self,
+        scores: Float[Tensor, "batch node vocab"],
+        target_probs: Float[Tensor, "batch node vocab"],
+        tree: DraftTree,
+        slots: Slots,
+        *,
+        speculating: bool,
+    ) -> Float[Tensor, "batch node vocab"]:
+        """What the rule looks at: p, but for the two exceptions that a verifier declares (see ``Verifier``)."""
+        if self.verifier is None:
+            return target_probs
+        if self.verifier.noise is Noise.SHARED and slots.sampling.any_sampled:
+            return decided(target_probs, tree, slots.keys, slots.lengths)
+        if self.verifier.needs_leaf_probs and speculating and slots.sampling.any_greedy:
+            return distribution(scores, warmed(slots.sampling, slots.drafting))
+        return target_probs
 
     def _limit_depth(self, slots: Slots) -> None:
         """Deeper nodes would be beyond the tokens still wanted or the row's last position."""

@@ -9,6 +9,9 @@ tokens can be compared with other rules' on the same drafts::
     result = enumerate_outcome(MyVerifier(), tables, TreeShape.branching(2, 2), DraftSampling.WITHOUT_REPLACEMENT)
     result.tv, result.expected_accepted
 
+A rule that is ``EXACT_WRT`` another distribution is compared with that one, and ``target_tv`` says how far it is from
+the target. With ``noise = SHARED`` nothing is left to enumerate: see ``specdec.exactness_shared``.
+
 Small bugs hide at small total variation: SpecInfer's rule on drafts without replacement is off by 0.028, which no eye
 sees in text. Where the drafts are too many to enumerate, ``estimate`` draws them at random.
 """
@@ -27,8 +30,8 @@ from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
-Laws = DraftSampling | Sequence[DraftSampling]
-"""One law for all nodes, or the law of every sibling rank."""
+Laws = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
+"""One law for all nodes, or the law of every sibling rank, or of every path of the shape."""
 
 Grows = Callable[[int, Tensor], Tensor]
 """Whether a node is drafted, from its index and its parents' prefixes: decided before its token is drawn."""
@@ -165,6 +168,12 @@ class Tables:
 
         return Tables(cut(self.p), None if self.q is None else cut(self.q))
 
+    def stated(self, verifier: Verifier) -> "Tables":
+        """These tables with the law that a verifier states in the place of p: p itself, or what it is EXACT_WRT."""
+        if self.q is None:
+            return self
+        return Tables(tuple(verifier.stated_law(p, q) for p, q in zip(self.p, self.q, strict=True)), self.q)
+
     def joint(self, length: int) -> Tensor:
         """The target's law of the next ``length`` tokens, flat."""
         law = torch.ones(1, dtype=torch.float64)
@@ -195,13 +204,15 @@ class Outcome:
     """What verifying drafts leads to.
 
     Attributes:
-        joint: Law of the next depth + 1 tokens, flat; p completes what a round leaves open.
-        tv: Its total variation to the target's law.
+        joint: Law of the next depth + 1 tokens, flat; the law that the rule states completes what a round leaves open.
+        tv: Its total variation to the law that the rule states: the target's, unless it is ``EXACT_WRT`` another.
+        target_tv: Its total variation to the target's law.
         expected_accepted: Expected number of accepted draft tokens in a round.
     """
 
     joint: Float[Tensor, " output"]
     tv: float
+    target_tv: float
     expected_accepted: float
 
 
@@ -226,9 +237,10 @@ class Estimate:
     """What a random sample of drafts shows.
 
     Attributes:
-        bias: A lower bound of the total variation to the target: the probability of a set of outputs less the
-            target's. One half of the sample chooses the set, the outputs that seem too frequent; the other half gives
-            the interval. An exact rule's contains zero, but for the interval's own odds.
+        bias: A lower bound of the total variation to the law that the rule states: the probability of a set of
+            outputs less the one that this law gives it. One half of the sample chooses the set, the outputs that seem
+            too frequent; the other half gives the interval. An exact rule's contains zero, but for the interval's own
+            odds.
         expected_accepted: Expected number of accepted draft tokens in a round.
     """
 
@@ -244,6 +256,7 @@ def enumerate_drafts(
     declared: Laws | None = None,
     declared_q: tuple[Tensor, ...] | None = None,
     grows: Grows | None = None,
+    leaf_probs: bool = False,
 ) -> Drafts:
     """All drafts of a shape, and how probable each is.
 
@@ -254,6 +267,7 @@ def enumerate_drafts(
         declared: The laws that the tree claims; other than ``laws`` only to show that it matters.
         declared_q: The q that the tree claims, likewise.
         grows: Which nodes are drafted; all by default.
+        leaf_probs: Give q at the leaves, too, for a rule that needs it; NaN stands there otherwise.
 
     Raises:
         ValueError: The tables do not reach the shape's depth or have no q, a law cannot be drawn from tables, or the
@@ -270,7 +284,9 @@ def enumerate_drafts(
         row, token = chances.nonzero(as_tuple=True)
         return row, token, chances[row, token]
 
-    return _draft(tables, shape, laws, every, 1, declared=declared, declared_q=declared_q, grows=grows)
+    return _draft(
+        tables, shape, laws, every, 1, declared=declared, declared_q=declared_q, grows=grows, leaf_probs=leaf_probs
+    )
 
 
 def sample_drafts(
@@ -282,6 +298,7 @@ def sample_drafts(
     seed: int,
     declared: Laws | None = None,
     grows: Grows | None = None,
+    leaf_probs: bool = False,
 ) -> Drafts:
     """``count`` drafts at random; arguments as for ``enumerate_drafts``."""
     generator = torch.Generator().manual_seed(seed)
@@ -291,11 +308,13 @@ def sample_drafts(
         token = draw(chances, torch.rand(count, generator=generator, dtype=torch.float64))
         return rows, token, torch.ones(count, dtype=torch.float64)
 
-    return _draft(tables, shape, laws, one, count, declared=declared, declared_q=None, grows=grows)
+    return _draft(
+        tables, shape, laws, one, count, declared=declared, declared_q=None, grows=grows, leaf_probs=leaf_probs
+    )
 
 
 def outcome(verifier: Verifier, tables: Tables, drafts: Drafts) -> Outcome:
-    """The exact law of the output when these drafts are verified and p completes what was emitted.
+    """The exact law of the output when these drafts are verified and the rule's stated law completes what was emitted.
 
     Raises:
         ValueError: The drafts are malformed, or not such as the verifier takes.
@@ -313,14 +332,32 @@ def outcome(verifier: Verifier, tables: Tables, drafts: Drafts) -> Outcome:
         index = drafts.prefixes[some, node, None] * vocab + torch.arange(vocab)
         depth = int(tree.depth[0, node])
         emitted[depth].index_add_(0, index.flatten(), (weight[some, None] * next_law[some]).flatten())
+    stated = tables.stated(verifier)
     joint = emitted[0]
     for depth in range(1, tree.max_depth + 1):
-        joint = (joint[:, None] * tables.p[depth]).flatten() + emitted[depth]
+        joint = (joint[:, None] * stated.p[depth]).flatten() + emitted[depth]
     return Outcome(
         joint=joint,
-        tv=0.5 * float((joint - tables.joint(tree.max_depth + 1)).abs().sum()),
+        tv=0.5 * float((joint - stated.joint(tree.max_depth + 1)).abs().sum()),
+        target_tv=0.5 * float((joint - tables.joint(tree.max_depth + 1)).abs().sum()),
         expected_accepted=float((drafts.probability[:, None] * stop_law * tree.depth).sum()),
     )
+
+
+def emitted_law(
+    verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+) -> Float[Tensor, "batch vocab"]:
+    """Law of the first token that a round emits, given the tree: the root's child that is accepted, or the next token.
+
+    Averaged over the trees that could have been drawn, it is p at the root if the rule is exact. Given one tree it is
+    not, unless the draft was not random.
+    """
+    stop_law = verifier.stop_law(tree, target_probs)
+    at_root = verifier.next_law(tree, target_probs, torch.zeros_like(tree.tokens[:, 0]))
+    # Where no path ends at the root, its residual may be anything.
+    law = torch.where(stop_law[:, :1] > 0, stop_law[:, :1] * at_root, 0.0)
+    through = torch.where(tree.ancestors, stop_law[..., None], 0.0).sum(1)
+    return law.scatter_add(1, tree.tokens, through.where((tree.depth == 1) & tree.valid, 0.0))
 
 
 def enumerate_outcome(
@@ -334,7 +371,15 @@ def enumerate_outcome(
     grows: Grows | None = None,
 ) -> Outcome:
     """``outcome`` of ``enumerate_drafts``."""
-    drafts = enumerate_drafts(tables, shape, laws, declared=declared, declared_q=declared_q, grows=grows)
+    drafts = enumerate_drafts(
+        tables,
+        shape,
+        laws,
+        declared=declared,
+        declared_q=declared_q,
+        grows=grows,
+        leaf_probs=verifier.needs_leaf_probs,
+    )
     return outcome(verifier, tables, drafts)
 
 
@@ -368,15 +413,25 @@ def estimate(
     if samples < 4:
         raise ValueError(f"samples={samples}: give at least 4, two to look for a bias and two to measure it")
     first, second = (
-        sample_drafts(tables, shape, laws, count, seed=2 * seed + half, declared=declared, grows=grows)
+        sample_drafts(
+            tables,
+            shape,
+            laws,
+            count,
+            seed=2 * seed + half,
+            declared=declared,
+            grows=grows,
+            leaf_probs=verifier.needs_leaf_probs,
+        )
         for half, count in enumerate((samples // 2, samples - samples // 2))
     )
     length = shape.max_depth + 1
-    target = tables.joint(length)
+    stated = tables.stated(verifier)
+    target = stated.joint(length)
     chosen = (outcome(verifier, tables, first).joint > target).double()
-    # within[d]: probability under p that an output with a prefix of length d gets into the chosen set.
+    # within[d]: probability under that law that an output with a prefix of length d gets into the chosen set.
     within = [chosen]
-    for level in reversed(tables.p[:length]):
+    for level in reversed(stated.p[:length]):
         within.insert(0, (level * within[0].view(-1, tables.vocab)).sum(-1))
     hits, accepted = [], []
     for drafts in (first, second):
@@ -455,6 +510,16 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
                 f"chains only"
             ),
         )
+    if verifier.paths_only:
+        inner = drafted & (tree.parents > 0)
+        same = (tree.parents[:, :, None] == tree.parents[:, None, :]) & inner[:, None, :] & inner[:, :, None]
+        _first(
+            same.tril(-1).any(-1),
+            lambda row, node: (
+                f"row {row}, node {node} is another child of node {int(tree.parents[row, node])}, and {rule} takes "
+                f"paths that share only the root"
+            ),
+        )
     _check_rows(target_probs, lambda at: f"p in row {at[0]} at node {at[1]}", tree.valid)
     sampled = drafted & (tree.law != DraftSampling.DETERMINISTIC) & (tree.law != DraftSampling.COUPLED)
     if tree.draft_probs is None:
@@ -467,6 +532,8 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
         )
         return
     read = torch.zeros_like(tree.valid).long().scatter_add(1, tree.parents.clamp(min=0), sampled.long()) > 0
+    if verifier.needs_leaf_probs:
+        read = tree.valid
     _check_rows(tree.draft_probs, lambda at: f"q in row {at[0]} at node {at[1]}", read)
 
 
@@ -509,6 +576,7 @@ def _draft(
     declared: Laws | None,
     declared_q: tuple[Tensor, ...] | None,
     grows: Grows | None,
+    leaf_probs: bool,
 ) -> Drafts:
     """Draft node by node; ``choose`` turns chances into (the row each goes on from, its token, its probability)."""
     if tables.depth < shape.max_depth:
@@ -524,6 +592,8 @@ def _draft(
     def of(given: Laws, node: int) -> DraftSampling:
         if isinstance(given, DraftSampling):
             return given
+        if isinstance(given, Mapping):
+            return given[shape.paths[node - 1]]
         if rank[node] >= len(given):
             raise ValueError(
                 f"node {node} of {shape} has rank {rank[node]} and laws has {len(given)} entries: give one more"
@@ -568,10 +638,10 @@ def _draft(
     declared = laws if declared is None else declared
     law = torch.tensor([0, *(of(declared, node) for node in range(1, shape.num_nodes + 1))], dtype=torch.int8)
     claimed = tables.q if declared_q is None else declared_q
-    leaf = torch.full((len(tokens), vocab), torch.nan, dtype=torch.float64)  # must not be read
+    leaf = torch.full((len(tokens), vocab), torch.nan, dtype=torch.float64)  # must not be read, unless asked for
     draft_probs = torch.stack(
         [
-            claimed[depth][prefixes[:, node]] if shape.children[node] else leaf
+            claimed[depth][prefixes[:, node]] if leaf_probs or shape.children[node] else leaf
             for node, depth in enumerate(shape.depths)
         ],
         1,

@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.requests import SamplingParams
+from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling, Exactness
+from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
 
 if TYPE_CHECKING:
     from specdec.slots import Slots
@@ -29,15 +30,21 @@ class Drafter(ABC):
         laws: The laws by which it draws tokens for a *sampled* request. Greedy requests may always get
             ``DETERMINISTIC`` nodes besides.
         is_chain: No node has two children.
+        is_paths: Its drafts are paths from the root, of one length, that share no other node.
         hidden_layers: Hidden states it wants in ``Committed``: -1 for the normalized last one, which the output
             layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
+        has_leaf_probs: It can give q at the leaves, too.
+        leaf_probs: It has to, because the verifier ``needs_leaf_probs``. Set by the engine before ``bind``.
     """
 
     max_nodes: int
     max_depth: int
     laws: frozenset[DraftSampling]
     is_chain: bool
+    is_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
+    has_leaf_probs: bool = False
+    leaf_probs: bool = False
 
     @abstractmethod
     def bind(self, target: "Target", *, max_batch_size: int, max_length: int) -> None:
@@ -58,6 +65,9 @@ class Drafter(ABC):
         """Draft for every row of ``slots`` (rows that are not ``slots.drafting`` may hold anything valid).
 
         A row's branches must not be longer than ``slots.max_depth`` says; the engine makes deeper nodes invalid.
+
+        With ``leaf_probs``, ``draft_probs`` has a row for every node, also where nothing can be drafted; of greedy
+        requests (``DETERMINISTIC`` rows) at temperature 1; and zeros in rows that are not ``slots.drafting``.
         """
 
     def release(self, slot: int) -> None:  # noqa: B027
@@ -74,11 +84,19 @@ class Verifier(ABC):
         exactness: What it promises.
         laws: The drafting it is exact for.
         chain_only: It takes no tree with siblings.
+        paths_only: It takes paths from the root that share no other node: siblings below the root only.
+        noise: With ``SHARED``, the engine draws the target's token at every node before the rule looks at it:
+            ``target_probs`` are one-hot, in plain decoding, too (``specdec.coupling``).
+        needs_leaf_probs: It reads q at every node, leaves included; of greedy requests, p and q come at temperature 1.
+            A row of zeros is a row that nobody drafts for.
     """
 
     exactness: Exactness
     laws: frozenset[DraftSampling]
     chain_only: bool = False
+    paths_only: bool = False
+    noise: Noise = Noise.FRESH
+    needs_leaf_probs: bool = False
 
     def check(self, drafter: Drafter) -> None:
         """Refuse a drafter that this rule is not made for.
@@ -89,7 +107,7 @@ class Verifier(ABC):
         name = type(self).__name__
         unfit = sorted(law.name for law in drafter.laws - self.laws)
         if unfit:
-            fits = "TargetWalkVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"
+            fits = "SharedNoiseVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"
             raise ValueError(
                 f"{name} is not made for drafts that are {' or '.join(unfit)}, as {type(drafter).__name__} draws them: "
                 f"use {fits}, or another sampling in the drafter"
@@ -99,6 +117,27 @@ class Verifier(ABC):
                 f"{name} takes chains only, and {type(drafter).__name__} drafts trees: "
                 f"use RejectionVerifier or TraversalVerifier, or a chain in the drafter"
             )
+        if self.paths_only and not (drafter.is_chain or drafter.is_paths):
+            raise ValueError(
+                f"{name} takes independent paths that share only the root, and {type(drafter).__name__} drafts other "
+                f"trees: use TraversalVerifier, or a shape such as (3, 1, 1) in the drafter"
+            )
+        if self.needs_leaf_probs and not drafter.has_leaf_probs:
+            raise ValueError(
+                f"{name} reads the draft's probabilities at every node, which {type(drafter).__name__} does not have: "
+                f"use RejectionVerifier, or draft with a ModelDrafter"
+            )
+
+    def stated_law(
+        self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """The distribution that the output follows (``EXACT``, ``EXACT_WRT``) or should have followed: p by default.
+
+        Args:
+            target_probs: p.
+            draft_probs: q.
+        """
+        return target_probs
 
     @abstractmethod
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
@@ -115,3 +154,22 @@ class Verifier(ABC):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows a path that ends at ``stop``: a residual, or p after a leaf."""
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What an observer sees of a speculative round (``Engine.on_round``), before its tokens are committed.
+
+    The tensors are the engine's own: an observer copies what it keeps, and changes nothing.
+
+    Attributes:
+        tree: What was drafted, with q.
+        target_probs: p at every node.
+        verdict: What the rule decided.
+        requests: Of every row; its ``rounds`` does not count this one yet. None where a row does not speculate.
+    """
+
+    tree: DraftTree
+    target_probs: Float[Tensor, "batch node vocab"]
+    verdict: Verdict
+    requests: tuple[Request | None, ...]

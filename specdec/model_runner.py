@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.attention import grouped
 from specdec.attention.mask import tree_mask
 from specdec.cache import ShapeProbe, SlotCache, UnsupportedError
+from specdec.packing import packed_linears
 from specdec.quantization.base import weights_read
 from specdec.support import (
     Reach,
@@ -40,9 +41,9 @@ TRIAL_PREFIXES = (4, 2)
 TRIAL_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
 TRIAL_PATH = [0, 2, 4]
 
-# How a model is run: with experts that do not synchronize and strided views of the cache; where that fails, with the
-# experts it was loaded with and copies.
-_WAYS: tuple[tuple[str | None, bool], ...] = (("grouped_mm", False), (None, True))
+# How experts are run, if they were loaded as "eager": by a kernel that does not synchronize. Where no kernel works,
+# by their own loop.
+EXPERTS = ("grouped_mm", "eager")
 
 
 class ModelRunner:
@@ -92,6 +93,7 @@ class ModelRunner:
         assert output is not None, "check_supported has refused the model"
         self.vocab_size = output.weight.shape[0]
         self._configs = _configs(model)
+        self._packed = packed_linears(model)
         probe = self._settle(choices)
         self._last_position = max_length - 1
         self.cache = self._make_cache(probe, max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
@@ -254,7 +256,7 @@ class ModelRunner:
         middle = [layer for layer in self.hidden_layers if layer != -1]
         if middle:
             inputs["output_hidden_states"] = True
-        with _switched(self._configs, self.attention, self._experts):
+        with _switched(self._configs, self.attention, self._experts), self._packed.in_use():
             output = self.model(**inputs) if with_logits else self.model.base_model(**inputs)
         hidden = {layer: output.hidden_states[layer] for layer in middle}
         if -1 in self.hidden_layers:
@@ -274,7 +276,7 @@ class ModelRunner:
         """
         probe = ShapeProbe(getattr(self.config, "num_hidden_layers", 1))
         # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
-        with _switched(self._configs, "eager", None), recorded_masks(self._configs) as asked:
+        with _switched(self._configs, "eager", self._experts), recorded_masks(self._configs) as asked:
             output = self.model(input_ids=self._trial_tokens(), past_key_values=probe, use_cache=True)
         self._reaches = reaches(self.config, asked)
         return probe, output.logits
@@ -293,11 +295,11 @@ class ModelRunner:
         Raises:
             ValueError: There is none.
         """
-        attempts = [(choice, experts, copies) for choice in choices for experts, copies in _WAYS]
+        attempts = [(choice, experts) for choice in choices for experts in EXPERTS]
         finding = ""
         cause: Exception | None = None
         probe = None
-        for self.attention, self._experts, self._copies in attempts:
+        for self.attention, self._experts in attempts:
             try:
                 if probe is None:
                     probe, own = self._probe()
@@ -349,7 +351,6 @@ class ModelRunner:
             max_nodes=max_nodes,
             device=self.device,
             indexers=probe.indexers,
-            contiguous=self._copies,
         )
 
 
@@ -372,13 +373,13 @@ def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 
 @contextmanager
-def _switched(configs: list[PreTrainedConfig], attention: str, experts: str | None) -> Iterator[None]:
+def _switched(configs: list[PreTrainedConfig], attention: str, experts: str) -> Iterator[None]:
     """Switch a model's attention, and experts that would synchronize, for the time of a forward."""
     # The fields behind the properties: setting those also sets the configurations below.
     before = [(c, c._attn_implementation_internal, c._experts_implementation_internal) for c in configs]
     for config, _, own_experts in before:
         config._attn_implementation_internal = attention
-        if experts is not None and own_experts == "eager":
+        if "eager" in (experts, own_experts):
             config._experts_implementation_internal = experts
     try:
         yield

@@ -1,6 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, stream, round, purpose, index).
 
 So a request's output depends on nothing else: not on its slot, its batch mates, a refill or a chunked prefill.
+Noise that drafter and target share has the position in the place of the round (``shared_noise``).
 The mixer is the finalizer of SplitMix64 (Steele, Lea & Flood 2014), applied once to the round's counter and once
 to each draw's.
 """
@@ -23,6 +24,7 @@ class Purpose(enum.IntEnum):
 
     ACCEPT = 0
     DRAFT = 1
+    SHARED = 2
 
 
 def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -60,6 +62,20 @@ def uniforms(
     state = mix(keys + rounds * _GAMMA)
     bits = mix(state[:, None] + (index + (int(purpose) << 40)) * _GAMMA)
     return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
+
+
+def shared_noise(
+    keys: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"], vocab_size: int
+) -> Float[Tensor, "batch position vocab"]:
+    """A standard exponential for every token at some positions of a sequence, float32.
+
+    The one noise whose counter is the position in place of the round: target and drafter read the same numbers, and
+    the next round reads them again. Minus their logarithm is the Gumbel noise of the literature.
+    """
+    batch, width = positions.shape
+    u = uniforms(keys.repeat_interleave(width), positions.flatten(), Purpose.SHARED, vocab_size)
+    # Small ones decide, and keep all their bits: float32 rounds after the logarithm. None is zero.
+    return u.clamp_(min=2.0**-_BITS / 2).neg_().log1p_().neg_().float().view(batch, width, vocab_size)
 
 
 def draw(weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:

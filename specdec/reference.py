@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specdec.coupling import winners
 from specdec.processors import process
-from specdec.random import Purpose, draw, uniforms
+from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
+from specdec.types import Noise
 
 
 @torch.inference_mode()
@@ -24,6 +26,7 @@ def reference_decode(
     sampling: SamplingParams,
     *,
     stop_ids: frozenset[int] = frozenset(),
+    noise: Noise = Noise.FRESH,
 ) -> list[int]:
     """Output tokens of plain decoding, cut after a stop token; strings in ``sampling.stop`` are not looked at.
 
@@ -32,6 +35,7 @@ def reference_decode(
         prompt_ids: At least one token.
         sampling: Its seed and stream give the same random numbers as in the engine (``stream=None`` is 0).
         stop_ids: Tokens that end the output.
+        noise: The verifier's.
     """
     sampling = sampling.seeded(0)
     sequence = list(prompt_ids)
@@ -46,9 +50,14 @@ def reference_decode(
         scores = adjust(logits, state.sampling, tokens[:, None, -1:])
         scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
         p = distribution(scores, state.sampling)
-        # A round draws its stop node with the first uniform and the next token with the second.
-        u = uniforms(state.keys, torch.full_like(state.keys, step), Purpose.ACCEPT, 2)
-        sequence.append(int(draw(p[:, 0], u[:, 1])))
+        if noise is Noise.SHARED:
+            here = torch.full_like(state.keys, len(sequence))[:, None]
+            token = winners(p, shared_noise(state.keys, here, p.shape[2])).argmax()
+        else:
+            # A round draws its stop node with the first uniform and the next token with the second.
+            u = uniforms(state.keys, torch.full_like(state.keys, step), Purpose.ACCEPT, 2)
+            token = draw(p[:, 0], u[:, 1])
+        sequence.append(int(token))
         if sequence[-1] in stop_ids:
             break
     return sequence[len(prompt_ids) :]

@@ -3,7 +3,7 @@
 The same function serves both, so a token is never drawn from one distribution and tested with another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -115,6 +115,12 @@ def distribution(
     if sampling.any_greedy:
         result = torch.where(greedy[:, None, None], one_hot_argmax(logits), result)
     return result
+
+
+def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingTensors:
+    """The same with the greedy ones among some rows at temperature 1: what a greedy cascade decides by."""
+    temperature = torch.where(rows & (sampling.temperature == 0), 1.0, sampling.temperature)
+    return replace(sampling, temperature=temperature, any_sampled=True)
 
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:

@@ -123,7 +123,9 @@ class Slots:
         self.top_p[slot] = 1.0
         self.min_p[slot] = 0.0
         self.repetition_penalty[slot] = 1.0
-        if not any(params is not None and params.repetition_penalty != 1.0 for params in self._params):
+        if self.seen is not None and not any(
+            params is not None and params.repetition_penalty != 1.0 for params in self._params
+        ):
             self.seen = None
 
     def _sampling(self) -> SamplingTensors:

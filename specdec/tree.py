@@ -96,6 +96,11 @@ class TreeShape:
     def is_chain(self) -> bool:
         return self.num_nodes == self.max_depth
 
+    @property
+    def is_paths(self) -> bool:
+        """Paths of one length that share only the root."""
+        return self == TreeShape.branching(len(self.children[0]), *[1] * (self.max_depth - 1))
+
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of every node, in sibling order."""

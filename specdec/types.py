@@ -22,7 +22,16 @@ class DraftSampling(enum.IntEnum):
     WITHOUT_REPLACEMENT = 2
     """A draw from the parent's row of ``draft_probs`` renormalized over what earlier siblings left."""
     COUPLED = 3
-    """Drawn with noise that the target shares."""
+    """The tokens that win under q with the noise that the target's own draw shares; distinct, and no q is needed."""
+
+
+class Noise(enum.Enum):
+    """The randomness behind a token of the output."""
+
+    FRESH = "fresh"
+    """Numbers of the round: the output follows the target, and which output it is depends on the drafts."""
+    SHARED = "shared"
+    """Numbers of the token's position, which drafters may look at: target and seed alone decide the output."""
 
 
 class Exactness(enum.Enum):

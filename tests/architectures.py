@@ -1,14 +1,18 @@
-"""A tiny random model of any type that transformers knows, and the comparison that it must pass.
+"""A tiny random model of any type that transformers knows, the comparison that it must pass, and the table of results.
+
+    python -m tests.architectures      try every type; write this transformers version's column of docs/MODELS.md
 
 Most configurations become small by the same few fields, whatever their type (``SMALL``); ``OVERRIDES`` has what a type
 needs besides, and the settings that make it use what is special about it (windows, chunks, indexers) in a short row.
 """
 
 import inspect
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -48,6 +52,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
+    "expert_ffn_hidden_size": 16,
     "first_k_dense_replace": 1,
     "mlp_only_layers": [1],
     # recurrent layers
@@ -104,8 +109,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 4,
         "laurel_rank": 8,
     },
-    "gemma4_text": {"pad_token_id": 0, "num_kv_shared_layers": 2, "layer_types": _SLIDING},
-    "gemma4_unified_text": {"pad_token_id": 0, "layer_types": _SLIDING},
+    # Unscaled scores of normalized keys: with the default of 512 dimensions, rounding alone moves the logits by 1e-5.
+    "gemma4_text": {"pad_token_id": 0, "num_kv_shared_layers": 2, "layer_types": _SLIDING, "global_head_dim": 16},
+    "gemma4_unified_text": {"pad_token_id": 0, "layer_types": _SLIDING, "global_head_dim": 16},
+    "got_ocr2": {
+        "text_config": {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": VOCAB}
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 64},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -157,9 +166,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
     """A small configuration of a type, composite ones included."""
-    return CONFIG_MAPPING[model_type](**_small(CONFIG_MAPPING[model_type], OVERRIDES.get(model_type, {})))
+    cls = CONFIG_MAPPING[model_type]
+    return cls(**_small(cls, OVERRIDES.get(model_type, {}) | overrides))
 
 
 def _small(cls: type[PreTrainedConfig], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -179,10 +189,16 @@ def _small(cls: type[PreTrainedConfig], overrides: dict[str, Any]) -> dict[str, 
     return values
 
 
-def tiny(model_type: str, *, seed: int = 0) -> PreTrainedModel:
-    """A random model in float32 whose next token depends on its whole context."""
+def tiny(model_type: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random model in float32 whose next token depends on its whole context.
+
+    Args:
+        model_type: As transformers names it.
+        seed: Of the weights.
+        **overrides: Fields of the configuration.
+    """
     torch.manual_seed(seed)
-    config = tiny_config(model_type)
+    config = tiny_config(model_type, **overrides)
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
@@ -199,14 +215,17 @@ LENGTHS = (11, 4, 17)
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 PATH = ((1, 4, -1), (2, 5, -1), (-1, -1, -1))
 MAX_LENGTH = 64
+TOLERANCE = 1e-5
 
 
 @torch.inference_mode()
-def disagreement(model: PreTrainedModel) -> float:
-    """Three ragged rows, prefilled in chunks, with a branching tree each, then a commit: the largest error of a logit.
+def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
+    """Three ragged rows, prefilled in chunks, with a branching tree each, then a commit.
 
     Every node is compared with a plain forward over its path, without a cache; so is one root after the commit.
-    Relative to the largest logit.
+
+    Returns:
+        The largest error relative to the largest logit, and the runner.
 
     Raises:
         ValueError: ``ModelRunner`` refuses the model.
@@ -240,8 +259,87 @@ def disagreement(model: PreTrainedModel) -> float:
         kept = torch.cat([torch.zeros(1, dtype=torch.long), path[b][path[b] >= 0]])
         own = _plain(model, row, torch.cat([tree.tokens[b, kept], roots[b : b + 1]]))
         errors.append((logits[b, 0] - own).abs().max())
-    return float(torch.stack(errors).max()) / scale
+    return float(torch.stack(errors).max()) / scale, runner
 
 
 def _plain(model: PreTrainedModel, row: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
     return model(input_ids=torch.cat([row, path])[None], use_cache=False).logits[0, -1]
+
+
+TABLE = Path(__file__).parent.parent / "docs" / "MODELS.md"
+VERSION = ".".join(transformers.__version__.split(".")[:2])
+
+
+class Outcome(NamedTuple):
+    """What became of a model type.
+
+    Attributes:
+        cell: ``"yes"``, ``"eager"`` (yes, by the model's own attention), ``"no"``, or ``"?"``: no small one was made.
+        reason: Why not.
+    """
+
+    cell: str
+    reason: str = ""
+
+
+def outcome(model_type: str) -> Outcome:
+    """Try a model type.
+
+    Raises:
+        AssertionError: It is neither refused nor equal to plain forwards.
+    """
+    try:
+        model = tiny(model_type)
+    except Exception as error:  # whatever its constructor finds missing in a guessed configuration; the table has it
+        return Outcome("?", _sentence(str(error)))
+    try:
+        error, runner = disagreement(model)
+    except ValueError as refusal:
+        if str(refusal).startswith("max_length"):
+            raise AssertionError(f"{model_type}: the test is too long for it: {refusal}") from refusal
+        return Outcome("no", _sentence(str(refusal).split(": ", 1)[1]))
+    assert error < TOLERANCE, f"{model_type}: logits differ from plain forwards by {error:.1e} of the largest"
+    return Outcome("eager" if runner.attention == "eager" else "yes")
+
+
+def _sentence(text: str) -> str:
+    return text.strip().split("\n")[0].split("; ")[0].replace("|", "/")
+
+
+def read_table() -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The versions of the table in docs/MODELS.md, and every row by model type: cells by version, and ``"why not"``."""
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return head[1:-1], {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+def write_column() -> None:
+    """Try every type and put the results into this version's column."""
+    versions, rows = read_table()
+    versions = sorted({*versions, VERSION}, key=lambda version: [int(part) for part in version.split(".")])
+    for model_type in MODEL_TYPES:
+        found = outcome(model_type)
+        print(model_type, *found, flush=True)
+        row = rows.setdefault(model_type, {})
+        row[VERSION] = found.cell
+        # One reason per row: the newest version's that has one.
+        newest = next((v for v in reversed(versions) if row.get(v) in ("no", "?")), None)
+        if newest is None:
+            row["why not"] = ""
+        elif newest == VERSION:
+            row["why not"] = found.reason if newest == versions[-1] else f"in {VERSION}: {found.reason}"
+    head = ["model type", *versions, "why not"]
+    lines = [head, ["---"] * len(head)]
+    for model_type, row in sorted(rows.items()):
+        cells = [row.get(version, "") for version in versions]
+        reason = row.get("why not", "")
+        lines.append([f"`{model_type}`", *cells, reason])
+    text = TABLE.read_text().splitlines()
+    before = text[: next((i for i, line in enumerate(text) if line.startswith("|")), len(text))]
+    TABLE.write_text("\n".join([*before, *("| " + " | ".join(line) + " |" for line in lines)]) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    write_column()

@@ -17,6 +17,7 @@ from specdec.interfaces import Drafter, Verifier
 from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
+from verifiers.shared_noise import SharedNoiseVerifier
 from verifiers.target_walk import TargetWalkVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
@@ -60,6 +61,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "model_tree_deterministic": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), [2, 2, 1], sampling="deterministic"
     ),
+    "model_tree_coupled": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), TREE, sampling="coupled"
+    ),
     "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), 2, sampling="iid", temperature=0.6
     ),
@@ -71,6 +75,7 @@ VERIFIERS: dict[str, Callable[[], Verifier]] = {
     "traversal": TraversalVerifier,
     "kseq": KSeqVerifier,
     "target_walk": TargetWalkVerifier,
+    "shared_noise": SharedNoiseVerifier,
 }
 EVERYWHERE = "rejection"
 """The verifier that is tried with every architecture and sampling; the others with one of each."""

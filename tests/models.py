@@ -79,7 +79,8 @@ def tiny_model(
     config = ARCHITECTURES[architecture](vocab_size)
     if layers is not None:
         config.num_hidden_layers = layers
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             # Wide enough that attention and the next token depend on the whole context.

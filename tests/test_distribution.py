@@ -2,6 +2,8 @@
 
 Every test is seeded, so it either always passes or always fails; its threshold is what would fail a correct engine
 once in 100 000 other seeds. Beside each stands a biased rule that it must reject.
+
+All samples of a case decode together, each in a slot of its own: no sample waits for another's prefill.
 """
 
 import itertools
@@ -14,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.engine import Engine
-from specdec.interfaces import Verifier
+from specdec.interfaces import Drafter, Verifier
 from specdec.processors import process
-from specdec.random import request_key
+from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
@@ -26,6 +28,7 @@ from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit
 from tests.models import tiny_model
 from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
+from verifiers.shared_noise import SharedNoiseVerifier
 
 VOCAB, LENGTH, SAMPLES = 5, 3, 5000
 PROMPT = [1, 2, 1, 2, 1]  # tokens 0, 3, 4 are unseen: a repetition penalty depends on the path
@@ -60,12 +63,29 @@ def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def p_value(
-    model, drafter: str | None, verifier: Verifier, sampling: SamplingParams, *, samples: int = SAMPLES, seed: int = 0
+    model,
+    drafter: str | Drafter | None,
+    verifier: Verifier,
+    sampling: SamplingParams,
+    *,
+    samples: int = SAMPLES,
+    slots: int | None = None,
+    seed: int = 0,
 ) -> float:
-    """Chi-square p-value of engine outputs against the exact law (rare outcomes pooled)."""
+    """Chi-square p-value of engine outputs against the exact law (rare outcomes pooled).
+
+    Args:
+        model: The target, of VOCAB tokens.
+        drafter: A key of DRAFTERS, or a drafter; None decodes plainly.
+        verifier: The rule to try.
+        sampling: What the law is of.
+        samples: Outputs of LENGTH tokens.
+        slots: Of the engine; default: one per sample.
+        seed: Of the requests.
+    """
     # A drafter that often disagrees: where it agrees, no rule can go wrong.
-    made = DRAFTERS[drafter](model, distance=0.6) if drafter else None
-    engine = Engine(Target(model), made, verifier if made else None, max_batch_size=500, max_length=32)
+    made = DRAFTERS[drafter](model, distance=0.6) if isinstance(drafter, str) else drafter
+    engine = Engine(Target(model), made, verifier if made else None, max_batch_size=slots or samples, max_length=32)
     wanted = replace(sampling, max_new_tokens=LENGTH, n=samples, seed=seed)
     outputs = engine.generate([PROMPT], wanted)
     if made is not None:
@@ -73,7 +93,11 @@ def p_value(
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=LENGTH), 0)
     for output in outputs:
         counts[output.token_ids] += 1
-    law = exact_law(model, sampling)
+    return goodness(counts, exact_law(model, sampling), samples)
+
+
+def goodness(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], samples: int) -> float:
+    """Chi-square p-value of counts of outputs under their law."""
     impossible = sum(counts[key] for key, mass in law.items() if mass < 1e-12)
     if impossible:
         return 0.0
@@ -110,12 +134,19 @@ def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
         for drafter in ("model_chain_iid", "model_tree_iid", "model_tree_without_replacement")
         for verifier in VERIFIERS
         if verifier != EVERYWHERE
-    ],
+    ]
+    + [("temperature 1", "model_tree_coupled", "target_walk")]
+    + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS],
 )
 def test_speculation_follows_the_target(model, drafter: str, verifier: str, sampling: str) -> None:
     rule = VERIFIERS[verifier]()
     skip_unfit(DRAFTERS[drafter](model), rule)
     assert p_value(model, drafter, rule, SAMPLINGS[sampling]) > LEVEL
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "model_tree_without_replacement"])
+def test_refilled_slots_follow_the_target(model, drafter: str | None) -> None:
+    assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], slots=600) > LEVEL
 
 
 class NoResidual(RejectionVerifier):
@@ -185,6 +216,18 @@ def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.
 
     monkeypatch.setattr(specdec.engine, "path_tokens", root_only)
     assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"]) < LEVEL
+
+
+@pytest.mark.parametrize("shared_by", [10, 2], ids=["all positions", "two positions"])
+def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.MonkeyPatch, shared_by: int) -> None:
+    """Mutant: the noise of a position is another position's as well. Each token's own law is still right."""
+    import specdec.coupling
+
+    def repeated(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        return shared_noise(keys, positions // shared_by, vocab_size)
+
+    monkeypatch.setattr(specdec.coupling, "shared_noise", repeated)
+    assert p_value(model, "model_chain_iid", SharedNoiseVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 
 def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:

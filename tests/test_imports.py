@@ -13,11 +13,11 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A module imports from the layers below its own, and from its own subpackage. `specdec/__init__.py` shows the public
 # names and is imported by none of them.
 LAYERS = (
-    ("types", "random", "stats", "timing", "text", "bundled"),
-    ("requests", "sampling", "tree", "metrics"),
+    ("types", "random", "stats", "timing", "text", "bundled", "memory"),
+    ("requests", "sampling", "tree", "metrics", "packing"),
     ("slots", "interfaces", "cache", "attention", "support", "quantization", "inflate", "support"),
-    ("acceptance", "processors", "exactness"),
-    ("model_runner", "reference"),
+    ("acceptance", "coupling", "processors", "exactness"),
+    ("model_runner", "reference", "exactness_shared"),
     ("target",),
     ("engine",),
     ("generation",),

@@ -13,6 +13,7 @@ from specdec.engine import Engine
 from specdec.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target import Target
+from specdec.types import Noise
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit
 from tests.models import ARCHITECTURES, tiny_model
 
@@ -35,9 +36,12 @@ def prompts() -> list[list[int]]:
 
 
 @functools.cache
-def reference(architecture: str) -> list[list[int]]:
+def reference(architecture: str, noise: Noise = Noise.FRESH) -> list[list[int]]:
     model = tiny_model(architecture, vocab_size=VOCAB)
-    return [reference_decode(model, p, s.seeded(i)) for i, (p, s) in enumerate(zip(prompts(), SAMPLING, strict=True))]
+    return [
+        reference_decode(model, p, s.seeded(i), noise=noise)
+        for i, (p, s) in enumerate(zip(prompts(), SAMPLING, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -60,15 +64,16 @@ def test_plain_decoding_equals_the_reference_sampled_rows_included(architecture:
     ],
 )
 def test_greedy_speculation_equals_the_reference(architecture: str, drafter: str, verifier: str) -> None:
+    """Sampled rows, too, where drafter and target share their noise."""
     model = tiny_model(architecture, vocab_size=VOCAB)
     made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
     skip_unfit(made, rule)
     engine = Engine(Target(model), made, rule, max_batch_size=3, max_length=64, prefill_chunk=7)
     outputs = engine.generate(prompts(), SAMPLING)
-    wanted = reference(architecture)
+    wanted = reference(architecture, rule.noise)
     for output, sampling, expected in zip(outputs, SAMPLING, wanted, strict=True):
         assert len(output.token_ids) == sampling.max_new_tokens
-        if sampling.greedy:
+        if sampling.greedy or rule.noise is Noise.SHARED:
             assert list(output.token_ids) == expected
     # The comparison means something only if drafts were judged on the way.
     assert any(step.proposed_nodes for o, p in zip(outputs, SAMPLING, strict=True) if p.greedy for step in o.steps)

@@ -1,5 +1,7 @@
 """Verification of whole blocks, from the leaves to the root: a token may be saved by those drafted after it."""
 
+from abc import abstractmethod
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -80,21 +82,17 @@ class BlockVerifier(Verifier):
         return weight, p, child.clamp(min=0), child >= 0
 
 
-class TraversalVerifier(Verifier):
-    """Traversal verification of trees (Weng et al. 2025, arXiv 2505.12398, algorithm 2).
+class PostOrderVerifier(Verifier):
+    """What the rules share that try a node after all that is below it.
 
-    Depth first, children in the order in which they were drawn, a node after all that is below it. A node v comes
-    with a weight w and its p; its child x gets the weight min(1, w p(x) / q(x)). If nothing in the child's subtree is
-    accepted, p becomes N([w p - q]+) and w becomes Z / (Z + 1 - w) with Z = sum [w p - q]+, and the next child is
-    tried. When all have failed, v itself is accepted with probability w (the root always), and the next token drawn
-    from p. A node's subtree is then accepted from with probability w, over the drafts, whatever its shape. On a chain
-    it is block verification; on trees it accepts more than ``RejectionVerifier``, though it is not optimal there.
-
-    The weights depend on the tree alone. So the law of the last node is that of the first success in post-order.
+    Depth first, children in sibling order. A node comes with a weight, the probability over the drafts that something
+    in its subtree is accepted; the root's is 1. A rule says what weights the children get, and what weight and law are
+    left to the node itself once all of them have failed. A node is then accepted with its weight, the root always, and
+    the next token is drawn from its law. The weights depend on the tree alone. So the law of the last node is that of
+    the first success in post-order.
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
@@ -142,6 +140,7 @@ class TraversalVerifier(Verifier):
             node = torch.where(goes_on, goal, node)
         return result
 
+    @abstractmethod
     def _visit(
         self,
         tree: DraftTree,
@@ -158,8 +157,33 @@ class TraversalVerifier(Verifier):
             weight: Their weights.
 
         Returns:
-            The children's weights (0 where there is no child), and the nodes' own weight and p in the end.
+            The children's weights (0 where there is no child), and the nodes' own weight and law in the end.
         """
+
+
+class TraversalVerifier(PostOrderVerifier):
+    """Traversal verification of trees (Weng et al. 2025, arXiv 2505.12398, algorithm 2).
+
+    Depth first, children in the order in which they were drawn, a node after all that is below it. A node v comes
+    with a weight w and its p; its child x gets the weight min(1, w p(x) / q(x)). If nothing in the child's subtree is
+    accepted, p becomes N([w p - q]+) and w becomes Z / (Z + 1 - w) with Z = sum [w p - q]+, and the next child is
+    tried. When all have failed, v itself is accepted with probability w (the root always), and the next token drawn
+    from p. A node's subtree is then accepted from with probability w, over the drafts, whatever its shape. On a chain
+    it is block verification; on trees it accepts more than ``RejectionVerifier``, though it is not optimal there.
+
+    The law of every child says what q is, so siblings may mix laws.
+    """
+
+    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+
+    def _visit(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        nodes: Int[Tensor, "batch some"],
+        weight: Float[Tensor, "batch some"],
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
+        """One child after the other."""
         row = row_index(nodes, tree.num_nodes)
         children = tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
         exists, index = children >= 0, children.clamp(min=0).flatten(1)

@@ -1,5 +1,7 @@
 """What the rules share: what a child was drawn from among its siblings, and what is left of a law after a rejection."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
@@ -74,6 +76,42 @@ def children_of(
     return children.clamp(min=0), children >= 0
 
 
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Some nodes and their children, as the rules look at them that update p from child to child.
+
+    Attributes:
+        children: The children in sibling order, -1 where there is none.
+        tokens: Their tokens (any where there is no child).
+        laws: How they were drawn; -1 where there is no child.
+        p: p at the nodes.
+        q: What the children were drawn from; any numbers where all are deterministic.
+    """
+
+    children: Int[Tensor, "batch some rank"]
+    tokens: Int[Tensor, "batch some rank"]
+    laws: Int8[Tensor, "batch some rank"]
+    p: Float[Tensor, "batch some vocab"]
+    q: Float[Tensor, "batch some vocab"]
+
+    @classmethod
+    def of(
+        cls, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], nodes: Int[Tensor, "batch some"]
+    ) -> "Family":
+        """Look up everything about some nodes at once."""
+        children = tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
+        index, row = children.clamp(min=0).flatten(1), row_index(nodes, tree.num_nodes)
+        drafted = target_probs if tree.draft_probs is None else tree.draft_probs
+        p, q = (table.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape) for table in (target_probs, drafted))
+        return cls(
+            children=children,
+            tokens=tree.tokens.gather(1, index).view_as(children),
+            laws=tree.law.gather(1, index).view_as(children).where(children >= 0, -1),
+            p=p,
+            q=q.to(p.dtype),
+        )
+
+
 def families(tree: DraftTree) -> tuple[Int[Tensor, "batch some"], Int[Tensor, "batch some rank"]]:
     """Nodes that have children, and their children, -1 where there is none; other nodes fill up the rows."""
     has_children = (tree.children >= 0).any(-1)
@@ -81,6 +119,12 @@ def families(tree: DraftTree) -> tuple[Int[Tensor, "batch some"], Int[Tensor, "b
     some = int(has_children.sum(-1).amax()) if has_children.device.type == "cpu" else tree.num_nodes - 1
     nodes = has_children.byte().topk(max(some, 1), dim=1).indices
     return nodes, tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
+
+
+def chances_in_turn(weights: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
+    """Probability that each sibling is the one accepted, from that of each given that those before it have failed."""
+    rejected = (1 - weights).cumprod(-1)[..., :-1]
+    return weights * torch.nn.functional.pad(rejected, (1, 0), value=1.0)
 
 
 def law_of_stop(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:

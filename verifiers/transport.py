@@ -1,7 +1,6 @@
 """Optimal transport from the drafted siblings to the next token: the most that a level can accept."""
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -14,8 +13,7 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.rejection import RejectionVerifier
-from verifiers.siblings import law_of_stop
+from verifiers.siblings import chances_in_turn, families, law_of_stop
 
 _MOST_TUPLES = 20_000  # variables of a linear program are this many times the siblings
 
@@ -35,11 +33,12 @@ class TransportVerifier(Verifier):
     acceptance of a level is the optimum, ``optimal_acceptance``; the plan that reaches it is not unique, and what
     deeper levels accept depends on it.
 
-    Siblings are all ``DETERMINISTIC`` (then it equals ``RejectionVerifier``) or all sampled, ``IID`` and
-    ``WITHOUT_REPLACEMENT`` mixed at will. How many there are must not depend on their tokens.
+    Siblings may mix laws. ``DETERMINISTIC`` ones enter the program of the sampled ones that follow them, as members of
+    every T; sampled ones in front of them may have decided what they are, so those are in a program of their own, and
+    what it leaves of p is for the others. How many siblings of a program there are must not depend on their tokens.
 
     Raises:
-        ValueError: A group of siblings is too large for its vocabulary, or mixes sampled and deterministic ones.
+        ValueError: A group of siblings is too large for its vocabulary; says at which row and node.
     """
 
     exactness = Exactness.EXACT
@@ -48,11 +47,12 @@ class TransportVerifier(Verifier):
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
         step = torch.zeros_like(target_probs[:, :, 0])
-        for row in range(len(step)):
-            for node in (tree.children[row] >= 0).any(-1).nonzero()[:, 0].tolist():
-                children, accepted, _ = self._plan(tree, target_probs, row, node)
-                step[row, children] = torch.from_numpy(accepted).to(step)
-        step[:, 0] = 1
+        if tree.max_children > 0:
+            nodes, children = families(tree)
+            weights, _, _ = visit_by_program(tree, target_probs, nodes, torch.ones_like(nodes, dtype=step.dtype))
+            # Children that do not exist go to the root.
+            step.scatter_(1, children.clamp(min=0).flatten(1), chances_in_turn(weights).flatten(1))
+        step[:, 0].fill_(1)
         return law_of_stop(tree, step)
 
     def next_law(
@@ -62,39 +62,96 @@ class TransportVerifier(Verifier):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what the plan leaves of p at ``stop``, which does not depend on the draft."""
-        result = target_probs[torch.arange(len(stop), device=stop.device), stop].clone()
-        for row, node in enumerate(stop.tolist()):
-            if (tree.children[row, node] >= 0).any():
-                _, _, left = self._plan(tree, target_probs, row, node)
-                if left.sum() > 0:
-                    result[row] = torch.from_numpy(left / left.sum()).to(result)
-        return result
+        one = torch.ones_like(target_probs[:, :1, 0])
+        return visit_by_program(tree, target_probs, stop[:, None], one)[2][:, 0]
 
-    def _plan(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], row: int, node: int
-    ) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """The children of a node, the probability that each is accepted, and what is left of p."""
-        children = [child for child in tree.children[row, node].tolist() if child >= 0]
-        laws = tuple(DraftSampling(int(tree.law[row, child])) for child in children)
-        tokens = [int(tree.tokens[row, child]) for child in children]
-        p = target_probs[row, node].double().cpu().numpy()
-        if all(law is DraftSampling.DETERMINISTIC for law in laws):
-            first = [token not in tokens[:rank] for rank, token in enumerate(tokens)]
-            left = p.copy()
-            left[tokens] = 0
-            return children, p[tokens] * first, left
-        if DraftSampling.DETERMINISTIC in laws:
-            raise ValueError(
-                f"row {row}, node {node} has both sampled and DETERMINISTIC children, and TransportVerifier takes no "
-                f"such mixture: use {RejectionVerifier.__name__}"
+
+def visit_by_program(
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    nodes: Int[Tensor, "batch some"],
+    weight: Float[Tensor, "batch some"],
+) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
+    """Try all children of some nodes in vain, each group of siblings by a program of its own.
+
+    Args:
+        tree: The tree.
+        target_probs: p at every node.
+        nodes: The nodes.
+        weight: How much of p may be spent below each: 1 where every level decides for itself.
+
+    Returns:
+        The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
+        what is left of the weight, and of p, once all have failed.
+    """
+    p = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2]))
+    index = nodes[..., None].expand(-1, -1, tree.max_children)
+    children = tree.children.gather(1, index)
+    tokens, laws = (
+        table.gather(1, children.clamp(min=0).flatten(1)).view_as(children).cpu().numpy()
+        for table in (tree.tokens, tree.law)
+    )
+    drafted = target_probs if tree.draft_probs is None else tree.draft_probs
+    q = drafted.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2])).double().cpu().numpy()
+    counts = (children >= 0).sum(-1).cpu().numpy()
+    weights, left_weight, law = (table.double().cpu().numpy().copy() for table in (0 * children, weight, p))
+    for at in np.ndindex(*nodes.shape):
+        count = int(counts[at])
+        if count == 0:
+            continue
+        try:
+            found, left_weight[at], left = _visit_one(
+                law[at].tobytes(),
+                float(left_weight[at]),
+                q[at].tobytes(),
+                tuple(tokens[at][:count].tolist()),
+                tuple(laws[at][:count].tolist()),
             )
-        assert tree.draft_probs is not None
-        q = tree.draft_probs[row, node].double().cpu().numpy()
-        mass, plan = _solve(p.tobytes(), q.tobytes(), laws)
-        index = np.ravel_multi_index(tokens, (len(p),) * len(tokens))
-        left = p - _arrivals(plan, len(p))
-        # A plan fills no more than the first of equal siblings.
-        return children, plan[index] / mass[index] if mass[index] > 0 else 0 * plan[index], left.clip(min=0)
+        except ValueError as error:
+            raise ValueError(f"row {at[0]}, node {int(nodes[at])}: {error}") from None
+        weights[at][:count] = found
+        if left is not None:
+            law[at] = left
+    first, second, third = (torch.from_numpy(table).to(weight) for table in (weights, left_weight, law))
+    # Behind a leaf p itself, to the last bit.
+    return first, second, third.where((children >= 0).any(-1, keepdim=True), p)
+
+
+@functools.lru_cache(maxsize=4096)
+def _visit_one(
+    p_bytes: bytes, weight: float, q_bytes: bytes, tokens: tuple[int, ...], laws: tuple[int, ...]
+) -> tuple[np.ndarray, float, np.ndarray | None]:
+    """The same for one node; the law is None where nothing is left.
+
+    Rows and tables repeat, in a batch of all drafts above all, so what was found is kept.
+    """
+    weights = np.zeros(len(tokens))
+    p = np.frombuffer(p_bytes)
+    mass, law = weight * p, None if weight == 0 else p
+    first = 0
+    while first < len(tokens):
+        sampled = next((i for i in range(first, len(laws)) if laws[i] in SAMPLED), len(laws))
+        # One law at a time: whether a sibling exists must not depend on those it shares a program with.
+        last = next((i for i in range(sampled, len(laws)) if laws[i] != laws[sampled]), len(laws))
+        fixed, drawn = tokens[first:sampled], tokens[sampled:last]
+        if not drawn:
+            accepted = np.array([mass[token] * (token not in fixed[:rank]) for rank, token in enumerate(fixed)])
+            left = mass.copy()
+            left[list(fixed)] = 0
+        else:
+            taken = tuple(sorted(set(tokens[:sampled])))
+            plan = _solve(mass.tobytes(), q_bytes, fixed, taken, laws[sampled:last])
+            accepted = plan.given(drawn)
+            left = (mass - plan.arrivals).clip(min=0)
+        failed = 1 - np.append(0, accepted.cumsum()[:-1])
+        weights[first:last] = np.divide(accepted, failed, out=np.zeros_like(accepted), where=failed > 0).clip(max=1)
+        z = left.sum()
+        # In this order: z may be far below the precision of 1.
+        weight = z / (z + (1 - weight)) if z > 0 else 0.0
+        law = left / z if z > 0 else None
+        mass = np.zeros_like(p) if law is None else weight * law
+        first = last
+    return weights, weight, law
 
 
 def optimal_acceptance(
@@ -125,83 +182,97 @@ def optimal_acceptance(
         for row in drafted.reshape(-1, vocab).double().cpu().numpy():
             # Once q is exhausted no more siblings are drawn.
             count = min(children, int((row > 0).sum()))
-            chances = _tuples(row, (law,) * count)
-            last = np.indices((vocab,) * count).reshape(count, -1).max(0)
-            rows.append(np.bincount(last, chances, minlength=vocab).cumsum())
+            tuples, chances = _tuples(row, (), (law,) * count)
+            rows.append(np.bincount(tuples.max(1), chances, minlength=vocab).cumsum())
         inside = torch.from_numpy(np.stack(rows)).to(p).view(p.shape)
     return 1 + (mass - inside).amin(-1).clamp(max=0)
 
 
-def _tuples(q: np.ndarray, laws: tuple[DraftSampling, ...]) -> np.ndarray:
-    """Probability of every tuple of siblings, flat."""
+def _tuples(
+    q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All that sampled siblings can be, Int[tuple rank], in lexicographic order, and how probable it is.
+
+    Args:
+        q: What they are drawn from.
+        taken: Earlier siblings' tokens.
+        laws: How each is drawn.
+    """
     vocab = len(q)
     if vocab ** len(laws) > _MOST_TUPLES:
         most = int(math.log(_MOST_TUPLES) / math.log(vocab))
         raise ValueError(
             f"{len(laws)} siblings over {vocab} tokens make {vocab ** len(laws):,} drafts, too many for a linear "
-            f"program: draft at most {most}, or use RejectionVerifier or KSeqVerifier"
+            f"program: draft at most {most}, or use TwoDraftVerifier or RejectionVerifier"
         )
-    chances = np.ones(())
-    for rank, law in enumerate(laws):
-        row = np.broadcast_to(q, (vocab,) * (rank + 1)).copy()
-        if law is DraftSampling.WITHOUT_REPLACEMENT:
-            index = np.indices((vocab,) * (rank + 1))
-            row[(index[:-1] == index[-1]).any(0)] = 0
+    tuples, chances = np.zeros((1, 0), dtype=np.int64), np.ones(1)
+    for law in laws:
+        row = np.tile(q, (len(tuples), 1))
+        if law == DraftSampling.WITHOUT_REPLACEMENT:
+            row[:, list(taken)] = 0
+            np.put_along_axis(row, tuples, 0.0, 1)
             total = row.sum(-1, keepdims=True)
             row = np.divide(row, total, out=np.zeros_like(row), where=total > 0)
-        chances = chances[..., None] * row
-    return chances.flatten()
+        above, token = row.nonzero()
+        tuples = np.concatenate([tuples[above], token[:, None]], 1)
+        chances = chances[above] * row[above, token]
+    return tuples, chances
+
+
+class _Plan:
+    """A solved program: what every draft may be, its probability, and the mass that leads from it to its members."""
+
+    def __init__(self, tuples: np.ndarray, mass: np.ndarray, members: np.ndarray, flow: np.ndarray, vocab: int):
+        self._index = {tuple(draft): number for number, draft in enumerate(tuples.tolist())}
+        self._mass, self._flow = mass, flow
+        self.arrivals = np.bincount(members.ravel(), flow.ravel(), minlength=vocab)
+
+    def given(self, drawn: tuple[int, ...]) -> np.ndarray:
+        """Probability that each member of a draft is accepted; all zero where it cannot be drawn."""
+        number = self._index.get(drawn)
+        return np.zeros(self._flow.shape[1]) if number is None else self._flow[number] / self._mass[number]
 
 
 @functools.lru_cache(maxsize=4096)
-def _solve(p_bytes: bytes, q_bytes: bytes, laws: tuple[DraftSampling, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of every tuple of siblings, and the mass that leads from it to each of its places.
+def _solve(
+    capacity_bytes: bytes, q_bytes: bytes, fixed: tuple[int, ...], taken: tuple[int, ...], laws: tuple[int, ...]
+) -> _Plan:
+    """Maximize what leads from drafts to their members; token y takes at most its capacity.
 
-    Rows and tables repeat, in a batch of all drafts above all, so solutions are kept.
+    Args:
+        capacity_bytes: Capacities, w p.
+        q_bytes: What siblings are drawn from.
+        fixed: Tokens that are members of every draft.
+        taken: Those, and the tokens of siblings before them.
+        laws: How the others are drawn.
     """
-    p, q = np.frombuffer(p_bytes), np.frombuffer(q_bytes)
-    mass = _tuples(q, laws)
-    places = _places(len(p), len(laws))
-    used = np.flatnonzero(mass)
-    # One variable for every distinct token of every tuple that can be drafted.
-    tuples, ranks = [], []
-    for index in used.tolist():
-        tokens = places[index].tolist()
-        distinct = [rank for rank, token in enumerate(tokens) if token not in tokens[:rank]]
-        tuples += [index] * len(distinct)
-        ranks += distinct
-    column = np.arange(len(tuples))
-    row_of = np.searchsorted(used, tuples)
+    capacity, q = np.frombuffer(capacity_bytes), np.frombuffer(q_bytes)
+    tuples, mass = _tuples(q, taken, laws)
+    members = np.concatenate([np.tile(np.array(fixed, dtype=np.int64), (len(tuples), 1)), tuples], 1)
+    # One variable for every distinct member of every draft.
+    earlier = members[:, :, None] == members[:, None, :]
+    distinct = ~np.tril(earlier, -1).any(-1)
+    draft, rank = distinct.nonzero()
+    column = np.arange(len(draft))
     constraints = scipy.sparse.coo_array(
         (
             np.ones(2 * len(column)),
-            (np.concatenate([row_of, len(used) + places[tuples, ranks]]), np.tile(column, 2)),
+            (np.concatenate([draft, len(tuples) + members[draft, rank]]), np.tile(column, 2)),
         ),
-        shape=(len(used) + len(p), len(column)),
+        shape=(len(tuples) + len(q), len(column)),
     ).tocsr()
     solution = scipy.optimize.linprog(
-        -np.ones(len(column)), A_ub=constraints, b_ub=np.concatenate([mass[used], p]), bounds=(0, None), method="highs"
+        -np.ones(len(column)), A_ub=constraints, b_ub=np.concatenate([mass, capacity]), bounds=(0, None), method="highs"
     )
     if not solution.success:
         raise RuntimeError(
-            f"the linear program of {len(laws)} siblings over {len(p)} tokens failed: {solution.message}"
+            f"the linear program of {len(laws)} siblings over {len(q)} tokens failed: {solution.message}"
         )
-    plan = np.zeros((len(mass), len(laws)))
-    plan[tuples, ranks] = solution.x.clip(min=0)
+    flow = np.zeros(members.shape)
+    flow[draft, rank] = solution.x.clip(min=0)
     # The solver keeps constraints to 1e-7; scaling down keeps them to rounding, so that the rule is exact.
-    leaves = plan.sum(1)
-    plan *= np.divide(mass, leaves, out=np.ones_like(mass), where=leaves > mass)[:, None]
-    arrives = _arrivals(plan, len(p))
-    plan *= np.divide(p, arrives, out=np.ones_like(p), where=arrives > p)[places]
-    return mass, plan
-
-
-def _arrivals(plan: np.ndarray, vocab: int) -> np.ndarray:
-    """Mass that a plan leads to every token."""
-    return np.bincount(_places(vocab, plan.shape[1]).ravel(), plan.ravel(), minlength=vocab)
-
-
-@functools.lru_cache(maxsize=64)
-def _places(vocab: int, siblings: int) -> np.ndarray:
-    """Tokens of every tuple of siblings: Int[tuple rank]."""
-    return np.array(list(itertools.product(range(vocab), repeat=siblings)), dtype=np.int64)
+    leaves = flow.sum(1)
+    flow *= np.divide(mass, leaves, out=np.ones_like(mass), where=leaves > mass)[:, None]
+    arrives = np.bincount(members.ravel(), flow.ravel(), minlength=len(q))
+    flow *= np.divide(capacity, arrives, out=np.ones_like(capacity), where=arrives > capacity)[members]
+    return _Plan(tuples, mass, members, flow, len(q))

@@ -73,7 +73,7 @@ def grouped_attention(
     # Some models compute attention in float32 whatever their dtype.
     attention_mask = _group_mask(attention_mask, key.shape[1], groups, queries).to(query.dtype)
     if softcap is None and s_aux is None and not _products_are_faster(query, key):
-        output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        output = _sdpa(query, key, value, attention_mask, scaling)
     else:
         scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scaling is None else scaling)
         if softcap is not None:
@@ -106,17 +106,43 @@ def _group_mask(
     return mask
 
 
+def _sdpa(
+    query: Float[Tensor, "batch kv_head rows head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    value: Float[Tensor, "batch kv_head key value_dim"],
+    mask: Float[Tensor, "batch mask_head rows key"],
+    scaling: float | None,
+) -> Float[Tensor, "batch kv_head rows value_dim"]:
+    """SDPA, around a weakness of its bfloat16 kernel on CPUs.
+
+    It is slowest for a single row of queries: slower than for two, and up to five times slower than float32's, copies
+    of K and V included (torch 2.13, AVX512-BF16). So one row runs in float32 while the copies fit into the caches of
+    the processor, and beyond that as two equal rows.
+    """
+    sdpa = nn.functional.scaled_dot_product_attention
+    if query.shape[2] > 1 or query.dtype is not torch.bfloat16 or query.device.type != "cpu":
+        return sdpa(query, key, value, attn_mask=mask, scale=scaling)
+    if key.numel() <= _MOST_COPIED:
+        output = sdpa(query.float(), key.float(), value.float(), attn_mask=mask.float(), scale=scaling)
+        return output.to(query.dtype)
+    twice = query.expand(-1, -1, 2, -1)
+    return sdpa(twice, key, value, attn_mask=mask.expand(-1, -1, 2, -1), scale=scaling)[:, :, :1]
+
+
+_MOST_COPIED = 2**21  # keys x width, over heads and slots: 8 MB in float32, and as much of values
+
+
 def _products_are_faster(
     query: Float[Tensor, "batch kv_head rows head_dim"], key: Float[Tensor, "batch kv_head key head_dim"]
 ) -> bool:
-    """Whether two matrix products beat SDPA: on a CPU in bf16, for few queries of a long enough context.
+    """Whether two matrix products beat SDPA: on a CPU in bfloat16, for the queries of a tree, of many heads.
 
-    Its flash kernel converts blocks of keys for few products (torch 2.13, AVX512: at one query, 12 heads and 1024 keys
-    1.2 ms against 0.13 ms); below these sizes the operators' own overhead decides.
+    SDPA's kernel converts blocks of keys and scores; from some 32 rows per key head on, products by oneDNN take up to
+    half of its time (torch 2.13, AVX512-BF16). Prefill has more rows, and would need their scores in memory.
     """
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or query.shape[2] > 64:
+    if query.device.type != "cpu" or query.dtype is not torch.bfloat16 or not 32 <= query.shape[2] <= 128:
         return False
-    return key.shape[0] * key.shape[1] * key.shape[2] >= (1024 if query.shape[2] == 1 else 2048)
+    return key.shape[0] * key.shape[1] * key.shape[2] >= 1024
 
 
 AttentionInterface.register(NAME, grouped_attention)

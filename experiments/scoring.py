@@ -1,0 +1,246 @@
+"""Every rule's expectation on the very drafts of a trace: no acceptance is sampled, so two rules differ by what they are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.bounds import sibling_bound
+from experiments.divergence import step_divergence
+from experiments.compressed import unpack
+from experiments.trace import Shard, TraceKey, read_trace
+from specdec.interfaces import Drafter, Verifier
+from specdec.slots import Slots
+from specdec.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+
+_NUMBERS = 2**21  # in a batch's table: 16 MB
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts that are scored together: of one method of one run, at one temperature.
+
+    Attributes:
+        settings: What tells them from other drafts of the replay.
+        folder: Of the run.
+        method, exactness: Of the rule that ran, and so made the contexts.
+        temperature: Of the requests.
+        laws: How nodes were drawn.
+        is_chain: No node has two children.
+        max_nodes, max_depth: Of any tree, root not counted.
+    """
+
+    settings: tuple[str, ...]
+    folder: Path
+    method: str
+    exactness: str
+    temperature: float
+    laws: frozenset[DraftSampling]
+    is_chain: bool
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass
+class Score:
+    """A rule on some drafts.
+
+    Attributes:
+        drafts: The drafts.
+        rule: The rule's name.
+        exactness: What it promises.
+        refused: Why it was not asked; None if it was.
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        reach: Probability of accepting at least 1, 2, … tokens, by row.
+        logged: What the rule that ran had expected.
+        divergence_tv, divergence_kl: By row, of a rule that is not exact.
+    """
+
+    drafts: Drafts
+    rule: str
+    exactness: str
+    refused: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    depth: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reach: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    logged: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    divergence_tv: list[float | None] = field(default_factory=list)
+    divergence_kl: list[float | None] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Expected accepted tokens of every row."""
+        return self.reach.sum(-1)
+
+
+@dataclass
+class Bound:
+    """The optimum of every level, by depth of the siblings (from 1), of the sampled ones.
+
+    Attributes:
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        first: ``sibling_bound`` at every row's root; NaN where it is not known.
+        levels: Mean over all groups of siblings of a depth; None where it is not known.
+    """
+
+    prompts: list[str]
+    depth: np.ndarray
+    first: np.ndarray
+    levels: list[float | None]
+
+
+class TracedDrafts(Drafter):
+    """Stands for the drafter that made a trace, so that a rule's own check decides whether it fits."""
+
+    def __init__(self, drafts: Drafts):
+        self.max_nodes, self.max_depth = drafts.max_nodes, drafts.max_depth
+        self.laws, self.is_chain = drafts.laws, drafts.is_chain
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """It has nothing to bind."""
+        raise NotImplementedError
+
+    def propose(self, slots: Slots) -> DraftTree:
+        """It proposes nothing more."""
+        raise NotImplementedError
+
+
+def find_drafts(folder: Path, settings: Sequence[str] = ()) -> list[Drafts]:
+    """What a run's trace holds, by method and temperature.
+
+    Raises:
+        ValueError: The run has no trace.
+    """
+    facts: dict[tuple[str, str, float], list[Any]] = {}
+    for shard in read_trace(folder, tables=False):
+        for row, key in enumerate(shard.keys):
+            found = facts.setdefault((key.method, key.exactness, key.temperature), [set(), True, 0, 0])
+            parents, drafted = shard.of("parents", row), shard.of("valid", row) & (shard.of("parents", row) >= 0)
+            found[0] |= set(np.unique(shard.of("law", row)[drafted]).tolist())
+            found[1] &= bool((np.bincount(parents[drafted], minlength=1) <= 1).all())
+            found[2] = max(found[2], int(drafted.sum()))
+            found[3] = max(found[3], shard.depth(row))
+    return [
+        Drafts(
+            settings=tuple(settings),
+            folder=folder,
+            method=method,
+            exactness=exactness,
+            temperature=temperature,
+            laws=frozenset(DraftSampling(law) for law in laws),
+            is_chain=chain,
+            max_nodes=nodes,
+            max_depth=depth,
+        )
+        for (method, exactness, temperature), (laws, chain, nodes, depth) in facts.items()
+    ]
+
+
+def refusal(verifier: Verifier, drafts: Drafts) -> str | None:
+    """Why a rule is not to be asked about these drafts; None if it is."""
+    try:
+        verifier.check(TracedDrafts(drafts))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def score(drafts: Drafts, verifiers: Mapping[str, Verifier]) -> tuple[list[Score], Bound]:
+    """Ask rules about all rows of some drafts; those that do not fit, or refuse on the way, say why."""
+    scores = {
+        name: Score(drafts, name, verifier.exactness.value, refusal(verifier, drafts))
+        for name, verifier in verifiers.items()
+    }
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in verifiers}
+    prompts: list[str] = []
+    depths, logged, firsts = [], [], []
+    levels: list[list[float | None]] = [[] for _ in range(drafts.max_depth)]
+    for keys, tree, p in _batches(drafts):
+        prompts += [key.prompt for key in keys]
+        logged += [key.expected_accepted for key in keys]
+        depths.append((tree.depth * tree.valid).amax(-1).numpy())
+        firsts.append(_bounds(tree, p, levels))
+        for name, verifier in verifiers.items():
+            found = scores[name]
+            if found.refused is not None:
+                continue
+            try:
+                stop_law = verifier.stop_law(tree, p)
+                if verifier.exactness is not Exactness.EXACT:
+                    for each in step_divergence(verifier, tree, p):
+                        found.divergence_tv.append(each.tv)
+                        found.divergence_kl.append(each.kl)
+            except ValueError as error:  # a group of siblings that only some rows have
+                found.refused = str(error)
+                continue
+            if not torch.isfinite(stop_law).all():
+                found.refused = "its law is not finite on these drafts"
+                continue
+            at = torch.zeros(len(keys), drafts.max_depth + 1, dtype=stop_law.dtype).scatter_add_(
+                1, tree.depth, stop_law
+            )
+            parts[name].append(at[:, 1:].flip(-1).cumsum(-1).flip(-1).numpy())
+    for name, found in scores.items():
+        if found.refused is None:
+            found.prompts, found.depth = prompts, np.concatenate(depths)
+            found.reach, found.logged = np.concatenate(parts[name]), np.array(logged)
+    means = [_mean(values) for values in levels]
+    return list(scores.values()), Bound(prompts, np.concatenate(depths), np.concatenate(firsts), means)
+
+
+def _batches(drafts: Drafts) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
+    """All rows, those of like size together."""
+    for shard in read_trace(drafts.folder):
+        rows = [
+            row
+            for row, key in enumerate(shard.keys)
+            if (key.method, key.exactness, key.temperature) == (drafts.method, drafts.exactness, drafts.temperature)
+        ]
+        rows.sort(key=shard.width)
+        batch: list[int] = []
+        for row in [*rows, None]:
+            if batch and (row is None or (len(batch) + 1) * (shard.width(row) + 1) * drafts.max_nodes > _NUMBERS):
+                yield _batch(shard, batch)
+                batch = []
+            if row is not None:
+                batch.append(row)
+
+
+def _batch(shard: Shard, rows: list[int]) -> tuple[list[TraceKey], DraftTree, torch.Tensor]:
+    return [shard.keys[row] for row in rows], *unpack(shard.packed(rows))
+
+
+def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) -> np.ndarray:
+    """The bound of every group of sampled siblings of one law, into ``levels``; and each root's."""
+    first = np.full(len(p), np.nan)
+    if tree.draft_probs is None or tree.max_children == 0:
+        return first
+    children = tree.children
+    exists = children >= 0
+    laws = tree.law[:, None].expand(-1, tree.num_nodes, -1).gather(2, children.clamp(min=0)).where(exists, -1)
+    same = ((laws == laws[..., :1]) | ~exists).all(-1)
+    count = exists.sum(-1).where(same, 0)
+    for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):
+        for number in range(1, tree.max_children + 1):
+            row, node = ((laws[..., 0] == law) & (count == number)).nonzero(as_tuple=True)
+            if not len(row):
+                continue
+            bound = sibling_bound(p[row, node], tree.draft_probs[row, node], number, law)
+            depth = tree.depth[row, node]
+            for level in depth.unique().tolist():
+                levels[level] += [None] * int((depth == level).sum()) if bound is None else bound[depth == level].tolist()
+            if bound is not None:
+                first[row[depth == 0].numpy()] = bound[depth == 0].numpy()
+    return first
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

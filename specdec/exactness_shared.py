@@ -1,0 +1,160 @@
+"""Whether a verifier with ``noise = SHARED`` keeps its promise, over tables of p and q.
+
+Its output is a function of target and seed. So two things are to be shown: whatever was drafted, the output is plain
+decoding's, token for token; and over seeds plain decoding follows the target. The acceptance is known in closed form::
+
+    tables = Tables.random(4, 2, seed=0)
+    shape = TreeShape.branching(2, 2)
+    check_shared(SharedNoiseVerifier(), tables, shape, DraftSampling.COUPLED)
+    expected_coupled(tables, shape)
+"""
+
+from dataclasses import dataclass
+
+import scipy.stats
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.acceptance import accept
+from specdec.coupling import coupled_acceptance, decided, race, winners
+from specdec.exactness import Drafts, Tables, check_drafts, sample_drafts
+from specdec.interfaces import Verifier
+from specdec.random import Purpose, request_key, shared_noise, uniforms
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+
+_RARE = 8  # expected counts below this are pooled
+
+
+@dataclass(frozen=True)
+class SharedOutcome:
+    """What a sample of seeds shows.
+
+    Attributes:
+        differing: Outputs that are not those of plain decoding with the same seed; an exact rule has none.
+        p_value: Of the chi-square statistic of plain decoding's outputs against the target's joint law.
+        accepted: Mean of accepted draft tokens in a round.
+    """
+
+    differing: int
+    p_value: float
+    accepted: float
+
+
+def check_shared(
+    verifier: Verifier,
+    tables: Tables,
+    shape: TreeShape,
+    law: DraftSampling,
+    *,
+    samples: int = 20_000,
+    seed: int = 0,
+) -> SharedOutcome:
+    """One round, and plain decoding of as many tokens, for each of ``samples`` streams of a seed.
+
+    Args:
+        verifier: The rule.
+        tables: What the target and the drafter follow.
+        shape: The tree.
+        law: How it is drafted: ``COUPLED``, or any other, with randomness of its own.
+        samples: Streams.
+        seed: Of the noise.
+    """
+    keys = torch.tensor([request_key(seed, stream) for stream in range(samples)])
+    if law is DraftSampling.COUPLED:
+        drafts = coupled_drafts(tables, shape, keys)
+    else:
+        drafts = sample_drafts(tables, shape, law, samples, seed=seed)
+    tree, root = drafts.tree, torch.zeros_like(keys)
+    check_drafts(verifier, tree, drafts.target_probs)
+    # At nodes that are not drafted there is no p.
+    target_probs = decided(drafts.target_probs.nan_to_num(1.0), tree, keys, root)
+    verdict = accept(verifier, tree, target_probs, uniforms(keys, root, Purpose.ACCEPT, 2))
+    plain = _plain(tables, shape.max_depth + 1, keys)
+    emitted = torch.nn.functional.pad(tree.gather_path(tree.tokens, verdict.path)[:, 1:], (0, 1))
+    emitted.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
+    beyond = torch.arange(shape.max_depth + 1) > verdict.num_accepted[:, None]
+    return SharedOutcome(
+        differing=int(((emitted != plain) & ~beyond).any(1).sum()),
+        p_value=_goodness(plain, tables),
+        accepted=float(verdict.num_accepted.double().mean()),
+    )
+
+
+def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]) -> Drafts:
+    """What a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
+    if tables.q is None:
+        raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
+    vocab, batch = tables.vocab, len(keys)
+    noise = _noise(keys, shape.max_depth + 1, vocab)
+    tokens = torch.zeros(batch, shape.num_nodes + 1, dtype=torch.long)
+    prefixes = torch.zeros_like(tokens)
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    for parent, children in enumerate(shape.children):
+        depth = shape.depths[parent]
+        arrivals = race(tables.q[depth][prefixes[:, parent]], noise[:, depth])
+        earliest, token = arrivals.sort(dim=-1, descending=True, stable=True)
+        for rank, child in enumerate(children[:vocab]):
+            tokens[:, child] = token[:, rank]
+            prefixes[:, child] = prefixes[:, parent] * vocab + token[:, rank]
+            valid[:, child] = valid[:, parent] & (earliest[:, rank] > 0)
+        valid[:, list(children[vocab:])] = False
+    tree = DraftTree.from_shape(shape, tokens, sampling=DraftSampling.COUPLED, valid=None if valid.all() else valid)
+    target_probs = torch.stack([tables.p[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
+    probability = torch.full((batch,), 1 / batch, dtype=torch.float64)
+    return Drafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))
+
+
+def expected_coupled(tables: Tables, shape: TreeShape) -> float:
+    """Expected accepted tokens of ``COUPLED`` drafts, in closed form (``coupled_acceptance``): no sampling noise."""
+    q = tables.q
+    if q is None:
+        raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
+
+    def below(node: int, prefix: int) -> float:
+        depth, total = shape.depths[node], 0.0
+        before = torch.zeros(tables.vocab, dtype=torch.float64)
+        for rank, child in enumerate(shape.children[node]):
+            among = coupled_acceptance(tables.p[depth][prefix], q[depth][prefix], rank + 1)
+            for token, chance in enumerate((among - before).tolist()):
+                if chance > 0:
+                    total += chance * (1 + below(child, prefix * tables.vocab + token))
+            before = among
+        return total
+
+    return below(0, 0)
+
+
+def _noise(keys: Int[Tensor, " batch"], count: int, vocab: int) -> Float[Tensor, "batch position vocab"]:
+    return shared_noise(keys, torch.arange(1, count + 1).expand(len(keys), -1), vocab)
+
+
+def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tensor, "batch position"]:
+    """The next tokens of plain decoding after a root at position 0."""
+    noise = _noise(keys, length, tables.vocab)
+    tokens = torch.zeros(len(keys), length, dtype=torch.long)
+    prefix = torch.zeros_like(keys)
+    for depth in range(length):
+        tokens[:, depth] = winners(tables.p[depth][prefix], noise[:, depth]).argmax(-1)
+        prefix = prefix * tables.vocab + tokens[:, depth]
+    return tokens
+
+
+def _goodness(tokens: Int[Tensor, "batch position"], tables: Tables) -> float:
+    """p-value of the outputs under the target's joint law; 0 if an impossible one is among them."""
+    index = torch.zeros_like(tokens[:, 0])
+    for column in tokens.unbind(1):
+        index = index * tables.vocab + column
+    expected = tables.joint(tokens.shape[1]) * len(tokens)
+    counts = index.bincount(minlength=len(expected)).double()
+    if (counts[expected == 0] > 0).any():
+        return 0.0
+    common = expected >= _RARE
+    cells = [(counts[common], expected[common]), (counts[~common].sum()[None], expected[~common].sum()[None])]
+    observed, wanted = (torch.cat(parts) for parts in zip(*cells, strict=True))
+    some = wanted >= _RARE  # the pooled cell may be too small itself
+    if int(some.sum()) < 2:
+        return 1.0
+    scale = observed[some].sum() / wanted[some].sum()
+    return float(scipy.stats.chisquare(observed[some].numpy(), (wanted[some] * scale).numpy()).pvalue)

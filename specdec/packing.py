@@ -1,0 +1,153 @@
+"""Linear weights in the layout that the CPU's matrix kernels want, so that they are not rearranged at every call.
+
+oneDNN multiplies in blocks. Given a plain matrix it rearranges or walks it badly each time, which for the few rows of
+decoding costs as much as the product: packed once, the linear layers of a 110M Llama take 0.5 to 0.65 of the time in
+bfloat16 at 1 to 9 rows and 0.35 to 0.5 in float32 (torch 2.13, AVX512-BF16, ``benchmarks/packing.py``).
+
+The model itself is not touched: the packed copies take the layers' place during our forwards only. In bfloat16 they
+give the same bits; in float32 sums are ordered otherwise.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from specdec.memory import free_memory
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+_ROWS = 8  # rows that the layout is chosen for; others lose little
+_SHARE = 0.5  # of the free memory that copies may take
+
+_LEAST_BFLOAT16 = 1 << 14
+_LEAST_FLOAT32 = 400_000
+"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in bfloat16 and as weights times
+rows in float32, are quicker by the plain path."""
+
+
+@dataclass
+class _Layer:
+    """One linear layer.
+
+    Attributes:
+        module: The layer.
+        names: Its own attributes, where a ``forward`` hides that of its class.
+        forward: What to hide it by.
+        packed: The packed weight, read by ``forward``.
+        version: Of the weight that was packed.
+    """
+
+    module: nn.Linear
+    names: dict[str, Any]
+    forward: Callable[[Tensor], Tensor]
+    packed: list[Tensor]
+    version: tuple[int, int]
+
+
+class PackedLinears:
+    """Packed copies of a model's linear layers.
+
+    Layers of other classes (quantized, adapted, distributed) stay as they are, and so does everything on other
+    devices, in other dtypes, or without oneDNN. Copies are made if half of the free memory holds them.
+
+    Args:
+        model: Whose layers to pack.
+
+    Attributes:
+        bytes: Memory of the copies.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._layers: list[_Layer] = []
+        self.bytes = 0
+        linears = [module for module in model.modules() if _packable(module)]
+        weights = {module.weight for module in linears}
+        needed = sum(weight.numel() * weight.element_size() for weight in weights)
+        if needed > _SHARE * free_memory(torch.device("cpu")):
+            return
+        self.bytes = needed
+        self._layers = [_layer(module) for module in linears]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def refresh(self) -> None:
+        """Pack those weights again that have been changed in place or replaced (by training, say)."""
+        for layer in self._layers:
+            version = _version(layer.module.weight)
+            if version != layer.version:
+                layer.packed[0] = pack(layer.module.weight)
+                layer.version = version
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the copies take the layers' place."""
+        for layer in self._layers:
+            layer.names["forward"] = layer.forward
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.names["forward"]
+
+
+_packed: WeakKeyDictionary[nn.Module, PackedLinears] = WeakKeyDictionary()
+
+
+def packed_linears(model: nn.Module) -> PackedLinears:
+    """The packed copies of a model, made once however many engines use it."""
+    if model not in _packed:
+        _packed[model] = PackedLinears(model)
+    copies = _packed[model]
+    copies.refresh()
+    return copies
+
+
+@torch.inference_mode()
+def pack(weight: Tensor) -> Tensor:
+    """A weight ``[out, in]`` in oneDNN's layout: an opaque tensor, for ``packed_linear`` alone."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+
+
+def packed_linear(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """``torch.nn.functional.linear`` with a packed weight."""
+    return torch.ops.mkldnn._linear_pointwise.default(inputs, packed, bias, "none", [], "")
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN has kernels for a weight of this device and dtype on this processor."""
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _packable(module: nn.Module) -> bool:
+    # An instance that has a forward of its own was changed by somebody, who expects it to be called.
+    if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
+        return False
+    return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_BFLOAT16
+
+
+def _layer(module: nn.Linear) -> _Layer:
+    weight = module.weight
+    packed = [pack(weight)]
+    dtype, width = weight.dtype, weight.shape[1]
+    # Rows from which the packed weight is the quicker one.
+    least = 0 if dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
+
+    def forward(inputs: Tensor) -> Tensor:
+        if inputs.dtype is not dtype or inputs.numel() < least or inputs.numel() == 0:
+            return nn.functional.linear(inputs, module.weight, module.bias)
+        return packed_linear(inputs, packed[0], module.bias)
+
+    return _Layer(module, vars(module), forward, packed, _version(weight))
+
+
+def _version(weight: Tensor) -> tuple[int, int]:
+    """Changes whenever a weight does (but for writes through ``.data``)."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version

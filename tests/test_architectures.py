@@ -1,0 +1,306 @@
+"""Any decoder-only model: equal to its own plain forwards over the slot cache, or refused with its type and the reason.
+
+The named ones are here for what is special about them, and a test says that it is there; ``-m slow`` tries every type
+of the installed transformers against the table in docs/MODELS.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import specdec.model_runner
+from specdec.model_runner import ModelRunner
+from specdec.support import Reach
+from specdec.tree import DraftTree
+from tests import architectures
+from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
+
+
+class Named(NamedTuple):
+    """A configuration, and what is special about it.
+
+    Attributes:
+        model_type: As transformers names it.
+        fields: Of the configuration.
+        shows: Whether the runner, or its model, has what the case is named for.
+        attention: The one that ``"auto"`` settles on.
+    """
+
+    model_type: str
+    fields: dict[str, Any]
+    shows: Callable[[ModelRunner], object]
+    attention: str = "specdec_grouped"
+
+
+def kv_heads(runner: ModelRunner) -> int:
+    return runner.cache.keys[0].shape[3]
+
+
+def has(*names: str) -> Callable[[ModelRunner], bool]:
+    """The model has parameters whose names end so."""
+
+    def look(runner: ModelRunner) -> bool:
+        found = [name for name, _ in runner.model.named_parameters()]
+        return all(any(name.endswith(wanted) for name in found) for wanted in names)
+
+    return look
+
+
+def tied(runner: ModelRunner) -> bool:
+    output, table = runner.model.get_output_embeddings(), runner.model.get_input_embeddings()
+    return output is not None and output.weight is table.weight
+
+
+def head_dim(runner: ModelRunner) -> int:
+    return runner.cache.keys[0].shape[4]
+
+
+def windows(*sizes: int | None) -> Callable[[ModelRunner], bool]:
+    return lambda runner: {reach.window or reach.chunk for reach in runner._reaches.values()} == set(sizes)
+
+
+NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
+
+SUPPORTED: dict[str, Named] = {
+    "Llama, untied head": Named("llama", {}, lambda runner: not tied(runner)),
+    "Llama, tied head": Named("llama", {"tie_word_embeddings": True}, tied),
+    "Llama, one KV head": Named("llama", {"num_key_value_heads": 1}, lambda runner: kv_heads(runner) == 1),
+    "Llama, as many KV heads": Named("llama", {"num_key_value_heads": 4}, lambda runner: kv_heads(runner) == 4),
+    "Llama, wide heads": Named("llama", {"head_dim": 16}, lambda runner: head_dim(runner) * 4 == 2 * 32),
+    "GPT-NeoX, parallel residual, partial rotation": Named("gpt_neox", {}, has("query_key_value.weight")),
+    "GPT-2, learned positions": Named("gpt2", {}, has("wpe.weight")),
+    "OPT, learned positions behind an offset": Named("opt", {}, has("embed_positions.weight")),
+    "GPT-J, attention of its own": Named("gptj", {}, has("q_proj.weight"), "eager"),
+    "GPT-BigCode, one KV head": Named("gpt_bigcode", {}, lambda runner: kv_heads(runner) == 1),
+    "Falcon, one KV head": Named("falcon", {}, lambda runner: kv_heads(runner) == 1, "eager"),
+    "Falcon, repeated KV heads": Named("falcon", NEW_FALCON, lambda runner: kv_heads(runner) == 4, "eager"),
+    "Qwen2, biases": Named("qwen2", {"use_sliding_window": False}, has("q_proj.bias", "k_proj.bias", "v_proj.bias")),
+    "Qwen2, full and sliding layers": Named("qwen2", {}, windows(6, None)),
+    "Qwen3, norms of queries and keys": Named("qwen3", {}, has("q_norm.weight", "k_norm.weight")),
+    "Mistral, every layer sliding": Named("mistral", {}, windows(6)),
+    "Phi-3, fused projections": Named("phi3", {}, has("qkv_proj.weight")),
+    "Gemma-2, softcaps": Named("gemma2", {}, lambda runner: runner.config.attn_logit_softcapping == 5.0),
+    "Gemma-3, full and sliding layers": Named("gemma3_text", {}, windows(6, None)),
+    "Gemma-3n, layers that share keys": Named(
+        "gemma3n_text", {}, lambda runner: sum(len(keys) for keys in runner.cache.keys) == 2
+    ),
+    "Gemma-4, layers of different width": Named("gemma4_text", {}, lambda runner: len(runner.cache.keys) == 2),
+    "Llama-4, chunks": Named("llama4_text", {}, windows(6, None)),
+    "Cohere-2, no rotation in full layers": Named("cohere2", {}, windows(6, None)),
+    "OLMo-2, norms behind": Named("olmo2", {}, has("post_feedforward_layernorm.weight")),
+    "Granite, multipliers": Named("granite", {"residual_multiplier": 0.5}, has("q_proj.weight")),
+    "Mixtral": Named("mixtral", {}, has("experts.gate_up_proj")),
+    "Qwen3-MoE": Named("qwen3_moe", {}, has("experts.gate_up_proj")),
+    "gpt-oss, attention sinks": Named("gpt_oss", {}, has("self_attn.sinks", "experts.gate_up_proj_bias")),
+    "DeepSeek-V3, compressed keys and values": Named(
+        "deepseek_v3", {}, lambda runner: runner.cache.keys[0].shape[4] != runner.cache.values[0].shape[4]
+    ),
+    "DeepSeek-V3.2, selected keys": Named("deepseek_v32", {}, lambda runner: runner.cache.indexer_keys, "eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode in 5.17
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_supported_and_equal(name: str) -> None:
+    case = SUPPORTED[name]
+    error, runner = disagreement(tiny(case.model_type, **case.fields))
+    assert case.shows(runner), f"{name}: the model has nothing of the kind"
+    assert runner.attention == case.attention
+    assert error < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("bloom", {}, "ALiBi derives positions from the mask's columns"),
+        ("mpt", {}, "ALiBi derives positions from the mask's columns"),
+        ("falcon", {"alibi": True}, "ALiBi derives positions from the mask's columns"),
+        ("mamba", {}, r"its recurrent state \(linear_attention\) cannot be rolled back after a rejection"),
+        ("rwkv", {}, r"its recurrent state \(state space\) cannot be rolled back"),
+        ("jamba", {}, r"its recurrent state \(.*\) cannot be rolled back"),
+        ("qwen3_next", {}, r"its recurrent state \(linear_attention\) cannot be rolled back"),
+        ("lfm2", {}, r"its recurrent state \(conv\) cannot be rolled back"),
+        ("minimax_m3_vl_text", {}, "no tree mask for layers of type minimax_m3_sparse"),
+        ("bart", {}, "takes no position_ids, so that a tree's tokens cannot be placed"),
+        ("openai-gpt", {}, r"takes no KV cache \(past_key_values\)"),
+        ("roberta", {}, "it numbers positions from its padding token's id on"),
+    ],
+)
+def test_refused_with_its_type_and_the_reason(model_type: str, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{model_type}: .*{reason}"):
+        ModelRunner(tiny(model_type, **fields), max_batch_size=1, max_length=MAX_LENGTH)
+
+
+# ---------------------------------------------------------------- models that nobody has named
+
+
+class OwnAttention(LlamaForCausalLM):
+    """A research model: attention written out, as an author would, without transformers' attention functions."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.__class__ = WrittenOut
+
+
+class WrittenOut(nn.Module):
+    """Multi-head attention whose values are squared keys' neighbours: nothing that any library has."""
+
+    def forward(self, hidden_states: Tensor, *, attention_mask: Tensor, past_key_values=None, **kwargs: object):
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            projection(hidden_states).view(shape).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        value = value * value.sigmoid()
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        weights = (query @ key.mT * self.scaling + attention_mask).softmax(-1)
+        return self.o_proj((weights @ value).transpose(1, 2).flatten(2)), weights
+
+
+class CountsItsCache(LlamaForCausalLM):
+    """A research model that places tokens by the length of the cache, whatever positions it is given."""
+
+    def forward(self, input_ids: Tensor, position_ids=None, past_key_values=None, **kwargs: Any):
+        start = past_key_values.get_seq_length() if past_key_values is not None else 0
+        positions = start + torch.arange(input_ids.shape[1])[None]
+        return super().forward(input_ids, position_ids=positions, past_key_values=past_key_values, **kwargs)
+
+
+def research_model(cls: type[LlamaForCausalLM]) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = cls(architectures.tiny_config("llama", attn_implementation="eager")).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(5.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def test_a_model_nobody_has_named_is_equal() -> None:
+    error, _ = disagreement(research_model(OwnAttention))
+    assert error < TOLERANCE
+
+
+def test_a_model_nobody_has_named_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^llama: not supported, because a trial forward .* logits differ by \d+%"):
+        ModelRunner(research_model(CountsItsCache), max_batch_size=1, max_length=MAX_LENGTH)
+
+
+# ---------------------------------------------------------------- what the comparisons can see
+
+
+def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: every node sees all nodes before it, as in a chain."""
+    mask = specdec.model_runner.tree_mask
+
+    def chain(starts: Tensor, visible: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return mask(starts, torch.ones_like(visible).tril(visible.shape[2] - visible.shape[1]), *args, **kwargs)
+
+    monkeypatch.setattr(specdec.model_runner, "tree_mask", chain)
+    with pytest.raises(ValueError, match=r"logits differ by \d+%"):
+        ModelRunner(tiny("llama"), max_batch_size=1, max_length=MAX_LENGTH)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "llama4_text"])
+def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: the trial waves through a window, or a chunk, that is one too long; the comparison does not."""
+    own = specdec.model_runner.reaches
+
+    def longer(*args: Any) -> dict[str, Reach]:
+        return {
+            name: Reach(reach.window and reach.window + 1, reach.chunk and reach.chunk + 1)
+            for name, reach in own(*args).items()
+        }
+
+    monkeypatch.setattr(specdec.model_runner, "reaches", longer)
+    monkeypatch.setattr(specdec.model_runner, "differs", lambda *args, **kwargs: None)
+    error, _ = disagreement(tiny(model_type))
+    assert error > 100 * TOLERANCE
+
+
+# ---------------------------------------------------------------- mixtures of experts
+
+
+class Synchronizations(TorchDispatchMode):
+    """Counts the operators after which a host would wait for a GPU."""
+
+    NAMES = (
+        "_local_scalar_dense",  # item, tolist, if, for
+        "nonzero",
+        "masked_select",
+        "unique",
+        "bincount",
+        "is_nonzero",
+        "equal",
+        "repeat_interleave.Tensor",  # without an output size
+        "grouped_mm_fallback",  # transformers' own, a loop over experts on the host
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        name = str(function).split(".", 1)[1]
+        if name.lstrip("_").startswith(tuple(n.lstrip("_") for n in self.NAMES)):
+            self.seen[name] += 1
+        if name.startswith("index") and any(getattr(i, "dtype", None) == torch.bool for i in _indices(args)):
+            self.seen["index by a mask"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _indices(args: tuple[Any, ...]) -> list[Any]:
+    return args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else []
+
+
+def synchronizations(runner: ModelRunner) -> Counter[str]:
+    tree = DraftTree.from_shape(SHAPE, torch.randint(0, VOCAB, (3, SHAPE.num_nodes + 1)))
+    lengths = torch.tensor(LENGTHS)
+    with Synchronizations() as counted:
+        runner.verify(tree, lengths, lengths.numpy())
+    return counted.seen
+
+
+@pytest.mark.parametrize("loaded_with", ["eager", "grouped_mm"])
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_experts_do_not_synchronize(model_type: str, loaded_with: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(model_type)
+    model.set_experts_implementation(loaded_with)
+    runner = ModelRunner(model, max_batch_size=3, max_length=MAX_LENGTH, max_nodes=SHAPE.num_nodes)
+    assert not synchronizations(runner)
+    assert model.config._experts_implementation == loaded_with, "the user's model is left as it was"
+    # The loop that was avoided is seen by the counter: several times in every layer.
+    monkeypatch.setattr(runner, "_experts", "eager")
+    assert sum(synchronizations(runner).values()) >= 2 * model.config.num_hidden_layers - 1
+
+
+# ---------------------------------------------------------------- every type
+
+_ROWS = architectures.read_table()[1]
+
+
+def test_the_table_has_every_type_of_this_version() -> None:
+    if not any(VERSION in row for row in _ROWS.values()):
+        pytest.skip(f"docs/MODELS.md has no column for transformers {VERSION}")
+    known = {name for name, row in _ROWS.items() if row.get(VERSION)}
+    assert known == set(MODEL_TYPES), "write the column anew: python -m tests.architectures"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # old models' code has warnings of its own
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_type_is_as_the_table_says(model_type: str) -> None:
+    found = architectures.outcome(model_type)
+    listed = _ROWS.get(model_type, {}).get(VERSION)
+    if listed is None:
+        assert found.reason or found.cell in ("yes", "eager")
+    else:
+        assert found.cell == listed, found.reason

@@ -1,0 +1,156 @@
+"""Speculative cascades: rejection sampling towards a mixture of drafter and target. EXACT_WRT that mixture."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.sampling import one_hot_argmax
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.rejection import RejectionVerifier
+
+Deferral = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""From p, q, their total variation and alpha: which tokens of the drafter are kept, for all tokens at once (a last
+axis of one) or token by token. The larger alpha, the more."""
+
+
+def chow(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows 1"]:
+    """Keep where the drafter is confident: max q ≥ 1 - alpha (equation 2)."""
+    return q.amax(-1, keepdim=True) >= 1 - alpha
+
+
+def diff(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows 1"]:
+    """Keep where the target is hardly more confident: max q ≥ max p - alpha (equation 5)."""
+    return q.amax(-1, keepdim=True) >= p.amax(-1, keepdim=True) - alpha
+
+
+def opt(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows 1"]:
+    """The same where deferring costs rejections: max q ≥ max p - alpha TV(p, q) (equation 10)."""
+    return q.amax(-1, keepdim=True) >= p.amax(-1, keepdim=True) - alpha * distance
+
+
+def token_v1(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows vocab"]:
+    """Keep token x if q(x) ≥ max p - alpha (equation 13)."""
+    return q >= p.amax(-1, keepdim=True) - alpha
+
+
+def token_v2(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows vocab"]:
+    """Keep token x if p(x) ≥ max p - alpha (equation 14)."""
+    return p >= p.amax(-1, keepdim=True) - alpha
+
+
+def token_v3(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
+) -> Bool[Tensor, "*rows vocab"]:
+    """Keep token x if p(x) ≥ (1 - alpha) max p (equation 15)."""
+    return p >= (1 - alpha) * p.amax(-1, keepdim=True)
+
+
+DEFERRALS: dict[str, Deferral] = {rule.__name__: rule for rule in (chow, diff, opt, token_v1, token_v2, token_v3)}
+
+
+class CascadeVerifier(Verifier):
+    """Speculative cascades (Narasimhan et al., ICLR 2025, arXiv 2405.19261).
+
+    A deferral rule decides at every node which tokens the drafter may choose and which it leaves to the target. The
+    output follows
+
+        π(x) = q(x) k(x) + p(x) Σ_y q(y) (1 - k(y)),
+
+    where k(x) is 1 for tokens that are kept and 0 for those deferred; a rule that keeps all or none makes π either q
+    or p. Rejection sampling towards π then accepts more than towards p, and is exact with respect to π on chains and
+    trees, because π at a node depends on the path alone. It is *not* the target's distribution.
+
+    A token may follow any node, so q is needed at leaves, too: one more forward of the drafter in every round.
+
+    The rules and the numbers of their equations are those of the paper as its authors' code cites them
+    (google-research/speculative_cascades), and so is what happens at temperature 0, a *greedy cascade*: k is decided
+    by p and q at temperature 1 (only the total variation of ``opt`` is that of the two choices, 0 or 1), and the token
+    is the drafter's or the target's most probable one. One difference: above temperature 0 the authors decide by the
+    models' laws at temperature 1, and this class by p and q as tokens are drawn from them, after temperature and
+    filters; at temperature 1 without filters the two agree.
+
+    Args:
+        deferral: ``"chow"``, ``"diff"``, ``"opt"``, ``"token_v1"``, ``"token_v2"`` or ``"token_v3"``; or a function
+            like these.
+        alpha: The price of deferring to the target: the larger, the more tokens are the drafter's. From no token to
+            all, it runs from 0 to 1 with ``chow`` and ``token_v3``, from -1 to 1 with ``diff`` and the other token
+            rules, and without bounds with ``opt``.
+    """
+
+    exactness = Exactness.EXACT_WRT
+    laws = frozenset({DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    needs_leaf_probs = True
+
+    def __init__(self, *, deferral: str | Deferral = "opt", alpha: float = 0.1):
+        if isinstance(deferral, str) and deferral not in DEFERRALS:
+            raise ValueError(f"deferral={deferral!r}: choose {', '.join(DEFERRALS)}, or give a function")
+        if alpha != alpha:
+            raise ValueError(f"alpha={alpha}: give a number")
+        self.deferral = DEFERRALS[deferral] if isinstance(deferral, str) else deferral
+        self.alpha = alpha
+        self._rule = RejectionVerifier()
+
+    def stated_law(
+        self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """π of sampled rows; p where q is zero."""
+        return self._mixture(target_probs, draft_probs, target_probs, draft_probs)
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        return self._rule.stop_law(tree, self._stated(tree, target_probs))
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """What rejection sampling leaves of π; π after a leaf."""
+        return self._rule.next_law(tree, self._stated(tree, target_probs), stop)
+
+    def _stated(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+    ) -> Float[Tensor, "batch node vocab"]:
+        """π at every node; one-hot in greedy rows, whose nodes are all DETERMINISTIC."""
+        if tree.draft_probs is None:
+            return target_probs
+        p, q = target_probs, tree.draft_probs.to(target_probs.dtype)
+        greedy = (tree.law[:, -1] == DraftSampling.DETERMINISTIC)[:, None, None]
+        drawn_p, drawn_q = (torch.where(greedy, one_hot_argmax(law), law) for law in (p, q))
+        return self._mixture(p, q, drawn_p, drawn_q)
+
+    def _mixture(
+        self,
+        p: Float[Tensor, "*rows vocab"],
+        q: Float[Tensor, "*rows vocab"],
+        drawn_p: Float[Tensor, "*rows vocab"],
+        drawn_q: Float[Tensor, "*rows vocab"],
+    ) -> Float[Tensor, "*rows vocab"]:
+        """π.
+
+        Args:
+            p: What the decision looks at, of the target.
+            q: The same of the drafter.
+            drawn_p: What the target's tokens are drawn from; one-hot at temperature 0.
+            drawn_q: The same of the drafter.
+        """
+        distance = (drawn_q - drawn_p).clamp(min=0).sum(-1, keepdim=True)
+        kept = self.deferral(p, q, distance, self.alpha)
+        deferred = drawn_q.masked_fill(kept, 0.0).sum(-1, keepdim=True)
+        mixture = drawn_q.masked_fill(~kept, 0.0) + deferred * drawn_p
+        return mixture.where(q.sum(-1, keepdim=True) > 0, drawn_p)

@@ -1,0 +1,180 @@
+"""Block verification of the best of several independent paths."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.block import BlockVerifier
+from verifiers.siblings import row_index
+from verifiers.target_walk import TargetWalkVerifier
+
+
+class GreedyMultiPathVerifier(Verifier):
+    """Greedy multi-path block verification, GBV (Thomas and Pal 2026, arXiv 2602.16961).
+
+    K paths are drawn from the root, independently of each other. At every node tokens are ranked by p / q, and of the
+    paths the lexicographically largest is selected: at each position the token of the highest rank wins, and the paths
+    that do not have it are out. That one is verified as a block, not with q but with the law of its tokens given that
+    they were selected,
+
+        q~(x | v) = ((A + F_x)^K - (A + F_x - z_x)^K) / ((A + Q_v)^K - A^K),
+
+    where Q_v is q's mass of the prefix v, A that of all smaller prefixes, z_x = Q_v q(x), and F_x = Q_v times q's mass
+    of the tokens that rank no higher than x. The powers are factored, a^K - b^K = (a - b) sum a^i b^(K-1-i), and taken
+    relative to A + Q_v, so that nothing cancels or vanishes on long paths.
+
+    A second path may take more than it gives: acceptance is not monotone in K. One path is ``BlockVerifier``.
+
+    The tree has a node for every token of every path, also where paths agree (``TreeShape.branching(K, 1, 1)``), so it
+    may not be merged. Paths have one length, or end by what stands on them (never by which path it is). Rows with
+    ``DETERMINISTIC`` nodes, greedy requests above all, are verified as by ``TargetWalkVerifier``.
+    """
+
+    exactness = Exactness.EXACT
+    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+    paths_only = True
+
+    def __init__(self):
+        self._block, self._walk = BlockVerifier(), TargetWalkVerifier()
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given these paths, that the accepted path ends at each node: all of one path."""
+        walked = self._walk.stop_law(tree, target_probs)
+        if tree.draft_probs is None or tree.max_children == 0:
+            return walked
+        path = _largest_path(tree, tree.draft_probs, target_probs)
+        along = self._block.stop_law(*_as_chain(tree, tree.draft_probs, target_probs, path))
+        law = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
+        return walked.where(_certain(tree)[:, None], law)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """The residual with respect to q~, or p after the last node; p, too, beside the selected path."""
+        walked = self._walk.next_law(tree, target_probs, stop)
+        if tree.draft_probs is None or tree.max_children == 0:
+            return walked
+        path = _largest_path(tree, tree.draft_probs, target_probs)
+        chain, chain_probs = _as_chain(tree, tree.draft_probs, target_probs, path)
+        selected, place = (path == stop[:, None]).max(-1)
+        law = self._block.next_law(chain, chain_probs, place)
+        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.num_nodes))
+        return walked.where(_certain(tree)[:, None], law.where(selected[:, None], node_p))
+
+
+def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:
+    """Rows with nodes that were not sampled."""
+    return (tree.valid & (tree.parents >= 0) & (tree.law == DraftSampling.DETERMINISTIC)).any(-1)
+
+
+def _ratio(p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """What ranks tokens; those that are never drafted come last."""
+    return (p.double() / q.double()).where(q > 0, -1.0)
+
+
+def _largest_path(
+    tree: DraftTree,
+    draft_probs: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+) -> Int[Tensor, "batch position"]:
+    """Nodes of the selected path, the root first, -1 padded. Of equal paths the first."""
+    nodes = tree.children[:, 0]
+    alive = nodes >= 0
+    prefix = torch.zeros_like(nodes[:, :1])
+    levels = [prefix.expand_as(nodes)]
+    for _ in range(tree.max_depth):
+        levels.append(nodes)
+        token = tree.tokens.gather(1, nodes.clamp(min=0))
+        # All paths that are alive have one prefix: one node stands for it.
+        entry = prefix * target_probs.shape[2] + token
+        score = _ratio(target_probs.flatten(1).gather(1, entry), draft_probs.flatten(1).gather(1, entry))
+        going = alive & (nodes >= 0)
+        score = score.where(going, -2.0)
+        best = score == score.amax(-1, keepdim=True)
+        winner = token.where(best & going, target_probs.shape[2]).amin(-1, keepdim=True)
+        # Where all have ended, all stay.
+        alive = torch.where(going.any(-1, keepdim=True), going & best & (token == winner), alive)
+        first = alive.byte().argmax(-1, keepdim=True)
+        prefix = nodes.gather(1, first).clamp(min=0)
+        nodes = tree.children[..., 0].gather(1, nodes.clamp(min=0)).where(nodes >= 0, -1)
+    chosen = alive.byte().argmax(-1, keepdim=True)
+    return torch.cat([level.gather(1, chosen) for level in levels], 1)
+
+
+def _as_chain(
+    tree: DraftTree,
+    draft_probs: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    path: Int[Tensor, "batch position"],
+) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
+    """The selected path as a chain that was drawn from q~, and its p."""
+    batch, positions = path.shape
+    row = row_index(path.clamp(min=0), tree.num_nodes)
+    p, q = (table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs))
+    tokens = tree.tokens.gather(1, path.clamp(min=0))
+    paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
+    chain = DraftTree.build(
+        tokens,
+        torch.arange(-1, positions - 1, device=path.device).expand(batch, -1),
+        valid=path >= 0,
+        sampling=DraftSampling.IID,
+        draft_probs=_law_of_the_largest(p, q, tokens, paths, tree.max_children).to(p.dtype),
+        max_depth=positions - 1,
+        max_children=1,
+    )
+    return chain, p
+
+
+def _law_of_the_largest(
+    p: Float[Tensor, "batch position vocab"],
+    q: Float[Tensor, "batch position vocab"],
+    tokens: Int[Tensor, "batch position"],
+    paths: Int[Tensor, "batch 1"],
+    most_paths: int,
+) -> Float[Tensor, "batch position vocab"]:
+    """q~ behind every position of the selected path, in float64.
+
+    Args:
+        p: Target's law behind every position.
+        q: Draft's law likewise.
+        tokens: The path's tokens.
+        paths: How many paths were drawn.
+        most_paths: No row has more.
+    """
+    # Descending; stable, so that of equal ratios the lower id ranks higher.
+    order = _ratio(p, q).argsort(dim=-1, descending=True, stable=True)
+    drafted = q.double().gather(-1, order)
+    drafted = drafted / drafted.sum(-1, keepdim=True)
+    no_higher = drafted.flip(-1).cumsum(-1).flip(-1)
+    lower = torch.nn.functional.pad(no_higher[..., 1:], (0, 1))
+    # Masses relative to A + Q_v: of the smaller prefixes, and of v.
+    smaller, own = torch.zeros_like(no_higher[:, 0, :1]), torch.ones_like(no_higher[:, 0, :1])
+    laws = []
+    for position in range(tokens.shape[1]):
+        up_to, under = (smaller + own * table[:, position] for table in (no_higher, lower))
+        share = _powers(up_to, under, paths, most_paths) / _powers(torch.ones_like(own), smaller, paths, most_paths)
+        law = drafted[:, position] * share
+        laws.append(torch.zeros_like(law).scatter(-1, order[:, position], law))
+        if position + 1 < tokens.shape[1]:
+            place = (order[:, position] == tokens[:, position + 1, None]).byte().argmax(-1, keepdim=True)
+            total = up_to.gather(-1, place)
+            smaller = under.gather(-1, place) / total
+            own = own * drafted[:, position].gather(-1, place) / total
+    return torch.stack(laws, 1)
+
+
+def _powers(
+    a: Float[Tensor, "batch some"], b: Float[Tensor, "batch some"], k: Int[Tensor, "batch 1"], most: int
+) -> Float[Tensor, "batch some"]:
+    """(a^k - b^k) / (a - b) = sum a^i b^(k-1-i)."""
+    total, power = torch.zeros_like(a), torch.ones_like(b)
+    for i in range(most):
+        total = torch.where(i < k, total * a + power, total)
+        power = power * b
+    return total
