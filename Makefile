@@ -3,6 +3,7 @@
 #
 #   make demo PYTHON=python3.12     with another interpreter
 #   make demo PIP_ARGS="…"          with arguments for pip, such as the index of PyTorch's CPU builds
+#   make test JOBS=0                in one process, which a debugger needs
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,6 +13,7 @@ SHELL := bash
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
 PIP_ARGS ?=
+JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.specdec-installed
 
@@ -19,8 +21,10 @@ PACKAGES := specdec drafters verifiers experiments
 # Shapes in annotations are checked in these packages while tests run (not in experiments, which has no tensor code
 # of its own on the main path).
 SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,tests.check_types
+# In processes that take over each other's tests at the end, each with one thread for its tiny tensors.
+PARALLEL := -n $(JOBS) --dist worksteal
 # No network in a test, and two runs alike whatever the caller's shell exports.
-TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES)
+TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES) $(PARALLEL)
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14

@@ -117,6 +117,7 @@ class ModelDrafter(Drafter):
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: object) -> None:
         """Begin with an empty row."""
+        self.runner.refresh()
         self._known[slot] = 0
 
     def observe(self, committed: Committed) -> None:

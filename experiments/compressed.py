@@ -1,8 +1,10 @@
 """Trees and tables of a round, compressed: what a rule needs to be asked again, at any size of vocabulary.
 
-Of every node are kept, exactly, the most probable tokens under p and under q, until at most ``dropped`` of either law is
-left, and always the tokens drafted below it; all others become **one more token**, with what is left of p and of q. So
-the tables still sum to one, and a rule can be asked them as they are.
+Of every node are kept, exactly, the most probable tokens under p and under q, until what is left of either law is at
+most ``dropped`` of the total variation between the two (of 1, where there is no q), and always the tokens drafted below
+it; all others become **one more token**, with what is left of p and of q. So the tables still sum to one, and a rule can
+be asked them as they are. The total variation is what a rejected token leaves of p, to be divided by: where p and q are
+next to equal, what is dropped has to be little beside it.
 
 What that changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
 gives, asked the compressed tables, exactly what it would give if the target's law p were p' = p on the kept tokens
@@ -21,8 +23,8 @@ from torch import Tensor
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
-DROPPED = 1e-3
-"""Mass of p, and of q, that the tokens which are not kept have at most."""
+DROPPED = 1e-2
+"""Share of the total variation of p and q that the tokens which are not kept have at most, of either law."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +59,11 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
         tree: What was drafted. Of q, the rows are kept that anything was drawn from, and any other that sums to one
             (a drafter that goes on to its leaves).
         target_probs: p at every node.
-        dropped: Mass that may be left of each law; 0 keeps every token that has any.
+        dropped: See above; 0 keeps every token that has any probability.
     """
     p, q, valid = target_probs, tree.draft_probs, tree.valid
     batch, nodes, vocab = p.shape
-    keep = _top(p, dropped)
+    most = torch.full_like(p[..., :1], dropped)
     drafted = valid & (tree.parents >= 0)
     has_q = torch.zeros_like(valid)
     if q is not None:
@@ -70,7 +72,10 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
         has_q = torch.zeros_like(tree.parents).scatter_add(1, tree.parents.clamp(min=0), drawn.long()) > 0
         has_q |= ((q.sum(-1) - 1).abs() < 1e-3) & (q >= 0).all(-1)
         q = torch.where(has_q[..., None], q, 0.0)
-        keep |= _top(q, dropped)
+        most = torch.where(has_q[..., None], 0.5 * dropped * (p - q).abs().sum(-1, keepdim=True), dropped)
+    keep = _top(p, most)
+    if q is not None:
+        keep |= _top(q, most)
     entry = (tree.parents.clamp(min=0) * vocab + tree.tokens).where(drafted, 0)
     first = keep[:, 0, 0].clone()
     keep.view(batch, -1).scatter_(1, entry, True)
@@ -137,12 +142,14 @@ def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]
     return tree, torch.from_numpy(table(packed.p, packed.rest_p))
 
 
-def _top(law: Float[Tensor, "batch node vocab"], dropped: float) -> Bool[Tensor, "batch node vocab"]:
-    """The most probable tokens, until no more than ``dropped`` is left; none of probability zero."""
+def _top(
+    law: Float[Tensor, "batch node vocab"], most: Float[Tensor, "batch node 1"]
+) -> Bool[Tensor, "batch node vocab"]:
+    """The most probable tokens, until no more than ``most`` is left; none of probability zero."""
     ordered, ids = law.sort(dim=-1, descending=True, stable=True)
     # From the smallest upwards: what is left must not drown in the rounding of a sum near one.
     left = ordered.flip(-1).double().cumsum(-1).flip(-1)
-    return torch.zeros_like(law, dtype=torch.bool).scatter_(-1, ids, (left > dropped) & (ordered > 0))
+    return torch.zeros_like(law, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
 
 
 def _depth(parents: np.ndarray) -> np.ndarray:

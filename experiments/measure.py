@@ -205,7 +205,8 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
     sampling = [job.sampling for job in jobs.values()]
     _synchronize(engine.target.device)
     try:
-        with watching(engine, contender.method, list(jobs.values()), trace) as watch:
+        batch = list(jobs.values())
+        with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
             begin = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)

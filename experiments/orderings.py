@@ -15,7 +15,6 @@ PUBLISHED = (
     ("block", "rejection", True),  # Sun et al. 2024, theorem 2: on every chain
     ("traversal", "rejection", False),  # Weng et al. 2025: on trees
     ("kseq", "rejection", False),  # Sun et al. 2023: independent siblings
-    ("rejection", "target_walk", False),  # it knows q
 )
 """The rule that accepts more, the other, and whether only chains are meant (else only trees)."""
 

@@ -73,8 +73,9 @@ def replay_runs(
     pieces = []
     for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
         parts = [part for part in settings if not part.startswith("sampling.temperature=")]
-        for drafts in find_drafts(folder, parts):
-            scores, bound = score(drafts, {**rules, RAN: _that_ran(manifest)})
+        ran = build(OmegaConf.create({"verifier": manifest["config"]["verifier"]}), "verifier")
+        for drafts in find_drafts(folder, parts, ran):
+            scores, bound = score(drafts, {**rules, RAN: ran})
             pieces += [found for found in scores if found.rule != RAN]
             done.append(figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap))
     done.sort(key=lambda each: each.drafts.temperature)
@@ -104,26 +105,25 @@ def remarks(done: Sequence[Figures]) -> list[str]:
         "Bound: the probability of accepting one of the root's sampled siblings, over their draws, that no lossless "
         "rule exceeds (optimal transport); of the first position only, whatever the rule does below."
     ]
-    refused: dict[tuple[str, str], list[str]] = {}
+    refused: dict[str, dict[str, str]] = {}
     for each in done:
         for rule, reason in each.refused:
-            refused.setdefault((rule, reason), []).append(each.label)
-    notes += [
-        f"Not asked: {rule}, on {'; '.join(labels) if len(labels) < len(done) else 'any drafts'}: {reason}"
-        for (rule, reason), labels in refused.items()
-    ]
-    for each in done:
-        if each.error is not None:
-            mean, most = each.error
-            notes.append(
-                f"{each.label}, T={each.drafts.temperature:g}: the rule that ran expects {mean:+.2g} accepted tokens per "
-                f"round here over what it had expected then, at most {most:.2g} in a round: what compression does."
-            )
+            refused.setdefault(rule, {}).setdefault(each.label, reason)
+    every = {each.label for each in done}
+    for rule, reasons in refused.items():
+        where = "any of the drafts" if reasons.keys() == every else "; ".join(reasons)
+        notes.append(f"Not asked: {rule}, about {where}: {next(iter(reasons.values()))}")
+    errors = [each for each in done if each.error is not None]
+    if errors:
+        mean = max(errors, key=lambda each: abs(each.error[0]) if each.error else 0.0)
+        row = max(errors, key=lambda each: each.error[1] if each.error else 0.0)
+        assert mean.error is not None and row.error is not None
+        notes.append(
+            f"What compression does: the rule that ran expects at most {mean.error[0]:+.1g} accepted tokens per round here "
+            f"over what it had expected then ({mean.label}, T={mean.drafts.temperature:g}), in a single round at most "
+            f"{row.error[1]:.1g}."
+        )
     return notes
-
-
-def _that_ran(manifest: Mapping[str, Any]) -> Verifier:
-    return build(OmegaConf.create({"verifier": manifest["config"]["verifier"]}), "verifier")
 
 
 def named_verifiers(given: Any) -> dict[str, Verifier]:

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiments.plots import METHOD_COLORS
 from experiments.replay_report import Figures
 
 _MARKERS = "osD^vP*X<>"
@@ -44,15 +44,18 @@ def reach_plot(done: Sequence[Figures], path: Path, subtitle: str) -> Path:
 
 def _panel(panel: Axes, each: Figures, rules: list[tuple[str, str]]) -> None:
     for row in each.rows:
-        index = rules.index((row.rule, row.exactness))
+        # Lossy rules are not to be mixed with the others: grey and dotted.
+        exact = row.exactness == "exact"
+        index = [rule for rule in rules if (rule[1] == "exact") is exact].index((row.rule, row.exactness))
         panel.plot(
             range(1, len(row.reach) + 1),
             row.reach,
-            color=METHOD_COLORS[index % len(METHOD_COLORS)],
+            color=colormaps["tab10"](index % 10) if exact else "0.6",
             marker=_MARKERS[index % len(_MARKERS)],
-            linestyle="-" if row.exactness == "exact" else ":",
+            linestyle="-" if exact else ":",
             markersize=4,
             linewidth=1.2,
+            zorder=3 if exact else 2,
             label=f"{row.rule} ({row.exactness})",
         )
     if each.bound is not None:

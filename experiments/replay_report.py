@@ -18,7 +18,6 @@ from experiments.summary import Bootstrap
 from specdec import stats
 from specdec.stats import Interval
 
-
 RAN = "as it ran"
 """Stands for the rule that ran, where it is asked again to see what compression does."""
 

@@ -3,20 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from experiments.bounds import sibling_bound
-from experiments.divergence import step_divergence
 from experiments.compressed import unpack
+from experiments.divergence import step_divergence
 from experiments.trace import Shard, TraceKey, read_trace
 from specdec.interfaces import Drafter, Verifier
+from specdec.requests import GREEDY_BELOW
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
+from specdec.types import DraftSampling, Exactness, Noise
 
 _NUMBERS = 2**21  # in a batch's table: 16 MB
 
@@ -33,6 +33,8 @@ class Drafts:
         laws: How nodes were drawn.
         is_chain: No node has two children.
         max_nodes, max_depth: Of any tree, root not counted.
+        is_paths, has_leaf_probs: As of a ``Drafter``.
+        ran: The rule that ran, if it is known.
     """
 
     settings: tuple[str, ...]
@@ -44,6 +46,9 @@ class Drafts:
     is_chain: bool
     max_nodes: int
     max_depth: int
+    is_paths: bool = False
+    has_leaf_probs: bool = False
+    ran: Verifier | None = None
 
 
 @dataclass
@@ -101,7 +106,8 @@ class TracedDrafts(Drafter):
 
     def __init__(self, drafts: Drafts):
         self.max_nodes, self.max_depth = drafts.max_nodes, drafts.max_depth
-        self.laws, self.is_chain = drafts.laws, drafts.is_chain
+        self.laws, self.is_chain, self.is_paths = drafts.laws, drafts.is_chain, drafts.is_paths
+        self.has_leaf_probs = self.leaf_probs = drafts.has_leaf_probs
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """It has nothing to bind."""
@@ -112,21 +118,31 @@ class TracedDrafts(Drafter):
         raise NotImplementedError
 
 
-def find_drafts(folder: Path, settings: Sequence[str] = ()) -> list[Drafts]:
+def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None = None) -> list[Drafts]:
     """What a run's trace holds, by method and temperature.
+
+    Args:
+        folder: The run's.
+        settings: What tells its drafts from other runs'.
+        ran: The rule that ran, if it is known.
 
     Raises:
         ValueError: The run has no trace.
     """
-    facts: dict[tuple[str, str, float], list[Any]] = {}
+    found: dict[tuple[str, str, float], _Facts] = {}
     for shard in read_trace(folder, tables=False):
         for row, key in enumerate(shard.keys):
-            found = facts.setdefault((key.method, key.exactness, key.temperature), [set(), True, 0, 0])
-            parents, drafted = shard.of("parents", row), shard.of("valid", row) & (shard.of("parents", row) >= 0)
-            found[0] |= set(np.unique(shard.of("law", row)[drafted]).tolist())
-            found[1] &= bool((np.bincount(parents[drafted], minlength=1) <= 1).all())
-            found[2] = max(found[2], int(drafted.sum()))
-            found[3] = max(found[3], shard.depth(row))
+            facts = found.setdefault((key.method, key.exactness, key.temperature), _Facts())
+            parents, valid = shard.of("parents", row), shard.of("valid", row)
+            drafted = valid & (parents >= 0)
+            children = np.bincount(parents[drafted], minlength=len(parents))
+            depth = shard.depths(row)
+            leaves = depth[drafted & (children == 0)]
+            facts.laws |= set(shard.of("law", row)[drafted].tolist())
+            facts.is_chain &= bool((children <= 1).all())
+            facts.is_paths &= bool((children[1:] <= 1).all() and (leaves == depth.max()).all())
+            facts.has_leaf_probs &= bool((shard.of("rest_q", row)[valid] >= 0).all())
+            facts.nodes, facts.depth = max(facts.nodes, int(drafted.sum())), max(facts.depth, int(depth.max()))
     return [
         Drafts(
             settings=tuple(settings),
@@ -134,17 +150,41 @@ def find_drafts(folder: Path, settings: Sequence[str] = ()) -> list[Drafts]:
             method=method,
             exactness=exactness,
             temperature=temperature,
-            laws=frozenset(DraftSampling(law) for law in laws),
-            is_chain=chain,
-            max_nodes=nodes,
-            max_depth=depth,
+            laws=frozenset(DraftSampling(law) for law in facts.laws),
+            is_chain=facts.is_chain,
+            max_nodes=facts.nodes,
+            max_depth=facts.depth,
+            is_paths=facts.is_paths,
+            has_leaf_probs=facts.has_leaf_probs,
+            ran=ran,
         )
-        for (method, exactness, temperature), (laws, chain, nodes, depth) in facts.items()
+        for (method, exactness, temperature), facts in found.items()
     ]
+
+
+@dataclass
+class _Facts:
+    laws: set[int] = field(default_factory=set)
+    is_chain: bool = True
+    is_paths: bool = True
+    has_leaf_probs: bool = True
+    nodes: int = 0
+    depth: int = 0
 
 
 def refusal(verifier: Verifier, drafts: Drafts) -> str | None:
     """Why a rule is not to be asked about these drafts; None if it is."""
+    shared = drafts.ran is not None and drafts.ran.noise is Noise.SHARED
+    name = type(verifier).__name__
+    if shared and verifier.noise is not Noise.SHARED:
+        return f"{name} asks for p, and the trace has the tokens that the target had drawn: trace another rule's run"
+    if verifier.noise is Noise.SHARED and not shared:
+        return f"{name} asks for the tokens that the target draws with shared noise, and the trace has p: trace its run"
+    if drafts.temperature < GREEDY_BELOW and drafts.ran is not None and drafts.ran.needs_leaf_probs:
+        if not verifier.needs_leaf_probs:
+            return f"{name} asks for p at temperature 0, and the trace has it at 1, for {type(drafts.ran).__name__}"
+    elif drafts.temperature < GREEDY_BELOW and verifier.needs_leaf_probs and drafts.ran is not None:
+        return f"{name} asks for p and q at temperature 1, and the trace has them at 0: trace its run"
     try:
         verifier.check(TracedDrafts(drafts))
     except ValueError as error:

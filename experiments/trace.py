@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.jobs import Job
 from experiments.compressed import DROPPED, Packed, pack
+from experiments.jobs import Job
 from specdec.interfaces import Round
 
 FOLDER = "trace"
@@ -161,12 +161,12 @@ class Shard:
         """Most tokens that were kept at a node of a row."""
         return int(self.of("counts", row).max())
 
-    def depth(self, row: int) -> int:
-        """Depth of a row's longest branch."""
+    def depths(self, row: int) -> np.ndarray:
+        """Depth of a row's nodes, 0 for those that are not drafted."""
         depths: list[int] = []
         for parent, valid in zip(self.of("parents", row).tolist(), self.of("valid", row).tolist(), strict=True):
             depths.append(depths[parent] + 1 if parent >= 0 and valid else 0)
-        return max(depths)
+        return np.array(depths)
 
     def of(self, name: str, row: int) -> np.ndarray:
         """A row's part of a column."""

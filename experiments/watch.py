@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from experiments.compressed import DROPPED, pack, unpack
 from experiments.divergence import Divergence, step_divergence
 from experiments.jobs import Job
-from experiments.compressed import DROPPED, pack, unpack
 from experiments.trace import TraceWriter
 from specdec.engine import Engine
 from specdec.interfaces import Round
@@ -30,10 +30,12 @@ class Watch:
 
 
 @contextmanager
-def watching(engine: Engine, method: str, jobs: Sequence[Job], trace: TraceWriter | None) -> Iterator[Watch]:
+def watching(
+    engine: Engine, method: str, jobs: Sequence[Job], trace: TraceWriter | None, *, speculate: bool
+) -> Iterator[Watch]:
     """Look at every speculative round of an engine; at none if there is nothing to look for."""
     watch = Watch()
-    verifier = engine.verifier
+    verifier = engine.verifier if speculate else None
     if verifier is None or (trace is None and verifier.exactness is Exactness.EXACT):
         yield watch
         return

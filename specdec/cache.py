@@ -49,7 +49,7 @@ class _LayerStub:
     record_past = False
 
 
-class _OwnLayout(Cache):
+class OwnLayout(Cache):
     """A cache that only ``update`` and ``update_indexer`` write to, whatever its layers are."""
 
     def __init__(self, num_layers: int):
@@ -65,7 +65,7 @@ class _OwnLayout(Cache):
     has_previous_state = _refuse_state
 
 
-class ShapeProbe(_OwnLayout):
+class ShapeProbe(OwnLayout):
     """Passes keys and values through and notes their shapes: how a model's cache needs are found out.
 
     Attributes:
@@ -95,7 +95,7 @@ class ShapeProbe(_OwnLayout):
         return query_length, 0
 
 
-class SlotCache(_OwnLayout):
+class SlotCache(OwnLayout):
     """Keys and values of all slots and layers.
 
     Layers of equal shape share two tensors, ``[layer, slot, position, kv_head, head_dim]`` for K and V, so that

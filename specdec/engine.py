@@ -185,7 +185,7 @@ class Engine:
             read = _read_back(tree, verdict, output.logits, target_probs)
         if speculating and self.on_round is not None:
             rows = zip(self._running, slots.host_active & slots.host_drafting, strict=False)
-            self.on_round(Round(tree, target_probs, verdict, tuple(r if drafts else None for r, drafts in rows)))
+            self.on_round(Round(tree, judged, verdict, tuple(r if drafts else None for r, drafts in rows)))
         with self.timer.stage("commit"):
             if tree.max_children > 1:  # along a chain everything stands in its place already
                 self.runner.cache.commit(slots.lengths, verdict.path)
@@ -336,6 +336,7 @@ class Engine:
             if running is not None or not self._waiting:
                 continue
             request = self._waiting.popleft()
+            self.runner.refresh()
             request.slot = slot
             self._running[slot] = request
             self._texts[request.id] = Detokenizer(

@@ -9,6 +9,7 @@ decoding's, token for token; and over seeds plain decoding follows the target. T
     expected_coupled(tables, shape)
 """
 
+import math
 from dataclasses import dataclass
 
 import scipy.stats
@@ -35,11 +36,13 @@ class SharedOutcome:
         differing: Outputs that are not those of plain decoding with the same seed; an exact rule has none.
         p_value: Of the chi-square statistic of plain decoding's outputs against the target's joint law.
         accepted: Mean of accepted draft tokens in a round.
+        error: Its standard error.
     """
 
     differing: int
     p_value: float
     accepted: float
+    error: float
 
 
 def check_shared(
@@ -75,10 +78,12 @@ def check_shared(
     emitted = torch.nn.functional.pad(tree.gather_path(tree.tokens, verdict.path)[:, 1:], (0, 1))
     emitted.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
     beyond = torch.arange(shape.max_depth + 1) > verdict.num_accepted[:, None]
+    accepted = verdict.num_accepted.double()
     return SharedOutcome(
         differing=int(((emitted != plain) & ~beyond).any(1).sum()),
         p_value=_goodness(plain, tables),
-        accepted=float(verdict.num_accepted.double().mean()),
+        accepted=float(accepted.mean()),
+        error=float(accepted.std()) / math.sqrt(samples),
     )
 
 

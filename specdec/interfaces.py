@@ -164,7 +164,7 @@ class Round:
 
     Attributes:
         tree: What was drafted, with q.
-        target_probs: p at every node.
+        target_probs: p at every node as the rule was given it: for the two exceptions, see ``Verifier``.
         verdict: What the rule decided.
         requests: Of every row; its ``rounds`` does not count this one yet. None where a row does not speculate.
     """

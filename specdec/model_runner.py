@@ -4,7 +4,10 @@ The model's own code is used as it is. It is given a cache object that stores wh
 complete additive mask, and explicit position ids; nothing of it is copied or patched.
 """
 
-from collections.abc import Iterator
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +15,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import grouped
-from specdec.attention.mask import tree_mask
+from specdec.attention.mask import row_mask, tree_mask
 from specdec.cache import ShapeProbe, SlotCache, UnsupportedError
 from specdec.packing import packed_linears
 from specdec.quantization.base import weights_read
+from specdec.recording import NAME as RECORDED
+from specdec.recording import Program, RecordingCache, record, recordable
 from specdec.support import (
     Reach,
     check_length,
@@ -32,6 +37,8 @@ from specdec.support import (
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import TargetOutput
 
+logger = logging.getLogger(__name__)
+
 ATTENTION = ("auto", "grouped", "eager")
 
 # The trial of a model: two rows of tokens with prefixes of different lengths, and behind each a tree in which the
@@ -44,6 +51,9 @@ TRIAL_PATH = [0, 2, 4]
 # How experts are run, if they were loaded as "eager": by a kernel that does not synchronize. Where no kernel works,
 # by their own loop.
 EXPERTS = ("grouped_mm", "eager")
+
+RECORD_AFTER = 16
+"""Forwards of one shape before it is recorded: recording costs about a hundred forwards of a small model."""
 
 
 class ModelRunner:
@@ -88,19 +98,20 @@ class ModelRunner:
         self.max_length = max_length
         self.max_nodes = max_nodes
         self.hidden_layers: tuple[int, ...] = ()  # none in the trial
-        self._last_hidden: Tensor | None = None
         output = model.get_output_embeddings()
         assert output is not None, "check_supported has refused the model"
         self.vocab_size = output.weight.shape[0]
         self._configs = _configs(model)
+        self._modules = list(model.modules())
         self._packed = packed_linears(model)
+        self._masks: list[Tensor] = []  # of the forward that runs, in the order of self._reach
+        self._programs: dict[tuple[int, int], Program | None] = {}
+        self._forwards: Counter[tuple[int, int]] = Counter()
+        self._state = self._model_state()
         probe = self._settle(choices)
         self._last_position = max_length - 1
         self.cache = self._make_cache(probe, max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
-        # The output layer's input is the normalized last hidden state.
         self.hidden_layers = hidden_layers
-        if -1 in hidden_layers:
-            output.register_forward_pre_hook(self._catch_last_hidden)
 
     @property
     def bytes_per_token(self) -> int:
@@ -230,42 +241,134 @@ class ModelRunner:
             start=int(host_starts[0]) + first_cell if batch == 1 else -1,
             length=length,
         )
-        masks: dict[Reach, Tensor] = {}
-        for reach in set(self._reaches.values()):
-            mask = tree_mask(
-                starts,
-                visible,
-                length,
-                self.dtype,
-                query_positions=query_positions,
-                cell_positions=cell_positions,
-                window=reach.window,
-                chunk=reach.chunk,
-            )
-            masks[reach] = mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
+        self._masks[:] = [
+            self._mask(reach, starts, host_starts, visible, length, query_positions, cell_positions)
+            for reach in self._reach
+        ]
+        # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
+        positions = query_positions.clamp(max=self._last_position)
+        if not with_logits:
+            hidden = self._eager(self.model.base_model, tokens, positions, self.attention, self.cache)
+            no_logits = tokens.new_zeros(batch, queries, 0, dtype=self.dtype)
+            return TargetOutput(logits=no_logits, hidden_states=dict(zip(self.hidden_layers, hidden, strict=True)))
+        program = self._programs.get((batch, queries))
+        if program is not None:
+            outputs = program(tokens, positions)
+        else:
+            outputs = self._eager(self.model, tokens, positions, self.attention, self.cache)
+            self._consider_recording(tokens, positions, outputs)
+        return TargetOutput(
+            logits=outputs[-1], hidden_states=dict(zip(self.hidden_layers, outputs, strict=False))
+        )
+
+    def _mask(
+        self,
+        reach: Reach,
+        starts: Int[Tensor, " batch"],
+        host_starts: np.ndarray,
+        visible: Bool[Tensor, "batch query cell"],
+        length: int,
+        query_positions: Int[Tensor, "batch query"],
+        cell_positions: Int[Tensor, "batch cell"],
+    ) -> Float[Tensor, "batch 1 grouped_query key"]:
+        """The mask of the layers of one reach, its rows repeated for the query heads of a group."""
+        if len(starts) == 1 and reach == Reach():
+            return row_mask(int(host_starts[0]), visible[0], length, self.dtype, groups=self._groups)
+        mask = tree_mask(
+            starts,
+            visible,
+            length,
+            self.dtype,
+            query_positions=query_positions,
+            cell_positions=cell_positions,
+            window=reach.window,
+            chunk=reach.chunk,
+        )
+        return mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
+
+    def _eager(
+        self, model: nn.Module, tokens: Tensor, positions: Tensor, attention: str, cache: Cache
+    ) -> list[Tensor]:
+        """The model's forward: the hidden states that were asked for, and the logits if ``model`` has an output layer."""
+        masks = dict(zip(self._reach, self._masks, strict=True))
         by_type = {layer_type: masks[reach] for layer_type, reach in self._reaches.items()}
         inputs: dict[str, Any] = {
             "input_ids": tokens,
             # A dict where layers differ, as such models expect it; the one mask otherwise.
             "attention_mask": by_type if len(by_type) > 1 else next(iter(by_type.values())),
-            # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
-            "position_ids": query_positions.clamp(max=self._last_position),
-            "past_key_values": self.cache,
+            "position_ids": positions,
+            "past_key_values": cache,
             "use_cache": True,
         }
-        middle = [layer for layer in self.hidden_layers if layer != -1]
-        if middle:
+        if any(layer != -1 for layer in self.hidden_layers):
             inputs["output_hidden_states"] = True
-        with _switched(self._configs, self.attention, self._experts), self._packed.in_use():
-            output = self.model(**inputs) if with_logits else self.model.base_model(**inputs)
-        hidden = {layer: output.hidden_states[layer] for layer in middle}
-        if -1 in self.hidden_layers:
-            hidden[-1] = self._last_hidden if with_logits else output.last_hidden_state
-        no_logits = tokens.new_zeros(batch, queries, 0, dtype=self.dtype)
-        return TargetOutput(logits=output.logits if with_logits else no_logits, hidden_states=hidden)
+        with _switched(self._configs, attention, self._experts), self._packed.in_use(), self._last_hidden() as last:
+            output = model(**inputs)
+        if "logits" not in output:
+            last = [output.last_hidden_state]
+        # The output layer's input is the normalized last hidden state.
+        hidden = [last[0] if layer == -1 else output.hidden_states[layer] for layer in self.hidden_layers]
+        return [*hidden, output.logits] if "logits" in output else hidden
 
-    def _catch_last_hidden(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._last_hidden = inputs[0]
+    @contextmanager
+    def _last_hidden(self) -> Iterator[list[Tensor]]:
+        """Catches what the output layer is given."""
+        caught: list[Tensor] = []
+        if -1 not in self.hidden_layers:
+            yield caught
+            return
+        output = self.model.get_output_embeddings()
+        assert output is not None, "check_supported has refused the model"
+        handle = output.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+        try:
+            yield caught
+        finally:
+            handle.remove()
+
+    def refresh(self) -> None:
+        """Notice a model that was changed since the last request: its weights, modules or hooks.
+
+        To be called before a request begins.
+        """
+        state = self._model_state()
+        if state != self._state:
+            self._programs.clear()
+            self._state = state
+
+    def _model_state(self) -> tuple[object, ...]:
+        """What a recording depends on, apart from the values of parameters (which it reads) and of packed weights."""
+        parameters = tuple(id(p) for module in self._modules for p in module._parameters.values())
+        return self._packed.refresh(), recordable(self._modules), parameters
+
+    def _consider_recording(self, tokens: Tensor, positions: Tensor, outputs: list[Tensor]) -> None:
+        """Record a shape that comes often, if the recording gives what the model has just given."""
+        shape = (tokens.shape[0], tokens.shape[1])
+        self._forwards[shape] += 1
+        if self._forwards[shape] < RECORD_AFTER or shape in self._programs or not self._can_record():
+            return
+        self._programs[shape] = None
+        cache = RecordingCache(len(self.cache.layers), self._masks)
+        attend = _attend(self.cache, self._masks)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # tracing has its own opinions of a model's code
+                program = record(
+                    lambda tokens, positions: self._eager(self.model, tokens, positions, RECORDED, cache),
+                    (tokens + 1) % self.vocab_size,
+                    (positions + 1).clamp(max=self._last_position),
+                    cache=cache,
+                    attend=attend,
+                )
+            # The same tokens again: the cache is given what it has.
+            if all(torch.equal(a, b) for a, b in zip(program(tokens, positions), outputs, strict=True)):
+                self._programs[shape] = program
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model does that tracing does not take; it runs as it is
+            logger.debug("%s is not recorded: %s", self.model.config.model_type, error)
+
+    def _can_record(self) -> bool:
+        return self.device.type == "cpu" and self.attention == grouped.NAME and bool(self._state[1])
 
     @torch.inference_mode()
     def _probe(self) -> tuple[ShapeProbe, Tensor]:
@@ -279,6 +382,7 @@ class ModelRunner:
         with _switched(self._configs, "eager", self._experts), recorded_masks(self._configs) as asked:
             output = self.model(input_ids=self._trial_tokens(), past_key_values=probe, use_cache=True)
         self._reaches = reaches(self.config, asked)
+        self._reach = list(dict.fromkeys(self._reaches.values()))
         return probe, output.logits
 
     def _trial_tokens(self) -> Int[Tensor, "batch position"]:
@@ -364,6 +468,25 @@ def _choices(model: PreTrainedModel, attention: str) -> list[str]:
     if attention == "eager" or not takes_ours:
         return ["eager"]
     return [grouped.NAME] if attention == "grouped" else [grouped.NAME, "eager"]
+
+
+def _attend(cache: SlotCache, masks: list[Tensor]) -> Callable[..., Tensor]:
+    """A layer's attention in a recorded forward (see ``record``): over this cache, with the masks of the moment."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        layer: int,
+        mask: int,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> Tensor:
+        keys, values = cache.update(key, value, layer)
+        return grouped.attend(query, keys, values, masks[mask], scaling=scaling, softcap=softcap, sinks=sinks)
+
+    return attend
 
 
 def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:

@@ -64,6 +64,7 @@ class PackedLinears:
 
     def __init__(self, model: nn.Module):
         self._layers: list[_Layer] = []
+        self._changes = 0
         self.bytes = 0
         linears = [module for module in model.modules() if _packable(module)]
         weights = {module.weight for module in linears}
@@ -76,13 +77,19 @@ class PackedLinears:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def refresh(self) -> None:
-        """Pack those weights again that have been changed in place or replaced (by training, say)."""
+    def refresh(self) -> int:
+        """Pack those weights again that have been changed in place or replaced (by training, say).
+
+        Returns:
+            A number that grows when there were any.
+        """
         for layer in self._layers:
             version = _version(layer.module.weight)
             if version != layer.version:
                 layer.packed[0] = pack(layer.module.weight)
                 layer.version = version
+                self._changes += 1
+        return self._changes
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -103,9 +110,7 @@ def packed_linears(model: nn.Module) -> PackedLinears:
     """The packed copies of a model, made once however many engines use it."""
     if model not in _packed:
         _packed[model] = PackedLinears(model)
-    copies = _packed[model]
-    copies.refresh()
-    return copies
+    return _packed[model]
 
 
 @torch.inference_mode()

@@ -15,10 +15,13 @@ from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from specdec.interfaces import Drafter, Verifier
 from verifiers.block import BlockVerifier, TraversalVerifier
+from verifiers.greedy_multipath import GreedyMultiPathVerifier
 from verifiers.kseq import KSeqVerifier
 from verifiers.rejection import RejectionVerifier
 from verifiers.shared_noise import SharedNoiseVerifier
 from verifiers.target_walk import TargetWalkVerifier
+from verifiers.two_draft import TwoDraftVerifier
+from verifiers.weighted_transport import WeightedTransportVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
@@ -55,6 +58,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
+    "model_paths_iid": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), [3, 1, 1], sampling="iid"
+    ),
     "model_tree_without_replacement": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), TREE, sampling="without_replacement"
     ),
@@ -75,6 +81,9 @@ VERIFIERS: dict[str, Callable[[], Verifier]] = {
     "traversal": TraversalVerifier,
     "kseq": KSeqVerifier,
     "target_walk": TargetWalkVerifier,
+    "two_draft": TwoDraftVerifier,
+    "weighted_transport": WeightedTransportVerifier,
+    "greedy_multipath": GreedyMultiPathVerifier,
     "shared_noise": SharedNoiseVerifier,
 }
 EVERYWHERE = "rejection"

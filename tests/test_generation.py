@@ -37,7 +37,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda options: ", ".join(options) or "nothing")
 @pytest.mark.parametrize("drafter", [None, "ngram", "model_tree_iid"])
 def test_greedy_generate_is_unchanged(model, drafter: str | None, arguments: dict[str, object]) -> None:
     ours = SpeculativeGenerate(DRAFTERS[drafter](model), RejectionVerifier()) if drafter else SpeculativeGenerate()

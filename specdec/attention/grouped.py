@@ -63,30 +63,44 @@ def grouped_attention(
     Raises:
         TypeError: While groups are recorded: a tensor among ``kwargs`` would be ignored.
     """
+    if _recorders:
+        _recorders[-1].append(query.shape[1] // key.shape[1])
+        _check_arguments(kwargs)
+    return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
+
+
+def attend(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    value: Float[Tensor, "batch kv_head key value_dim"],
+    mask: Float[Tensor, "batch mask_head rows key"],
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "batch query head value_dim"]:
+    """``grouped_attention`` without the conventions of transformers."""
     batch, heads, queries, head_dim = query.shape
     groups = heads // key.shape[1]
-    if _recorders:
-        _recorders[-1].append(groups)
-        _check_arguments(kwargs)
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * queries, head_dim)
     # Some models compute attention in float32 whatever their dtype.
-    attention_mask = _group_mask(attention_mask, key.shape[1], groups, queries).to(query.dtype)
-    if softcap is None and s_aux is None and not _products_are_faster(query, key):
-        output = _sdpa(query, key, value, attention_mask, scaling)
+    mask = _group_mask(mask, key.shape[1], groups, queries).to(query.dtype)
+    if softcap is None and sinks is None and not _products_are_faster(query, key):
+        output = _sdpa(query, key, value, mask, scaling)
     else:
         scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scaling is None else scaling)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = (scores + attention_mask).float()
-        if s_aux is not None:
-            sinks = s_aux.float().view(1, key.shape[1], groups, 1, 1).expand(batch, -1, -1, queries, 1)
-            scores = torch.cat([scores, sinks.reshape(batch, key.shape[1], groups * queries, 1)], dim=-1)
+        scores = (scores + mask).float()
+        if sinks is not None:
+            extra = sinks.float().view(1, key.shape[1], groups, 1, 1).expand(batch, -1, -1, queries, 1)
+            scores = torch.cat([scores, extra.reshape(batch, key.shape[1], groups * queries, 1)], dim=-1)
             weights = scores.softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
         output = weights.to(value.dtype) @ value
-    return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _check_arguments(kwargs: Mapping[str, object]) -> None:

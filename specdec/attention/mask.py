@@ -56,3 +56,23 @@ def tree_mask(
             seen &= query // chunk == position // chunk
     mask = torch.zeros(batch, 1, queries, length, dtype=dtype, device=starts.device)
     return mask.masked_fill_(~seen[:, None], -torch.inf)
+
+
+def row_mask(
+    start: int, visible: Bool[Tensor, "query cell"], length: int, dtype: torch.dtype, *, groups: int
+) -> Float[Tensor, "1 1 grouped_query key"]:
+    """``tree_mask`` for one row whose layers see everything: quicker, because the host knows where the cells stand.
+
+    Args:
+        start: Position of the first cell.
+        visible: Which cells each query sees.
+        length: Key positions in all: ``start`` and the cells, or fewer of them at the end of the cache.
+        dtype: Of the mask.
+        groups: How often to repeat the queries' rows.
+    """
+    queries, cells = visible.shape
+    mask = torch.zeros(1, 1, groups * queries, length, dtype=dtype, device=visible.device)
+    if cells > 1:
+        hidden = torch.zeros(queries, cells, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+        mask.view(groups, queries, length)[:, :, start:] = hidden[:, : length - start]
+    return mask

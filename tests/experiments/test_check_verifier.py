@@ -7,9 +7,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from experiments.check_verifier import check
+from experiments.check_verifier import Case, SharedCase, check
 from specdec.tree import DraftTree
-from verifiers import RejectionVerifier
+from specdec.types import DraftSampling
+from verifiers import CascadeVerifier, RejectionVerifier, SharedNoiseVerifier
 
 Configure = Callable[..., DictConfig]
 SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
@@ -45,7 +46,56 @@ def test_a_rule_that_promises_too_much(configure: Configure) -> None:
         check(config)
 
 
-@pytest.mark.parametrize("bad", ["vocab=1", "tables=0", "seed=x", "temperatures=[0]", "temperatures=[]"])
+@pytest.mark.parametrize("bad", ["vocab=1", "tables=0", "streams=5", "seed=x", "temperatures=[0]", "temperatures=[]"])
 def test_bad_settings(configure: Configure, bad: str) -> None:
     with pytest.raises(ValueError, match=f"^{bad.split('=')[0]}="):
         check(configure("check_verifier", bad))
+
+
+def test_a_rule_that_is_exact_with_respect_to_a_mixture(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = check(configure("check_verifier", "verifier=cascade", "verifier.alpha=0.3", *SMALL))
+    assert all(isinstance(case, Case) and case.tv < 1e-12 for case in done)
+    assert max(case.target_tv for case in done if isinstance(case, Case)) > 0.1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "CascadeVerifier is exact with respect to the law that it states, which is up to" in text
+    assert "It says of itself: exact with respect to another distribution." in text
+
+
+class AnotherMixture(CascadeVerifier):
+    """States one mixture and follows another."""
+
+    def stated_law(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return (target_probs + draft_probs) / 2
+
+
+def test_a_mixture_that_is_not_the_stated_one(configure: Configure) -> None:
+    config = configure("check_verifier", f"verifier._target_={AnotherMixture.__module__}.AnotherMixture", *SMALL)
+    with pytest.raises(ValueError, match="exact with respect to another distribution and is not: total variation 0"):
+        check(config)
+
+
+def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    done = check(configure("check_verifier", "verifier=shared_noise", "streams=500", *SMALL))
+    assert all(isinstance(case, SharedCase) and case.differing == 0 for case in done)
+    assert {case.law for case in done} == set(DraftSampling)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "SharedNoiseVerifier is exact by its own check" in text
+    assert "It says of itself: exact, noise shared." in text
+
+
+class AlwaysTheFirst(SharedNoiseVerifier):
+    """Accepts the root's first child whatever the target drew."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        law = super().stop_law(tree, target_probs).clone()
+        law[:, 1] += law[:, 0]
+        law[:, 0] = 0
+        return law
+
+
+def test_shared_noise_that_promises_too_much(configure: Configure) -> None:
+    target = f"verifier._target_={AlwaysTheFirst.__module__}.AlwaysTheFirst"
+    with pytest.raises(ValueError, match=r"says that its noise is shared, and [0-9]+ outputs are not those of plain"):
+        check(configure("check_verifier", target, "streams=500", *SMALL))

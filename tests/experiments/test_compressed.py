@@ -22,9 +22,9 @@ CASES = [
 ]
 
 
-def drafted(shape: TreeShape, law: DraftSampling, *, seed: int = 0) -> Drafts:
+def drafted(shape: TreeShape, law: DraftSampling, *, vocab: int = 5) -> Drafts:
     kinds = ("dense", "zeros", "exhausted")
-    return enumerate_drafts(Tables.random(5, shape.max_depth, seed=seed, kinds=kinds), shape, law)
+    return enumerate_drafts(Tables.random(vocab, shape.max_depth, seed=0, kinds=kinds), shape, law)
 
 
 def test_a_table_by_hand() -> None:
@@ -93,10 +93,10 @@ def test_a_rule_says_what_it_says_of_a_near_target(
 
 
 def test_another_near_target_would_not_do() -> None:
-    drafts = drafted(TreeShape.branching(2, 1), SWOR)
+    drafts = drafted(TreeShape.branching(2), SWOR, vocab=12)
     wrong, _ = moved(drafts, 0.4, like_q=False)
     tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
-    rule = TraversalVerifier()
+    rule = RejectionVerifier()
     assert (rule.stop_law(tree, p) - rule.stop_law(drafts.tree, wrong)).abs().max() > 1e-2
 
 

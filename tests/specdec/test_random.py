@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec.random import Purpose, draw, fresh_seed, mix, request_key, uniforms
+from specdec.random import Purpose, draw, fresh_seed, mix, request_key, shared_noise, uniforms
 
 ALPHA = 1e-4
 COUNT = 40_000
@@ -138,6 +138,69 @@ def test_fresh_seeds_differ() -> None:
     seeds = {fresh_seed() for _ in range(100)}
     assert len(seeds) == 100, "two of 100 fresh seeds agree by chance with probability 1e-15"
     assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+# shared noise
+
+
+def noise_along(coordinate: str, offset: int = 0) -> torch.Tensor:
+    """``COUNT`` numbers of the shared noise along one coordinate, all others fixed, as uniforms."""
+    steps = torch.arange(COUNT) + offset
+    key = torch.tensor([request_key(7, 3)])
+    if coordinate == "token":
+        noise = shared_noise(key, torch.tensor([[5]]), COUNT + offset)[0, 0, offset:]
+    elif coordinate == "position":
+        noise = shared_noise(key, steps[None], 3)[0, :, 2]
+    else:
+        keys = torch.tensor([request_key(7, int(i)) for i in steps])
+        noise = shared_noise(keys, torch.full((COUNT, 1), 5), 3)[:, 0, 2]
+    return (-noise.double()).exp()
+
+
+@pytest.mark.parametrize("coordinate", ["token", "position", "stream"])
+def test_shared_noise_is_exponential_and_independent_along_every_coordinate(coordinate: str) -> None:
+    u = noise_along(coordinate)
+    assert stats.kstest(u.numpy(), "uniform").pvalue > ALPHA
+    counts, _ = np.histogram(u, bins=256, range=(0, 1))
+    assert stats.chisquare(counts).pvalue > ALPHA
+    independent(u[:-1], u[1:])
+
+
+def test_the_earliest_of_many_tokens_are_fair() -> None:
+    """Each of 16 tokens is as often the first, and the least noise, times their number, is exponential again."""
+    noise = shared_noise(torch.tensor([request_key(1, 2)]), torch.arange(COUNT)[None], 16)[0]
+    earliest, token = noise.min(-1)
+    assert stats.chisquare(token.bincount(minlength=16).numpy()).pvalue > ALPHA
+    assert stats.kstest((earliest * 16).numpy(), "expon").pvalue > ALPHA
+    which = (token + 0.5) / 16
+    independent((-earliest * 16).exp(), which)
+    independent(which[:-1], which[1:])
+
+
+def test_shared_noise_is_no_other_noise() -> None:
+    """Neither that of the same token at the next position, nor what a round draws with at the same count."""
+    key, steps = torch.tensor([request_key(1, 0)]), torch.arange(COUNT // 4)
+    noise = (-shared_noise(key, steps[None], 3)[0].double()).exp()
+    independent(noise[1:, 1], noise[:-1, 2])
+    for purpose in (Purpose.ACCEPT, Purpose.DRAFT):
+        other = uniforms(key.expand(COUNT // 4), steps, purpose, 3)
+        for index in range(3):
+            independent(noise[:, index], other[:, index])
+
+
+def test_noise_that_two_tokens_share_would_not_pass() -> None:
+    u = noise_along("token")
+    with pytest.raises(AssertionError):
+        independent(torch.where(torch.arange(COUNT) % 20 == 0, u.roll(1), u)[:-1], u[:-1].roll(1))
+
+
+def test_shared_noise_depends_on_key_position_and_token_only() -> None:
+    keys = torch.tensor([request_key(5, stream) for stream in range(3)])
+    positions = torch.tensor([[4, 5], [9, 10], [0, 1]])
+    noise = shared_noise(keys, positions, 100)
+    assert noise.dtype == torch.float32 and noise.shape == (3, 2, 100)
+    assert (noise > 0).all() and torch.isfinite(noise).all()
+    assert torch.equal(shared_noise(keys[1:2], positions[1:2, 1:], 40)[0, 0], noise[1, 1, :40])
 
 
 # draw

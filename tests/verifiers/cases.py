@@ -8,9 +8,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness import Laws
+from specdec.exactness import Tables
+from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from verifiers.block import PostOrderVerifier
 
 EXACT = 1e-12
 """Total variation to the target, in float64, below which a rule counts as exact."""
@@ -27,7 +29,7 @@ SHAPES = {
     "three children, one of which has two": TreeShape.from_paths([(0,), (1,), (2,), (1, 0), (1, 1)]),
     "two children below one": TreeShape.from_paths([(0,), (0, 0), (0, 1), (0, 1, 0)]),
 }
-LAWS: dict[str, Laws] = {
+LAWS: dict[str, DraftSampling | tuple[DraftSampling, ...]] = {
     "top": TOP,
     "iid": IID,
     "swor": SWOR,
@@ -47,11 +49,33 @@ KINDS = {
 }
 
 
+def takes(rule: Verifier, shape: TreeShape) -> bool:
+    """Whether a rule takes trees of this shape."""
+    return shape.is_chain or not (rule.chain_only or rule.paths_only and not shape.is_paths)
+
+
+def widest(rule: Verifier) -> TreeShape:
+    """Of two levels: the chain, the paths or the tree that a rule takes."""
+    return TreeShape.chain(2) if rule.chain_only else TreeShape.branching(2, 1 if rule.paths_only else 2)
+
+
 @st.composite
-def drafts(draw: st.DrawFn, dtype: torch.dtype) -> tuple[DraftTree, Tensor]:
-    """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not."""
+def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[DraftTree, Tensor]:
+    """Any tree, ragged, with any laws and any tables, sharp and flat and with zeros; tokens fit the tables or not.
+
+    Args:
+        draw: Hypothesis' own.
+        dtype: Of the tables.
+        kind: ``"tree"``, ``"paths"`` or ``"chain"``.
+    """
     batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))
-    parents = torch.tensor([[-1, *(draw(st.integers(0, node - 1)) for node in range(1, nodes))] for _ in range(batch)])
+    if kind == "tree":
+        drawn = [[-1, *(draw(st.integers(0, node - 1)) for node in range(1, nodes))] for _ in range(batch)]
+        parents = torch.tensor(drawn)
+    else:
+        branches = 1 if kind == "chain" else draw(st.integers(1, nodes - 1))
+        parents = (torch.arange(nodes) - branches).clamp(min=0).expand(batch, -1).clone()
+        parents[:, 0] = -1
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     valid = torch.rand(batch, nodes, generator=generator) < draw(st.sampled_from([0.7, 1.0]))
     valid[:, 0] = True
@@ -69,7 +93,7 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype) -> tuple[DraftTree, Tensor]:
     q = p.clone() if draw(st.booleans()) and draw(st.booleans()) else tables()
     only = draw(st.sampled_from([None, TOP, IID, SWOR]))
     law = torch.randint(0, 3, (batch, nodes), generator=generator).to(torch.int8)
-    widest = max((parents == node).sum(1).max().item() for node in range(nodes))
+    most = max((parents == node).sum(1).max().item() for node in range(nodes))
     tree = DraftTree.build(
         torch.randint(0, vocab, (batch, nodes), generator=generator),
         parents,
@@ -77,7 +101,7 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype) -> tuple[DraftTree, Tensor]:
         sampling=law if only is None else only,
         draft_probs=None if only is TOP and draw(st.booleans()) else q,
         # Loose bounds are allowed.
-        max_children=widest if draw(st.booleans()) else None,
+        max_children=most if draw(st.booleans()) else None,
     )
     return tree, p
 
@@ -89,3 +113,41 @@ FILE = Path(
 )
 needs_tables = pytest.mark.skipif(not FILE.is_file(), reason="SPECDEC_ACCEPTANCE_TABLES names no file")
 DIGITS = 5.1e-7  # six decimals
+
+
+def expected_in_post_order(
+    rule: PostOrderVerifier, tables: Tables, factors: tuple[int, ...], law: DraftSampling
+) -> float:
+    """Expected accepted tokens of ``TreeShape.branching(*factors)`` where its drafts are too many to enumerate.
+
+    A subtree is accepted from with the weight that it comes with, whatever its shape; so with children of weights
+    w_1, w_2, ..., a node's expectation is that of w_1 + E_1 + (1 - w_1) (w_2 + E_2 + (1 - w_2) ...).
+    """
+    vocab = tables.vocab
+    prefix, weight = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    reach, total = weight, 0.0
+    for depth, children in enumerate(factors):
+        drafts = torch.cartesian_prod(*[torch.arange(vocab)] * children).view(-1, children)
+        p, q = tables.p[depth][prefix], tables.q[depth][prefix]
+        chance = q[:, drafts]
+        if law is SWOR:
+            before = torch.nn.functional.pad(chance.cumsum(-1)[..., :-1], (1, 0))
+            chance = chance / (1 - before).clamp(min=1e-300)
+            repeated = (drafts[:, :, None] == drafts[:, None, :]).tril(-1).any(-1).any(-1)
+            chance[:, repeated] = 0
+        chance = chance.prod(-1)
+        rows, draft = chance.nonzero(as_tuple=True)
+        tree = DraftTree.from_shape(
+            TreeShape.branching(children),
+            torch.nn.functional.pad(drafts[draft], (1, 0)),
+            sampling=law,
+            draft_probs=q[rows, None].expand(-1, children + 1, -1),
+        )
+        target_probs = p[rows, None].expand(-1, children + 1, -1)
+        below = rule._visit(tree, target_probs, torch.zeros_like(rows)[:, None], weight[rows, None])[0][:, 0]
+        failed = torch.nn.functional.pad((1 - below).cumprod(-1)[:, :-1], (1, 0), value=1.0)
+        visited = (reach[rows] * chance[rows, draft])[:, None] * failed
+        total += float((visited * below).sum())
+        prefix = (prefix[rows, None] * vocab + drafts[draft]).flatten()
+        weight, reach = below.flatten(), visited.flatten()
+    return total

@@ -8,7 +8,7 @@ import verifiers.block
 from specdec.exactness import Tables, enumerate_drafts, enumerate_outcome
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, needs_tables
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, expected_in_post_order, needs_tables
 from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
 
 
@@ -41,6 +41,25 @@ def test_figures_of_trees(
     result = enumerate_outcome(TraversalVerifier(), tables["A"], TreeShape.branching(*factors), laws)
     assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
     assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("factors", "laws", "figure"),
+    [
+        ((2, 2), IID, 1.509460),
+        ((2, 1, 1), SWOR, 1.970944),
+        ((3, 1, 1), IID, 1.960687),
+        ((3, 1, 1), SWOR, 2.316523),
+        ((2, 2, 2), IID, 2.109060),
+        ((2, 2, 2), SWOR, 2.297642),
+    ],
+)
+def test_figures_of_larger_trees(
+    tables: dict[str, Tables], factors: tuple[int, ...], laws: DraftSampling, figure: float
+) -> None:
+    """By recursion: up to 10^7 drafts."""
+    assert expected_in_post_order(TraversalVerifier(), tables["A"], factors, laws) == pytest.approx(figure, abs=DIGITS)
 
 
 @needs_tables

@@ -1,0 +1,248 @@
+"""What does a rule cost, and what does it bring? ``python -m benchmarks.verifiers [rule …] [--vocabularies N …]``.
+
+A rule's time is that of ``accept``: both laws and both draws. What it brings are the accepted tokens that it expects
+over plain rejection sampling on the same drafts. Both are of tables made for the purpose, p and q as concentrated and as
+alike as a small model's and its target's on code; for what rules bring on real ones see ``experiments.replay``. A rule
+that costs c more per round and accepts g more tokens than rejection's a pays where a round takes longer than
+c (a + 1) / g, all else included; the last column says so in milliseconds, and in parameters of a target whose forward
+takes that long, by the forward of a 110M one here. Use all cores and an otherwise idle machine.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed import llama_110m
+from experiments.replay import named_verifiers
+from experiments.scoring import Drafts, refusal
+from specdec.acceptance import accept
+from specdec.interfaces import Verifier
+from specdec.model_runner import ModelRunner
+from specdec.random import draw
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from verifiers import RejectionVerifier
+
+SHAPES = {8: (2, 4), 16: (4, 4), 64: (8, 8)}
+"""Trees by their number of nodes: so many siblings below the root, each with a chain so long below it, itself included."""
+CHEAP = ("rejection", "block", "target_walk")
+SHARE = 0.10
+"""Of a 110M target's forward, at most, for each of ``CHEAP`` at ``BAR``."""
+BAR = (16_384, 8)
+"""Vocabulary and nodes of that requirement."""
+LAWS = (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.IID, DraftSampling.DETERMINISTIC)
+_PARAMETERS = 110e6
+
+
+@dataclass(frozen=True)
+class Case:
+    """Drafts that rules are timed on.
+
+    Attributes:
+        name: In words.
+        shape: Of every row.
+        law: Of every node.
+        tokens, p, q: Of the rows; p and q are each in one tensor as the engine has them.
+    """
+
+    name: str
+    shape: TreeShape
+    law: DraftSampling
+    tokens: torch.Tensor
+    p: torch.Tensor
+    q: torch.Tensor
+
+    def tree(self) -> DraftTree:
+        """The drafts, as a drafter of a static shape hands them over."""
+        q = None if self.law is DraftSampling.DETERMINISTIC else self.q
+        return DraftTree.from_shape(self.shape, self.tokens, sampling=self.law, draft_probs=q)
+
+
+def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSampling, seed: int = 0) -> Case:
+    """Random tables and drafts drawn from them."""
+    branches, length = SHAPES[nodes]
+    shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
+    generator = torch.Generator().manual_seed(seed)
+    size = (batch, shape.num_nodes + 1, vocab)
+    # Log-probabilities of a text's next token are about that spread; the drafter's are its own, on top.
+    logits = 2.5 * torch.randn(size, generator=generator)
+    p = logits.softmax(-1)
+    q = (logits + 0.8 * torch.randn(size, generator=generator)).softmax(-1)
+    tokens = torch.zeros(batch, shape.num_nodes + 1, dtype=torch.long)
+    for parent, children in enumerate(shape.children):
+        left = q[:, parent].clone()
+        for child in children:
+            if law is DraftSampling.DETERMINISTIC:
+                tokens[:, child] = left.argmax(-1)
+            else:
+                tokens[:, child] = draw(left, torch.rand(batch, generator=generator, dtype=torch.float64))
+            if law is not DraftSampling.IID:
+                left.scatter_(1, tokens[:, child, None], 0.0)
+    words = f"{'chain' if chain else f'{branches} x {length}'}, {law.name.lower().replace('_', ' ')}"
+    return Case(words, shape, law, tokens, p, q)
+
+
+def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
+    """A chain, and the tree if the rule takes it, each with the first law that it takes."""
+    found = []
+    for chain in (True, False):
+        for law in LAWS:
+            shape = TreeShape.chain(nodes) if chain else TreeShape.branching(SHAPES[nodes][0], *[1] * (SHAPES[nodes][1] - 1))
+            drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth)
+            if refusal(rule, drafts) is None:
+                found.append((chain, law))
+                break
+    return found
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """Median time of some calls, after two to warm up."""
+    times = []
+    for number in range(repeats + 2):
+        begin = time.perf_counter()
+        work()
+        if number >= 2:
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def time_rule(rule: Verifier, case: Case, repeats: int) -> tuple[float, float]:
+    """Seconds of a round's acceptance, and accepted tokens that it expects."""
+    uniforms = torch.rand(len(case.tokens), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    took = seconds(lambda: accept(rule, case.tree(), case.p, uniforms), repeats)
+    return took, float(accept(rule, case.tree(), case.p, uniforms).expected_accepted.mean())
+
+
+def forward_seconds(vocab: int, nodes: int, batch: int, repeats: int) -> float:
+    """A verify forward of a random 110M target in bf16, behind 128 tokens."""
+    runner = ModelRunner(llama_110m(vocab), max_batch_size=batch, max_length=256, max_nodes=nodes)
+    tokens = torch.randint(0, vocab, (batch, 128), generator=torch.Generator().manual_seed(0))
+    runner.prefill(tokens, np.zeros(batch, dtype=np.int64), np.full(batch, 128))
+    lengths = np.full(batch, 128)
+    drafted = torch.zeros(batch, nodes + 1, dtype=torch.long)
+    tree = DraftTree.from_shape(TreeShape.chain(nodes), drafted)
+    return seconds(lambda: runner.verify(tree, torch.from_numpy(lengths), lengths), repeats)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rule on a case: its seconds and accepted tokens, and those of rejection sampling."""
+
+    rule: str
+    exactness: str
+    vocab: int
+    nodes: int
+    batch: int
+    case: str
+    took: float
+    accepted: float
+    base_took: float
+    base_accepted: float
+
+    @property
+    def pays(self) -> str:
+        """From which length of a round on."""
+        cost, gain = self.took - self.base_took, self.accepted - self.base_accepted
+        if self.rule == "rejection":
+            return "-"
+        if gain <= 1e-4:
+            return "never" if cost > 0 else "cheaper"
+        return "always" if cost <= 0 else f"{1e3 * break_even(cost, gain, self.base_accepted):.2f}"
+
+
+def break_even(cost: float, gain: float, accepted: float) -> float:
+    """Seconds that a round must take for ``cost`` more of them to be worth ``gain`` more tokens.
+
+    (R + cost) / (accepted + 1 + gain) < R / (accepted + 1), solved for R: 1 ms more for 0.1 tokens on top of 2.0
+    emitted ones pays where a round takes more than 20 ms.
+    """
+    return cost * (accepted + 1) / gain
+
+
+def rows(
+    rules: dict[str, Verifier], vocabularies: Sequence[int], nodes: Sequence[int], batches: Sequence[int], repeats: int
+) -> Iterator[Row]:
+    """All cases, rejection sampling timed beside every rule."""
+    base = RejectionVerifier()
+    for vocab in vocabularies:
+        for count in nodes:
+            for batch in batches:
+                kinds = {kind for rule in rules.values() for kind in cases_of(rule, count)}
+                for chain, law in sorted(kinds, reverse=True):
+                    case = make_case(count, vocab, batch, chain=chain, law=law)
+                    base_took, base_accepted = time_rule(base, case, repeats)
+                    for name, rule in rules.items():
+                        if (chain, law) not in cases_of(rule, count):
+                            continue
+                        try:
+                            took, accepted = time_rule(rule, case, repeats)
+                        except ValueError:  # a linear program is for tiny vocabularies
+                            continue
+                        yield Row(
+                            name,
+                            rule.exactness.value,
+                            vocab,
+                            count,
+                            batch,
+                            case.name,
+                            took,
+                            accepted,
+                            base_took,
+                            base_accepted,
+                        )
+
+
+def main() -> None:
+    """Time the rules, and print one table and the requirement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rules", nargs="*", metavar="rule", help="names of conf/verifier; default: all")
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[4096, 32768, 131072])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 64], choices=SHAPES)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    try:
+        rules = named_verifiers(arguments.rules or None)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    with torch.inference_mode():
+        forward = forward_seconds(*BAR, 1, arguments.repeats)
+        names = ("vocab", "nodes", "batch", "drafts", "rule (exactness)", "ms", "accepted", "over\nrejection")
+        names += ("of a 110M\nforward", "pays from a\nround of, ms", "or a\ntarget of")
+        table = Table(
+            *names,
+            box=box.SIMPLE_HEAD,
+            title=f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward of a 110M target, bf16, "
+            f"{BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms",
+        )
+        for row in rows(rules, arguments.vocabularies, arguments.nodes, arguments.batches, arguments.repeats):
+            pays = row.pays
+            size = "" if not pays[0].isdigit() else f"{float(pays) / 1e3 / forward * _PARAMETERS / 1e6:,.0f}M"
+            gain = row.accepted - row.base_accepted
+            cells = [str(row.vocab), str(row.nodes), str(row.batch), row.case, f"{row.rule} ({row.exactness})"]
+            cells += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{gain:+.3f}", f"{row.took / forward:.1%}"]
+            table.add_row(*cells, pays, size)
+        console.print(table)
+        for row in rows({n: r for n, r in rules.items() if n in CHEAP}, BAR[:1], BAR[1:], [1], 3 * arguments.repeats):
+            share = row.took / forward
+            word = "reached" if share <= SHARE else "MISSED"
+            console.print(
+                f"{row.rule}, {row.case}, vocabulary {row.vocab}, {row.nodes} nodes: {1e3 * row.took:.2f} ms, "
+                f"{share:.1%} of the forward (<= {SHARE:.0%} {word})",
+                highlight=False,
+            )
+
+
+if __name__ == "__main__":
+    main()

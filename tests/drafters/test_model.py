@@ -1,0 +1,132 @@
+"""A small model's drafts, beyond what the generic tests see: coupled ones, and q at the leaves."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.model import ModelDrafter
+from specdec.random import request_key, shared_noise
+from specdec.requests import SamplingParams
+from specdec.sampling import adjust, distribution
+from specdec.slots import Slots
+from specdec.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from tests.components import perturbed
+from tests.models import tiny_model
+
+VOCAB = 24
+PROMPTS = [[1, 2, 3, 1, 2], [5, 6, 5]]
+SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+SAMPLED = SamplingParams(temperature=0.9, seed=3)
+FILTERED = SamplingParams(temperature=1.0, top_k=1, seed=3)
+GREEDY = SamplingParams(seed=3)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=VOCAB, layers=2)
+
+
+def ready(drafter: ModelDrafter, model, params: list[SamplingParams], *, room: int = 9, plain: bool = False) -> Slots:
+    """Slots whose prompts nobody has prefilled yet: the drafter catches up with them."""
+    drafter.bind(Target(model), max_batch_size=2, max_length=32)
+    slots = Slots(2, 32, VOCAB, model.device)
+    for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
+        slots.admit(slot, prompt, sampling.seeded(slot), speculate=not (plain and slot == 1))
+        slots.advance(slot, len(prompt) - 1)
+        slots.activate(slot, prompt[-1])
+        drafter.admit(slot, prompt, sampling)
+        drafter._last_token[slot] = prompt[-2]
+    slots.host_max_depth[:] = room
+    return slots.first(2)
+
+
+@torch.inference_mode()
+def law_after(model, sequence: list[int], sampling: SamplingParams) -> torch.Tensor:
+    """What a plain forward draws from."""
+    slots = Slots(1, 32, VOCAB, model.device)
+    slots.admit(0, sequence, sampling.seeded(0), speculate=False)
+    state = slots.first(1).sampling
+    tokens = torch.tensor([sequence])
+    return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0]
+
+
+def path(tree: DraftTree, row: int, node: int) -> list[int]:
+    """Tokens from the root's child to a node."""
+    tokens: list[int] = []
+    while node > 0:
+        tokens.insert(0, int(tree.tokens[row, node]))
+        node = int(tree.parents[row, node])
+    return tokens
+
+
+def test_coupled_children_are_the_first_in_the_race(model) -> None:
+    twin = perturbed(model, 0.3)
+    tree = ModelDrafter(twin, SHAPE, sampling="coupled")
+    slots = ready(tree, model, [SAMPLED, SAMPLED])
+    drafted = tree.propose(slots)
+    assert drafted.draft_probs is None
+    assert (drafted.law == DraftSampling.COUPLED).all()
+    for row, prompt in enumerate(PROMPTS):
+        for node in (0, 1, 2):
+            children = [child for child in range(6) if drafted.parents[row, child] == node]
+            above = path(drafted, row, node)
+            position = torch.tensor([[len(prompt) + len(above)]])
+            noise = shared_noise(torch.tensor([request_key(3, row)]), position, VOCAB)[0, 0]
+            q = law_after(twin, prompt + above, SAMPLED)
+            expected = (q.log() - noise.log()).topk(len(children)).indices
+            assert drafted.tokens[row, children].tolist() == expected.tolist()
+
+
+def test_coupled_siblings_have_positive_probability(model) -> None:
+    """top-k leaves one token: second children, and what is below them, do not exist."""
+    drafter = ModelDrafter(perturbed(model, 0.3), SHAPE, sampling="coupled")
+    tree = drafter.propose(ready(drafter, model, [FILTERED, SAMPLED]))
+    assert tree.valid.tolist() == [[True, True, False, True, False, False], [True] * 6]
+
+
+def test_greedy_rows_beside_coupled_ones_get_the_top_k(model) -> None:
+    twin = perturbed(model, 0.3)
+    drafter = ModelDrafter(twin, SHAPE, sampling="coupled")
+    tree = drafter.propose(ready(drafter, model, [GREEDY, SAMPLED]))
+    assert tree.law[:, 1:].tolist() == [[DraftSampling.DETERMINISTIC] * 5, [DraftSampling.COUPLED] * 5]
+    with torch.inference_mode():
+        top = twin(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(2).indices
+    assert tree.tokens[0, 1:3].tolist() == top.tolist()
+    assert tree.valid.all()
+
+
+@pytest.mark.parametrize("shape", [3, SHAPE], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
+def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any) -> None:
+    """Of a greedy row, at temperature 1; the tokens are those drawn without."""
+    twin = perturbed(model, 0.3)
+    params = [GREEDY, SAMPLED]
+    drafter = ModelDrafter(twin, shape, sampling=sampling)
+    without = drafter.propose(ready(drafter, model, params))
+    drafter.leaf_probs = True
+    tree = drafter.propose(ready(drafter, model, params))
+    assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
+    assert tree.draft_probs is not None
+    for row, prompt in enumerate(PROMPTS):
+        for node in range(tree.num_nodes):
+            wanted = law_after(twin, prompt + path(tree, row, node), (SamplingParams(temperature=1.0), SAMPLED)[row])
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_leaf_probs_where_nothing_may_be_drafted_and_nobody_drafts(model) -> None:
+    """The last token of a request has a q, too; a row that decodes plainly has none."""
+    twin = perturbed(model, 0.3)
+    drafter = ModelDrafter(twin, 2)
+    drafter.leaf_probs = True
+    tree = drafter.propose(ready(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True))
+    assert tree.draft_probs is not None
+    torch.testing.assert_close(tree.draft_probs[0, 0], law_after(twin, PROMPTS[0], SAMPLED), atol=1e-5, rtol=1e-4)
+    assert (tree.draft_probs[1] == 0).all()
+
+
+def test_an_unknown_sampling_is_refused(model) -> None:
+    with pytest.raises(ValueError, match=r"sampling='gumbel': give one of iid, without_replacement, .* coupled"):
+        ModelDrafter(model, 2, sampling="gumbel")

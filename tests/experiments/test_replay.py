@@ -1,0 +1,271 @@
+"""Replays: figures worked out by hand, by enumeration, and what is refused."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from experiments.bounds import sibling_bound
+from experiments.datasets.prompt import Prompt
+from experiments.jobs import Job
+from experiments.orderings import orderings
+from experiments.replay import _override, named_verifiers, replay
+from experiments.replay_report import figures
+from experiments.run import run
+from experiments.scoring import find_drafts, score
+from experiments.summary import Bootstrap
+from experiments.trace import TraceWriter
+from specdec.exactness import Drafts, Tables, enumerate_drafts, enumerate_outcome
+from specdec.interfaces import Round, Verifier
+from specdec.requests import Request, SamplingParams
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling, Verdict
+from tests.experiments.test_run import local
+from verifiers import (
+    BlockVerifier,
+    KSeqVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    TransportVerifier,
+    TraversalVerifier,
+)
+from verifiers.transport import optimal_acceptance
+
+Configure = Callable[..., DictConfig]
+IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
+QUICK = Bootstrap(resamples=200)
+
+
+def traced(folder: Path, tree: DraftTree, p: Tensor, prompts: Sequence[str], dropped: float = 0.0) -> None:
+    """A trace of one round, of as many prompts as the tree has rows."""
+    jobs = {
+        row: Job(Prompt(id=prompt, turns=("",)), row, (1,), SamplingParams(temperature=1.0, stream=row))
+        for row, prompt in enumerate(prompts)
+    }
+    zeros = torch.zeros(len(prompts), dtype=torch.long)
+    verdict = Verdict(
+        path=zeros[:, None], num_accepted=zeros, expected_accepted=zeros.float(), next_token=zeros, valid=zeros == 0
+    )
+    requests = tuple(Request(row, [1], job.sampling, True, frozenset()) for row, job in jobs.items())
+    writer = TraceWriter(folder, dropped=dropped)
+    writer.add(Round(tree, p, verdict, requests), "model", "exact", jobs)
+    writer.flush()
+
+
+P = [0.5, 0.3, 0.2, 0.0]
+Q = [0.25, 0.25, 0.5, 0.0]
+
+
+def by_hand(folder: Path) -> None:
+    """Two prompts of one round; the first drafted token 2, the second token 0."""
+    traced(
+        folder,
+        DraftTree.from_shape(
+            TreeShape.chain(1),
+            torch.tensor([[0, 2], [0, 0]]),
+            sampling=IID,
+            draft_probs=torch.tensor([Q, P]).expand(2, 2, 4),
+        ),
+        torch.tensor([P, P]).expand(2, 2, 4),
+        ["a", "b"],
+    )
+
+
+def test_figures_by_hand(tmp_path: Path) -> None:
+    by_hand(tmp_path)
+    (drafts,) = find_drafts(tmp_path)
+    rules = {"rejection": RejectionVerifier(), "block": BlockVerifier(), "walk": TargetWalkVerifier()}
+    scores, bound = score(drafts, rules)
+    # Token 2 has p / q = .2 / .5; token 0 has .5 / .25. A walk of the target's goes to it with p.
+    assert [found.accepted.tolist() for found in scores] == [
+        pytest.approx([0.4, 1.0]),
+        pytest.approx([0.4, 1.0]),
+        pytest.approx([0.2, 0.5]),
+    ]
+    # Sum of min(p, q): .25 + .25 + .2.
+    assert bound.first.tolist() == pytest.approx([0.7, 0.7])
+    made = figures(drafts, scores, bound, baseline="rejection", bootstrap=QUICK)
+    assert [row.accepted for row in made.rows] == pytest.approx([0.7, 0.7, 0.35])
+    assert made.rows[2].gain == pytest.approx(-0.35)
+    assert made.rows[2].gain_interval == pytest.approx((-0.5, -0.2))
+    assert made.rows[0].reach == pytest.approx((0.7,))
+    assert made.bound == pytest.approx(0.7)
+    assert {row.label for row in made.rows} == {"rejection (exact)", "block (exact)", "walk (exact)"}
+    (ordering,) = (o for o in orderings(scores, QUICK) if o.name.startswith("block"))
+    assert (ordering.difference, ordering.verdict) == (pytest.approx(0), "holds")
+
+
+ENUMERATED = [
+    (RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
+    (RejectionVerifier(), TreeShape.branching(2, 1), IID),
+    (TraversalVerifier(), TreeShape.branching(2, 2), SWOR),
+    (KSeqVerifier(), TreeShape.branching(3), IID),
+    (BlockVerifier(), TreeShape.chain(3), IID),
+    (TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
+    (TransportVerifier(), TreeShape.branching(2), IID),
+]
+
+
+@pytest.mark.parametrize(("rule", "shape", "law"), ENUMERATED, ids=lambda value: type(value).__name__)
+def test_the_replay_of_all_drafts_is_their_enumeration(
+    rule: Verifier, shape: TreeShape, law: DraftSampling, tmp_path: Path
+) -> None:
+    tables = Tables.random(3, shape.max_depth, seed=1)
+    drafts = enumerate_drafts(tables, shape, law)
+    every = [str(row) for row in range(len(drafts.tree.tokens))]
+    traced(tmp_path, drafts.tree, drafts.target_probs.nan_to_num(), every)
+    (found,), bound = score(find_drafts(tmp_path)[0], {"rule": rule})
+    weight = dict(zip(every, drafts.probability.tolist(), strict=True))
+    expected = sum(weight[prompt] * value for prompt, value in zip(found.prompts, found.accepted, strict=True))
+    assert expected == pytest.approx(enumerate_outcome(rule, tables, shape, law).expected_accepted, abs=1e-5)
+    if law is not TOP:
+        at_one = sum(weight[prompt] * value for prompt, value in zip(found.prompts, found.reach[:, 0], strict=True))
+        assert at_one <= bound.first.mean() + 1e-5
+        if isinstance(rule, TransportVerifier):
+            assert at_one == pytest.approx(bound.first.mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("law", [IID, SWOR])
+@pytest.mark.parametrize("children", [1, 2, 3])
+def test_the_bound_is_the_closed_form_summed_otherwise(law: DraftSampling, children: int) -> None:
+    tables = [Tables.random(6, 0, seed=seed, kinds=(kind,)) for seed in range(4) for kind in ("dense", "zeros")]
+    p = torch.cat([table.p[0] for table in tables])
+    q = torch.cat([table.q[0] for table in tables if table.q is not None])
+    found = sibling_bound(p, q, children, law)
+    assert found is not None
+    torch.testing.assert_close(found, optimal_acceptance(p, q, children, law), rtol=0, atol=1e-9)
+    assert (found < 1).any()
+
+
+def test_the_bound_of_many_is_unknown_rather_than_wrong() -> None:
+    p = torch.full((1, 8), 1 / 8)
+    assert sibling_bound(p, p, 4, SWOR) is None
+    assert sibling_bound(p, p, 4, IID) is not None
+
+
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    drafts: Drafts = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.branching(2), SWOR)
+    traced(tmp_path, drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
+    rules = {"block": BlockVerifier(), "kseq": KSeqVerifier(), "rejection": RejectionVerifier()}
+    scores, bound = score(find_drafts(tmp_path)[0], rules)
+    block, kseq, rejection = scores
+    assert block.refused is not None
+    assert "takes chains only" in block.refused
+    assert kseq.refused is not None
+    assert "not made for drafts that are WITHOUT_REPLACEMENT" in kseq.refused
+    assert rejection.refused is None
+    made = figures(find_drafts(tmp_path)[0], scores, bound, baseline="rejection", bootstrap=QUICK)
+    assert [row.rule for row in made.rows] == ["rejection"]
+    assert [rule for rule, _ in made.refused] == ["block", "kseq"]
+
+
+def test_a_rule_that_refuses_on_the_way_is_not_scored_in_part(tmp_path: Path) -> None:
+    vocab = 200  # pairs of which are too many for a linear program
+    rows = torch.rand(1, vocab, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    tree = DraftTree.from_shape(
+        TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=SWOR, draft_probs=rows[:, None].expand(1, 3, -1)
+    )
+    traced(tmp_path, tree, rows[:, None].expand(1, 3, -1), ["a"])
+    (found,), _ = score(find_drafts(tmp_path)[0], {"transport": TransportVerifier()})
+    assert found.refused is not None
+    assert "too many for a linear program" in found.refused
+
+
+def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+    run(configure("run", *tiny, *local(saved, "model"), "sampling.temperature=1", "trace=true", "drafter.shape=2"))
+    capsys.readouterr()
+    rules = "verifiers=[rejection,block,typical,kseq,{name:lenient,lenience:0.5}]"
+    more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
+    (found,) = replay(configure("replay", f"trace={tmp_path / 'out'}", *more))
+    shown = capsys.readouterr().out
+    for text in ("block (exact)", "typical (lossy)", "lenience=0.5", "identical contexts", "no lossless rule exceeds"):
+        assert text in " ".join(shown.split()), text
+    assert found.error is not None
+    assert found.error[1] < 0.05
+    rows = {row.rule: row for row in found.rows}
+    assert rows["block"].gain is not None
+    assert rows["lenient, lenience=0.5"].gain is not None
+    assert rows["lenient, lenience=0.5"].gain > 0
+    assert rows["lenient, lenience=0.5"].divergence_tv is not None
+    assert rows["block"].divergence_tv is None
+    folder = tmp_path / "replay"
+    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.json", "replay.png"}
+    content = json.loads((folder / "replay.json").read_text())
+    assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
+    assert not math.isnan(content["drafts"][0]["bound_at_1"])
+    assert "| rejection (exact) |" in (folder / "replay.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trace={tmp}/nothing"], "is not the folder of a run"),
+        ([], "trace has no value: give trace=FOLDER"),
+        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose of block, "),
+        (["trace={tmp}", "verifiers=[{{name:lenient,kindness:1}}]"], "verifier lenient has no 'kindness'"),
+    ],
+)
+def test_bad_input_is_one_sentence(overrides: list[str], message: str, configure: Configure, tmp_path: Path) -> None:
+    given = [text.format(tmp=tmp_path) for text in overrides]
+    with pytest.raises(ValueError, match=r".") as error:
+        replay(configure("replay", f"out={tmp_path / 'o'}", *given))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_without_a_trace(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+    run(configure("run", *tiny, *local(saved, "ngram")))
+    with pytest.raises(ValueError, match=r"has no trace: make one with experiments\.run trace=true"):
+        replay(configure("replay", f"trace={tmp_path / 'out'}", f"out={tmp_path / 'o'}"))
+
+
+def test_every_rule_of_the_configuration_is_asked_by_default() -> None:
+    rules = named_verifiers(None)
+    assert {"rejection", "block", "traversal", "typical"} <= rules.keys()
+    assert all(isinstance(rule, Verifier) for rule in rules.values())
+
+
+def test_the_short_form_of_the_command() -> None:
+    words = ["outputs/a", "verifier=block,rejection", "out=b", "--help"]
+    assert [_override(word) for word in words] == ["trace=outputs/a", "verifiers=[block,rejection]", "out=b", "--help"]
+
+
+def test_orderings_see_a_reversal(tmp_path: Path) -> None:
+    by_hand(tmp_path)
+    (drafts,) = find_drafts(tmp_path)
+    # The names swapped: what is called rejection accepts more than what is called block.
+    scores, _ = score(drafts, {"rejection": RejectionVerifier(), "block": TargetWalkVerifier()})
+    (ordering,) = orderings(scores, QUICK)
+    assert ordering.difference == pytest.approx(-0.35)
+    assert ordering.verdict == "REVERSED"
+
+
+def test_a_sweep_ends_with_the_replay_of_its_jobs(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from tests.experiments.test_run import invoke
+
+    kept = [text for text in tiny if not text.startswith("out=")]
+    more = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra.sweep.subdir=${hydra.job.num}"]
+    more += [f"drafter.name={saved / 'drafter'}", "drafter.shape=2,[2,1]", "sampling.temperature=1"]
+    more += ["drafter.sampling=iid,without_replacement", "dataset.count=2", "engine.max_length=200"]
+    assert invoke("experiment=verifiers", *kept, *more, monkeypatch=monkeypatch, tmp_path=tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "block ≥ rejection" in shown
+    assert "rejection: w/o ≥ with replacement" in shown
+    assert {"comparison.md", "replay.md", "replay.png"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    content = json.loads((tmp_path / "sweep" / "replay.json").read_text())
+    assert len(content["drafts"]) == 4
+    block = [each for each in content["orderings"] if each["name"].startswith("block")]
+    assert block
+    assert all(each["difference"] > -1e-2 for each in block)
+    assert "block" in content["drafts"][2]["refused"] or "block" in content["drafts"][1]["refused"]
+    assert np.isfinite([rule["accepted"] for each in content["drafts"] for rule in each["rules"]]).all()
+

@@ -1,0 +1,230 @@
+"""Greedy multi-path block verification: published figures, beside rules on the merged paths, and mistakes."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import verifiers.greedy_multipath
+from specdec.exactness import Drafts, Tables, check_drafts, enumerate_drafts, enumerate_outcome, outcome
+from specdec.interfaces import Drafter, Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, needs_tables
+from verifiers import BlockVerifier, GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
+
+
+def any_order(tables: Tables, paths: int, length: int) -> Drafts:
+    """All independent paths, a representative of every order: for a rule that does not look at it."""
+    vocab, shape = tables.vocab, TreeShape.branching(paths, *[1] * (length - 1))
+    law = torch.ones(1, dtype=torch.float64)
+    for level in tables.q[:length]:
+        law = (law[:, None] * level).flatten()
+    drawn = torch.tensor(list(itertools.combinations_with_replacement(range(vocab**length), paths)))
+    same = (drawn[:, :, None] == drawn[:, None, :]).tril().sum(-1).prod(-1)  # of equal paths, their number's factorial
+    prefixes = torch.zeros(len(drawn), shape.num_nodes + 1, dtype=torch.long)
+    for node in range(1, shape.num_nodes + 1):
+        prefixes[:, node] = drawn[:, (node - 1) % paths] // vocab ** (length - shape.depths[node])
+    p, q = (
+        torch.stack([table[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
+        for table in (tables.p, tables.q)
+    )
+    return Drafts(
+        DraftTree.from_shape(shape, prefixes % vocab, sampling=IID, draft_probs=q),
+        prefixes,
+        law[drawn].prod(-1) * math.factorial(paths) / same,
+        p,
+    )
+
+
+def merged(drafts: Drafts) -> Drafts:
+    """The trie of drafted paths: siblings are then distinct, in the order of their first draw."""
+    tree, depth = drafts.tree, drafts.tree.depth
+    twin = (drafts.prefixes[:, :, None] == drafts.prefixes[:, None, :]) & (depth[:, :, None] == depth[:, None, :])
+    first = twin.byte().argmax(-1)
+    trie = DraftTree.build(
+        tree.tokens,
+        torch.cat([tree.parents[:, :1], first.gather(1, tree.parents[:, 1:])], 1),
+        valid=first == torch.arange(tree.num_nodes),
+        sampling=SWOR,
+        draft_probs=tree.draft_probs,
+        max_depth=tree.max_depth,
+    )
+    return replace(drafts, tree=trie)
+
+
+@needs_tables
+@pytest.mark.parametrize(("paths", "length", "figure"), [(1, 4, 2.136358), (2, 2, 1.502657), (2, 3, 2.023354)])
+def test_figures(tables: dict[str, Tables], paths: int, length: int, figure: float) -> None:
+    shape = TreeShape.branching(paths, *[1] * (length - 1))
+    result = enumerate_outcome(GreedyMultiPathVerifier(), tables["A"], shape, IID)
+    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+    assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(("paths", "length", "figure"), [(2, 2, 1.502657), (3, 3, 1.969057)])
+def test_figures_where_the_order_of_paths_does_not_matter(
+    tables: dict[str, Tables], paths: int, length: int, figure: float
+) -> None:
+    drafts = any_order(tables["A"], paths, length)
+    assert drafts.probability.sum().item() == pytest.approx(1)
+    result = outcome(GreedyMultiPathVerifier(), tables["A"], drafts)
+    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+    assert result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("rule", "length", "figure"),
+    [(TraversalVerifier(), 2, 1.447552), (RejectionVerifier(), 2, 1.367008), (TraversalVerifier(), 3, 1.933680)],
+)
+def test_figures_of_the_trie(tables: dict[str, Tables], rule: Verifier, length: int, figure: float) -> None:
+    """The same two paths, merged: distinct siblings are as good as drawn without replacement."""
+    trie = merged(enumerate_drafts(tables["A"], TreeShape.branching(2, *[1] * (length - 1)), IID))
+    result = outcome(rule, tables["A"], trie)
+    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
+    assert result.tv < EXACT
+
+
+@pytest.mark.parametrize("rule", [TraversalVerifier(), RejectionVerifier()], ids=lambda rule: type(rule).__name__)
+def test_a_trie_verified_as_independent_is_rejected(rule: Verifier) -> None:
+    tables = Tables.random(4, 2, seed=21)
+    trie = merged(enumerate_drafts(tables, TreeShape.branching(2, 1), IID))
+    assert outcome(rule, tables, trie).tv < EXACT
+    declared = replace(trie, tree=replace(trie.tree, law=torch.full_like(trie.tree.law, IID)))
+    assert outcome(rule, tables, declared).tv > BIASED
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_path_is_a_block(seed: int) -> None:
+    tables = Tables.random(3, 3, seed=seed, kinds=("dense", "zeros"))
+    made = enumerate_drafts(tables, TreeShape.chain(3), IID)
+    torch.testing.assert_close(
+        GreedyMultiPathVerifier().stop_law(made.tree, made.target_probs),
+        BlockVerifier().stop_law(made.tree, made.target_probs),
+    )
+
+
+def test_the_law_of_the_largest_by_hand() -> None:
+    """p = (.5, .5) and q = (.25, .75): token 0 ranks first, and is selected unless both paths have token 1."""
+    p, q = torch.tensor([[[0.5, 0.5]] * 3], dtype=torch.float64), torch.tensor([[[0.25, 0.75]] * 3], dtype=torch.float64)
+    law = verifiers.greedy_multipath._law_of_the_largest(p, q, torch.tensor([[0, 1, 1]]), torch.tensor([[2]]), 2)
+    nine = 9 / 16
+    # Behind token 1, of both: again both. Behind (1, 1): once more.
+    torch.testing.assert_close(law, torch.tensor([[[1 - nine, nine]] * 3], dtype=torch.float64))
+    law = verifiers.greedy_multipath._law_of_the_largest(p, q, torch.tensor([[0, 0, 1]]), torch.tensor([[2]]), 2)
+    # Behind token 0 the other path is smaller (mass .75) or has token 0, too: (.75 + .1875)^2 - .75^2 for token 1.
+    one = ((0.75 + 0.1875) ** 2 - 0.75**2) / (1 - 0.75**2)
+    torch.testing.assert_close(law[0, 1], torch.tensor([1 - one, one], dtype=torch.float64))
+
+
+def test_nothing_is_lost_on_long_paths_in_float32() -> None:
+    """Forty tokens of probability 1/50 each: the mass of the prefix is 10^-68, and q~ is a law all the same."""
+    vocab, length = 50, 40
+    p, q = (torch.rand(1, length + 1, vocab).softmax(-1) for _ in range(2))
+    for token in (0, 25):
+        tokens = torch.full((1, length + 1), token)
+        law = verifiers.greedy_multipath._law_of_the_largest(p, q, tokens, torch.tensor([[3]]), 3)
+        assert torch.isfinite(law).all() and (law >= 0).all()
+        torch.testing.assert_close(law.sum(-1), torch.ones(1, length + 1, dtype=torch.float64))
+
+
+class Paths(Drafter):
+    max_nodes, max_depth, is_chain = 4, 2, False
+
+    def __init__(self, law: DraftSampling, *, is_paths: bool):
+        self.laws, self.is_paths = frozenset({law}), is_paths
+
+    def bind(self, target: object, *, max_batch_size: int, max_length: int) -> None:
+        raise NotImplementedError
+
+    def propose(self, slots: object) -> DraftTree:
+        raise NotImplementedError
+
+
+def test_what_it_refuses() -> None:
+    rule = GreedyMultiPathVerifier()
+    rule.check(Paths(IID, is_paths=True))
+    with pytest.raises(ValueError, match=r"takes independent paths that share only the root, .*: use TraversalVerifier"):
+        rule.check(Paths(IID, is_paths=False))
+    with pytest.raises(ValueError, match=r"is not made for drafts that are WITHOUT_REPLACEMENT, .* use RejectionVerif"):
+        rule.check(Paths(SWOR, is_paths=True))
+    made = enumerate_drafts(Tables.random(2, 2, seed=0), TreeShape.branching(2, 2), IID)
+    with pytest.raises(ValueError, match="row 0, node 4 is another child of node 1, and GreedyMultiPathVerifier takes"):
+        check_drafts(rule, made.tree, made.target_probs)
+
+
+def test_shapes_that_are_paths() -> None:
+    assert TreeShape.branching(3, 1, 1).is_paths and TreeShape.chain(3).is_paths and TreeShape.branching(2).is_paths
+    assert not TreeShape.branching(2, 2).is_paths
+    assert not TreeShape.from_paths([(0,), (1,), (0, 0)]).is_paths
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+class NoResidual(GreedyMultiPathVerifier):
+    """Emits from p."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+def no_skew(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
+    """Takes the selected path for one that was drawn."""
+    return q
+
+
+def skew_of_one_position(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
+    """Takes the best of K at every position for itself, as if the others had not lost paths before."""
+    both = [original(p[:, i, None], q[:, i, None], tokens[:, i, None], paths, most_paths) for i in range(p.shape[1])]
+    return torch.cat(both, 1)
+
+
+original = verifiers.greedy_multipath._law_of_the_largest
+
+
+@needs_tables
+@pytest.mark.parametrize(("length", "figure"), [(2, 0.128)])
+def test_the_figure_of_the_best_path_without_its_law(
+    tables: dict[str, Tables], length: int, figure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifiers.greedy_multipath, "_law_of_the_largest", no_skew)
+    result = enumerate_outcome(GreedyMultiPathVerifier(), tables["A"], TreeShape.branching(2, *[1] * (length - 1)), IID)
+    assert result.tv == pytest.approx(figure, abs=5.1e-4)
+
+
+@pytest.mark.parametrize("mistake", [no_skew, skew_of_one_position], ids=lambda mistake: mistake.__name__)
+def test_enumeration_rejects_another_law_of_the_path(mistake: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, shape = Tables.random(4, 2, seed=3), TreeShape.branching(2, 1)
+    assert enumerate_outcome(GreedyMultiPathVerifier(), tables, shape, IID).tv < EXACT
+    monkeypatch.setattr(verifiers.greedy_multipath, "_law_of_the_largest", mistake)
+    result = enumerate_outcome(GreedyMultiPathVerifier(), tables, shape, IID)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+
+
+@pytest.mark.parametrize(
+    ("rule", "drawn", "declared"),
+    [
+        (NoResidual(), IID, IID),
+        (GreedyMultiPathVerifier(), SWOR, IID),
+        (GreedyMultiPathVerifier(), TOP, IID),
+    ],
+)
+def test_enumeration_rejects(rule: GreedyMultiPathVerifier, drawn: DraftSampling, declared: DraftSampling) -> None:
+    tables = Tables.random(4, 2, seed=3)
+    result = enumerate_outcome(rule, tables, TreeShape.branching(2, 1), drawn, declared=declared)
+    assert result.tv > BIASED
+
+
+def test_enumeration_rejects_q_of_another_temperature() -> None:
+    tables = Tables.random(4, 2, seed=3)
+    drawn = Tables(tables.p, tables.tempered(0.7).q)
+    result = enumerate_outcome(GreedyMultiPathVerifier(), drawn, TreeShape.branching(2, 1), IID, declared_q=tables.q)
+    assert result.tv > BIASED

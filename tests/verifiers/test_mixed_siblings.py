@@ -1,0 +1,135 @@
+"""Siblings, and branches, of different laws: a looked-up branch beside a model's, the top k beside a draw."""
+
+import pytest
+import torch
+
+from specdec.exactness import Drafts, Tables, check_drafts, enumerate_outcome, outcome
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, needs_tables
+from verifiers import (
+    BlockVerifier,
+    GreedyMultiPathVerifier,
+    KSeqVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    TransportVerifier,
+    TraversalVerifier,
+    TwoDraftVerifier,
+    WeightedTransportVerifier,
+)
+
+RULES: dict[str, Verifier] = {
+    "rejection": RejectionVerifier(),
+    "traversal": TraversalVerifier(),
+    "k-seq": KSeqVerifier(),
+    "transport": TransportVerifier(),
+    "two drafts": TwoDraftVerifier(),
+    "weighted transport": WeightedTransportVerifier(),
+    "weighted transport, program": WeightedTransportVerifier(solver="program"),
+    "target walk": TargetWalkVerifier(),
+}
+
+
+def fits(rule: str, *laws: DraftSampling) -> bool:
+    return set(laws) <= RULES[rule].laws
+
+
+# A looked-up branch, and a model's, which has two children; the same the other way round.
+LOOKED_UP_FIRST = {(0,): TOP, (0, 0): TOP, (1,): None, (1, 0): None, (1, 1): None}
+LOOKED_UP_LAST = {(0,): None, (0, 0): None, (0, 1): None, (1,): TOP, (1, 0): TOP}
+# Two looked-up siblings around two drawn ones.
+AROUND = {(0,): TOP, (1,): None, (2,): None, (3,): TOP}
+
+
+@pytest.mark.parametrize("kinds", ["dense", "every kind"])
+@pytest.mark.parametrize("places", [LOOKED_UP_FIRST, LOOKED_UP_LAST, AROUND], ids=["first", "last", "around"])
+@pytest.mark.parametrize(
+    ("rule", "law"), [(rule, law) for rule in RULES for law in (IID, SWOR) if fits(rule, TOP, law)]
+)
+def test_looked_up_branches_beside_drawn_ones_are_exact(
+    rule: str, law: DraftSampling, places: dict[tuple[int, ...], DraftSampling | None], kinds: str
+) -> None:
+    shape = TreeShape.from_paths(list(places))
+    tables = Tables.random(3, shape.max_depth, seed=2, kinds=KINDS[kinds])
+    laws = {path: place or law for path, place in places.items()}
+    assert enumerate_outcome(RULES[rule], tables, shape, laws).tv < EXACT
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "target walk"])
+def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> None:
+    law = IID if SWOR not in RULES[rule].laws else SWOR
+    tables, shape = Tables.random(4, 1, seed=21), TreeShape.branching(2)
+    assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law)).tv < EXACT
+    assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED
+
+
+def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> Drafts:
+    """The top k-1 of q, and one draw from the rest: all drafts."""
+    p, q = tables.p[0][0], tables.q[0][0]
+    top = q.topk(children - 1).indices
+    rest = q.scatter(0, top, 0.0)
+    rest = rest / rest.sum()
+    drawn = rest.nonzero()
+    certain = top.expand(len(drawn), -1)
+    tokens = torch.cat([torch.zeros_like(drawn), *([drawn, certain] if drawn_first else [certain, drawn])], 1)
+    law = [TOP, IID, *[TOP] * (children - 1)] if drawn_first else [TOP, *[TOP] * (children - 1), IID]
+    size = (len(drawn), children + 1, -1)
+    tree = DraftTree.from_shape(
+        TreeShape.branching(children),
+        tokens,
+        sampling=torch.tensor(law, dtype=torch.int8).expand(len(drawn), -1),
+        draft_probs=rest.expand(*size).contiguous(),
+    )
+    below = torch.stack([p.expand(len(drawn), -1), *tables.p[1][tokens[:, 1:]].unbind(1)], 1)
+    return Drafts(tree, tokens, rest[drawn[:, 0]], below)
+
+
+@needs_tables
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("children", "optimum", "drawn_last"), [(2, 0.774061, 0.748424), (3, 0.844130, 0.781198)])
+def test_figures_of_one_draw_beside_the_top(
+    tables: dict[str, Tables], rule: str, children: int, optimum: float, drawn_last: float
+) -> None:
+    """Drawn first, every rule that uses q reaches the optimum; drawn last, only one that plans for all siblings."""
+    if rule == "target walk":
+        pytest.skip("it does not use q")
+    first, last = (
+        outcome(RULES[rule], tables["L"], one_draw_and_the_top(tables["L"], children, drawn_first=order))
+        for order in (True, False)
+    )
+    assert first.tv < EXACT and last.tv < EXACT
+    assert first.expected_accepted == pytest.approx(optimum, abs=DIGITS)
+    plans = isinstance(RULES[rule], TransportVerifier) or "program" in rule
+    assert last.expected_accepted == pytest.approx(optimum if plans else drawn_last, abs=DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "laws", "words"),
+    [
+        (KSeqVerifier(), (TOP, SWOR), "row 0, node 2 is WITHOUT_REPLACEMENT, and KSeqVerifier takes DETERMINISTIC, IID"),
+        (GreedyMultiPathVerifier(), (TOP, SWOR), "row 0, node 2 is WITHOUT_REPLACEMENT, and GreedyMultiPathVerifier"),
+        (BlockVerifier(), (TOP, IID), "row 0, node 2 is another child of node 0, and BlockVerifier takes chains only"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Verifier) else "",
+)
+def test_rules_that_do_not_take_them_say_at_which_node(
+    rule: Verifier, laws: tuple[DraftSampling, ...], words: str
+) -> None:
+    p = torch.full((1, 3, 4), 0.25)
+    law = torch.tensor([[TOP, *laws]], dtype=torch.int8)
+    tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=law, draft_probs=p)
+    with pytest.raises(ValueError, match=words):
+        check_drafts(rule, tree, p)
+
+
+def test_paths_that_are_certain_are_walked() -> None:
+    """A row of paths with a looked-up one among them: exact, as the walk is for any draft."""
+    tables, shape = Tables.random(3, 2, seed=4), TreeShape.branching(2, 1)
+    laws = {(0,): TOP, (0, 0): TOP, (1,): IID, (1, 0): IID}
+    mixed, walk = (
+        enumerate_outcome(rule, tables, shape, laws) for rule in (GreedyMultiPathVerifier(), TargetWalkVerifier())
+    )
+    assert mixed.tv < EXACT
+    assert mixed.expected_accepted == pytest.approx(walk.expected_accepted, abs=EXACT)

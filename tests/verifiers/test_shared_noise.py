@@ -1,0 +1,289 @@
+"""Shared noise: the output is plain decoding's whatever was drafted, and coupled drafts are accepted as computed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec.engine
+from drafters.model import ModelDrafter
+from specdec.coupling import coupled_acceptance, decided, winners
+from specdec.engine import Engine
+from specdec.exactness import Tables
+from specdec.exactness_shared import check_shared, expected_coupled
+from specdec.interfaces import Drafter
+from specdec.random import request_key, shared_noise
+from specdec.reference import reference_decode
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.target import Target
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Committed, DraftSampling, Exactness, Noise
+from tests.components import DRAFTERS, TREE, perturbed
+from tests.models import tiny_model
+from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, needs_tables
+from verifiers import SharedNoiseVerifier, TargetWalkVerifier
+
+COUPLED = DraftSampling.COUPLED
+LEVEL = 1e-5
+SAMPLES = 5000
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The promise, over tables
+
+
+@pytest.mark.parametrize("law", [COUPLED, TOP, IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("shape", ["chain", "2x2", "three children, one of which has two"])
+def test_every_output_is_plain_decodings(shape: str, law: DraftSampling) -> None:
+    for kinds in ("dense", "every kind"):
+        tables = Tables.random(4, SHAPES[shape].max_depth, seed=2, kinds=KINDS[kinds])
+        result = check_shared(SharedNoiseVerifier(), tables, SHAPES[shape], law, samples=SAMPLES, seed=1)
+        assert result.differing == 0
+        assert result.p_value > LEVEL
+        assert result.accepted > 0
+
+
+class ResamplesAfterTheRoot(SharedNoiseVerifier):
+    """Mutant: the next token is drawn where the path began."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return target_probs[:, 0]
+
+
+class TakesTheFirstChild(SharedNoiseVerifier):
+    """Mutant: the root's first child is always accepted."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        law = super().stop_law(tree, target_probs).clone()
+        law[:, 1] += law[:, 0]
+        law[:, 0] = 0
+        return law
+
+
+@pytest.mark.parametrize("mutant", [ResamplesAfterTheRoot, TakesTheFirstChild])
+def test_a_wrong_rule_differs(mutant: type[SharedNoiseVerifier]) -> None:
+    tables = Tables.random(4, 2, seed=2)
+    assert check_shared(mutant(), tables, SHAPES["2x2"], COUPLED, samples=SAMPLES).differing > SAMPLES // 20
+
+
+def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: numbers that are a little too large for improbable tokens."""
+    import specdec.exactness_shared
+
+    def tilted(probs: Tensor, noise: Tensor) -> Tensor:
+        return winners(probs**1.1, noise)
+
+    monkeypatch.setattr(specdec.exactness_shared, "winners", tilted)
+    result = check_shared(SharedNoiseVerifier(), Tables.random(4, 2, seed=2), SHAPES["2x2"], COUPLED, samples=20_000)
+    assert result.p_value < LEVEL
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The acceptance
+
+
+@needs_tables
+def test_published_figures_of_one_level(tables: dict[str, Tables]) -> None:
+    p, q = tables["L"].p[0][0], tables["L"].q[0][0]
+    for children, figure in enumerate((0.627492, 0.834016, 0.923196), start=1):
+        assert float(coupled_acceptance(p, q, children).sum()) == pytest.approx(figure, abs=DIGITS)
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("factors", "figure"),
+    [
+        ((1,), 0.748128),
+        ((1, 1), 1.220285),
+        ((1, 1, 1), 1.517414),
+        ((1, 1, 1, 1), 1.704525),
+        ((2, 2), 1.689290),
+        ((2, 1, 1), 1.846301),
+        ((3, 1, 1), 2.060418),
+        ((2, 2, 2), 2.393495),
+    ],
+)
+def test_published_figures_of_fixture_a(tables: dict[str, Tables], factors: tuple[int, ...], figure: float) -> None:
+    assert expected_coupled(tables["A"], TreeShape.branching(*factors)) == pytest.approx(figure, abs=DIGITS)
+
+
+@pytest.mark.parametrize("shape", ["chain", "2x2", "chain below the second child"])
+@pytest.mark.parametrize("kinds", ["dense", "zeros"])
+def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None:
+    """Within five standard errors: once in two million seeds a correct implementation is outside."""
+    tables = Tables.random(4, SHAPES[shape].max_depth, seed=5, kinds=KINDS[kinds])
+    result = check_shared(SharedNoiseVerifier(), tables, SHAPES[shape], COUPLED, samples=20_000)
+    expected = expected_coupled(tables, SHAPES[shape])
+    assert result.accepted == pytest.approx(expected, abs=5 * result.error)
+    # Drafts with noise of their own are far outside.
+    fresh = check_shared(SharedNoiseVerifier(), tables, SHAPES[shape], IID, samples=20_000)
+    assert fresh.accepted < expected - 5 * fresh.error
+
+
+def test_the_acceptance_of_one_child_is_the_papers_formula() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.1, 0.4, 0.0, 0.5])
+    expected = [1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(4)) for x in (0, 1)]
+    torch.testing.assert_close(
+        coupled_acceptance(p, q, 1), torch.tensor([*expected, 0.0, 0.0], dtype=torch.float64), rtol=1e-7, atol=0
+    )
+    tv = 0.5 * float((p - q).abs().sum())
+    assert float(coupled_acceptance(p, q, 1).sum()) > (1 - tv) / (1 + tv)
+
+
+def test_all_tokens_as_children_are_accepted_for_certain() -> None:
+    tables = Tables.random(4, 0, seed=3)
+    p, q = tables.p[0][0], tables.q[0][0]
+    torch.testing.assert_close(coupled_acceptance(p, q, 4), p, rtol=1e-12, atol=0)
+    torch.testing.assert_close(coupled_acceptance(p, p, 1), p, rtol=1e-12, atol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The draw
+
+
+def test_the_first_to_arrive_wins() -> None:
+    noise = torch.tensor([1.0, 2.0, 0.5, 0.1])
+    assert winners(torch.tensor([0.5, 0.3, 0.2, 0.0]), noise).tolist() == [1, 0, 0, 0]  # .5, .15, .4, never
+    assert winners(torch.tensor([0.2, 0.3, 0.2, 0.3]), noise).tolist() == [0, 0, 0, 1]
+    assert winners(torch.tensor([0.0, 0.4, 0.1, 0.0]), noise).tolist() == [0, 1, 0, 0], "the lower of two equal ones"
+    for bad in ([0.0, 0.0, 0.0, 0.0], [torch.nan, 0.5, 0.5, 0.0]):
+        assert winners(torch.tensor(bad), noise).isnan().any(), "the engine reports such rows"
+
+
+def test_nodes_of_one_depth_share_the_noise_of_the_position_after_them() -> None:
+    """0 - 1 - 2 with a second child 3 of the root, behind roots at positions 4 and 7."""
+    parents = torch.tensor([[-1, 0, 1, 0]] * 2)
+    tree = DraftTree.build(torch.zeros(2, 4, dtype=torch.long), parents, max_depth=2, max_children=2)
+    keys = torch.tensor([request_key(0, 0), request_key(0, 1)])
+    p = torch.rand(2, 4, 50).softmax(-1)
+    positions = torch.tensor([[5, 6, 7, 6], [8, 9, 10, 9]])
+    assert torch.equal(decided(p, tree, keys, torch.tensor([4, 7])), winners(p, shared_noise(keys, positions, 50)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Through the engine
+
+PROMPTS = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5, 6, 5]]
+SAMPLING = (
+    SamplingParams(max_new_tokens=14, temperature=1.0),
+    SamplingParams(max_new_tokens=12, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(max_new_tokens=13),
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=24, layers=2)
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> list[list[int]]:
+    pairs = enumerate(zip(PROMPTS, SAMPLING, strict=True))
+    return [reference_decode(model, prompt, s.seeded(i), noise=Noise.SHARED) for i, (prompt, s) in pairs]
+
+
+class Selects(Drafter):
+    """Draws with the shared noise and then does what biases every other rule: sorts siblings, and drops drawn ones."""
+
+    def __init__(self, drafter: ModelDrafter):
+        self.drafter = drafter
+        self.max_nodes, self.max_depth = drafter.max_nodes, drafter.max_depth
+        self.laws, self.is_chain = drafter.laws, False
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        self.drafter.bind(target, max_batch_size=max_batch_size, max_length=max_length)
+
+    def admit(self, slot: int, prompt_ids, sampling) -> None:
+        self.drafter.admit(slot, prompt_ids, sampling)
+
+    def observe(self, committed: Committed) -> None:
+        self.drafter.observe(committed)
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = self.drafter.propose(slots)
+        if tree.num_nodes == 1:
+            return tree
+        dropped = (tree.tokens % 3 == 0) | (tree.tokens == tree.tokens.amin(1, keepdim=True))
+        dropped[:, 0] = False
+        kept = (~dropped[:, None] | ~tree.ancestors).all(-1)
+        return DraftTree.build(
+            tree.tokens, tree.parents, valid=tree.valid & kept, sampling=tree.law, max_depth=tree.max_depth
+        )
+
+
+SETUPS = {
+    "one at a time": {"max_batch_size": 1},
+    "two slots, short chunks": {"max_batch_size": 2, "prefill_chunk": 3},
+    "all together": {"max_batch_size": 3},
+}
+
+
+def drafters(model) -> dict[str, Drafter]:
+    shapes = {"chain": 3, "tree": TREE, "wide": [5, 1], "bushy": [2, 2, 2]}
+    made = {name: ModelDrafter(perturbed(model, 0.3), shape, sampling="coupled") for name, shape in shapes.items()}
+    return made | {
+        "another model": ModelDrafter(perturbed(model, 2.0), TREE, sampling="coupled"),
+        "its own temperature": ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled", temperature=0.5),
+        "selected": Selects(ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled")),
+        "ngram": DRAFTERS["ngram"](model),
+        "medusa": DRAFTERS["medusa"](model),
+        "iid": ModelDrafter(perturbed(model, 0.3), TREE, sampling="iid"),
+    }
+
+
+@pytest.mark.parametrize("name", list(drafters(tiny_model("llama", vocab_size=24, layers=2))))
+def test_the_output_is_plain_decodings(model, expected: list[list[int]], name: str) -> None:
+    for setup in SETUPS.values():
+        engine = Engine(Target(model), drafters(model)[name], SharedNoiseVerifier(), max_length=40, **setup)
+        outputs = engine.generate(PROMPTS, SAMPLING)
+        assert [list(output.token_ids) for output in outputs] == expected
+        steps = [step for output in outputs for step in output.steps]
+        assert any(step.proposed_nodes for step in steps)
+        assert all(step.expected_accepted == step.accepted for step in steps), "given the tree nothing is random"
+    plain = engine.generate(PROMPTS, SAMPLING, speculate=False)
+    assert [list(output.token_ids) for output in plain] == expected
+    logprobs = [[x for step in output.steps for x in step.logprobs] for output in (outputs[0], plain[0])]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4) and logprobs[0][0] < 0, "under p, not under the draw"
+
+
+def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]], monkeypatch) -> None:
+    """Mutant: keyed by the position of the round's root alone, as fresh noise is keyed by the round."""
+
+    def by_root(target_probs: Tensor, tree: DraftTree, keys: Tensor, lengths: Tensor) -> Tensor:
+        return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
+
+    monkeypatch.setattr(specdec.engine, "decided", by_root)
+    engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
+    assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
+    assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected
+
+
+def test_samples_of_a_prompt_differ_and_repeat(model) -> None:
+    engine = Engine(Target(model), drafters(model)["tree"], SharedNoiseVerifier(), max_batch_size=4, max_length=40)
+    several = replace(SAMPLING[0], n=6)
+    outputs = [output.token_ids for output in engine.generate([PROMPTS[0]], several)]
+    assert len(set(outputs)) == 6
+    assert outputs == [output.token_ids for output in engine.generate([PROMPTS[0]], several)]
+    assert outputs[3] == engine.generate([PROMPTS[0]], replace(SAMPLING[0], stream=3))[0].token_ids
+    assert outputs != [output.token_ids for output in engine.generate([PROMPTS[0]], replace(several, seed=1))]
+
+
+def test_coupled_drafts_are_accepted_more_often(model) -> None:
+    """Than the same model's independent ones by the same walk, which does not look at q; and by far."""
+    rates = {}
+    for sampling in ("coupled", "iid"):
+        drafter = ModelDrafter(perturbed(model, 0.3), 3, sampling=sampling)
+        engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=8, max_length=40)
+        outputs = engine.generate(PROMPTS[:1], replace(SAMPLING[0], n=24))
+        steps = [step for output in outputs for step in output.steps]
+        rates[sampling] = sum(step.accepted for step in steps) / sum(step.proposed_depth for step in steps)
+    assert rates["coupled"] > 1.5 * rates["iid"]
+
+
+def test_it_says_what_it_is() -> None:
+    rule = SharedNoiseVerifier()
+    assert rule.exactness is Exactness.EXACT and rule.noise is Noise.SHARED
+    assert rule.laws == frozenset(DraftSampling)
+    assert TargetWalkVerifier().noise is Noise.FRESH

@@ -1,0 +1,218 @@
+"""Two drafts together: the closed form reaches the optimum of the linear program, for any vocabulary; and mistakes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import verifiers.two_draft
+from specdec.exactness import Tables, enumerate_outcome, expected_by_levels
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, needs_tables
+from verifiers import KSeqVerifier, RejectionVerifier, TransportVerifier, TwoDraftVerifier, WeightedTransportVerifier
+from verifiers.transport import optimal_acceptance
+from verifiers.two_draft import share_out
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("vocab", [2, 3, 5, 16])
+def test_two_children_reach_the_optimum(vocab: int, kinds: str) -> None:
+    for seed in range(5):
+        tables = Tables.random(vocab, 1, seed=seed, kinds=KINDS[kinds])
+        result = enumerate_outcome(TwoDraftVerifier(), tables, TreeShape.branching(2), IID)
+        bound = float(optimal_acceptance(tables.p[0][0], tables.q[0][0], 2, IID))
+        assert result.tv < EXACT
+        assert result.expected_accepted == pytest.approx(bound, abs=EXACT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_children_reach_the_optimum_of_the_program(seed: int) -> None:
+    tables, shape = Tables.random(6, 1, seed=seed, kinds=("zeros",)), TreeShape.branching(2)
+    ours, programs = (
+        enumerate_outcome(rule, tables, shape, IID).expected_accepted for rule in (TwoDraftVerifier(), TransportVerifier())
+    )
+    assert ours == pytest.approx(programs, abs=1e-7)  # what the solver leaves of a constraint
+
+
+weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1.0), st.just(0.5), st.just(1e-30)), min_size=7, max_size=7)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(weights, weights, st.sampled_from([1.0, 0.9, 0.5, 1e-6]), st.booleans())
+def test_sharing_out_spends_what_there_is(p: list[float], q: list[float], weight: float, alike: bool) -> None:
+    """Over all pairs: what arrives at a token and what is left of it are its mass; as much arrives as can.
+
+    With zeros, ties, tiny masses and p nearly q.
+    """
+    mass, draft = (torch.tensor(row, dtype=torch.float64) + 1e-300 * (sum(row) == 0) for row in (p, q))
+    draft = draft / draft.sum()
+    mass = draft * (1 + 1e-13 * torch.arange(7)) if alike else mass
+    mass = weight * mass / mass.sum()
+    first, second = torch.cartesian_prod(torch.arange(7), torch.arange(7)).T
+    of_first, of_second, left = share_out(mass.expand(49, 7), draft.expand(49, 7), first, second)
+    assert (of_first >= 0).all() and (of_second >= 0).all() and (of_first + of_second <= 1 + 1e-15).all()
+    assert (left == left[0]).all() and (left >= 0).all()
+    chance = draft[first] * draft[second]
+    arrives = torch.zeros(7, dtype=torch.float64)
+    arrives.index_add_(0, first, chance * of_first)
+    arrives.index_add_(0, second, chance * of_second)
+    torch.testing.assert_close(arrives + left[0], mass, atol=1e-14, rtol=0)
+    best = min(
+        float(mass[[i for i in range(7) if chosen >> i & 1]].sum())
+        + 1
+        - float(draft[[i for i in range(7) if chosen >> i & 1]].sum()) ** 2
+        for chosen in range(2**7)
+    )
+    assert float(arrives.sum()) == pytest.approx(min(best, float(mass.sum())), abs=1e-13)
+
+
+def test_it_scales() -> None:
+    """20 000 tokens in float32: the optimum to rounding, and neither of the two places is preferred."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20_000, generator=generator)
+    p, q = logits.softmax(-1), (logits + torch.randn(20_000, generator=generator)).softmax(-1)
+    first, second = torch.multinomial(q, 40, replacement=True, generator=generator).view(2, 20)
+    p, q = p.expand(20, -1), q.expand(20, -1)
+    of_first, of_second, left = share_out(p, q, first, second)
+    bound = float(optimal_acceptance(p[0].double() / p[0].double().sum(), q[0].double() / q[0].double().sum(), 2, IID))
+    assert 1 - float(left[0].sum()) == pytest.approx(bound, abs=1e-5)
+    swapped = share_out(p, q, second, first)
+    different = first != second
+    torch.testing.assert_close(of_first[different], swapped[1][different])
+    torch.testing.assert_close(of_second[different], swapped[0][different])
+    assert 0.2 < float((of_first + of_second).mean()) < 1
+
+
+def test_by_hand() -> None:
+    """p = (.2, .8), q = (.6, .4): token 0 comes twice with .36, more than it may.
+
+    alpha = .2 + 1 - .36 = .84: a pair of two tokens must go to token 1, which gets .48 + .16 = .64 of its .8; of the
+    pairs (0, 0) a share of .2 / .36 is accepted; .16 of token 1 is left.
+    """
+    p = torch.tensor([0.2, 0.8], dtype=torch.float64).expand(4, 3, 2).contiguous()
+    q = torch.tensor([0.6, 0.4], dtype=torch.float64).expand(4, 3, 2).contiguous()
+    tokens = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
+    tree = DraftTree.from_shape(TreeShape.branching(2), tokens, sampling=IID, draft_probs=q)
+    expected = [[4 / 9, 5 / 9, 0], [0, 0, 1], [0, 1, 0], [0, 1, 0]]
+    torch.testing.assert_close(TwoDraftVerifier().stop_law(tree, p), torch.tensor(expected, dtype=torch.float64))
+    left = TwoDraftVerifier().next_law(tree, p, torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(left, torch.tensor([[0.0, 1.0]] * 4, dtype=torch.float64))
+
+
+def test_a_hand_over_by_hand() -> None:
+    """p = q = (.5, .5): a mixed pair (.5 of all) goes to either token with one half."""
+    p = torch.full((1, 2), 0.5, dtype=torch.float64)
+    of_first, of_second, left = share_out(p, p, torch.tensor([0]), torch.tensor([1]))
+    assert of_first.item() == pytest.approx(0.5) and of_second.item() == pytest.approx(0.5)
+    assert left.sum().item() == pytest.approx(0, abs=EXACT)
+
+
+@needs_tables
+def test_figures_of_one_level(tables: dict[str, Tables]) -> None:
+    result = enumerate_outcome(TwoDraftVerifier(), tables["L"], TreeShape.branching(2), IID)
+    assert result.expected_accepted == pytest.approx(0.889817, abs=DIGITS) and result.tv < EXACT
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("factors", "program"), [((2, 2), 1.687749), ((2, 1, 1), 1.899908), ((3, 1, 1), 2.129354), ((2, 2, 2), 2.386174)]
+)
+def test_figures_of_fixture_a(tables: dict[str, Tables], factors: tuple[int, ...], program: float) -> None:
+    """Below the first level they depend on the plan: close to the program's where levels have two; three are a pair
+    and one, so less than the optimum of three."""
+    accepted = expected_by_levels(TwoDraftVerifier(), tables["A"], factors, IID)
+    if 3 in factors:
+        assert expected_by_levels(KSeqVerifier(), tables["A"], factors, IID) < accepted < program
+    else:
+        assert accepted == pytest.approx(program, rel=2e-3)
+
+
+@pytest.mark.parametrize("children", [3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_more_than_two_are_taken_in_pairs(children: int, seed: int) -> None:
+    tables, shape = Tables.random(4, 1, seed=seed, kinds=("dense", "zeros")), TreeShape.branching(children)
+    pairs, single, best = (
+        enumerate_outcome(rule, tables, shape, IID).expected_accepted
+        for rule in (TwoDraftVerifier(), RejectionVerifier(), TransportVerifier())
+    )
+    assert single - EXACT < pairs < best + 1e-7
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+class NoResidual(TwoDraftVerifier):
+    """Emits from p."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+class ResidualOfRejection(TwoDraftVerifier):
+    """Emits from what the rule leaves that tries one after the other."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return RejectionVerifier().next_law(tree, target_probs, stop)
+
+
+@pytest.mark.parametrize(
+    ("rule", "drawn", "declared"),
+    [
+        (NoResidual(), IID, IID),
+        (ResidualOfRejection(), IID, IID),
+        (TwoDraftVerifier(), SWOR, IID),
+        (TwoDraftVerifier(), TOP, IID),
+        (WeightedTransportVerifier(), SWOR, IID),
+        (WeightedTransportVerifier(solver="program"), SWOR, IID),
+    ],
+)
+def test_enumeration_rejects(rule: Verifier, drawn: DraftSampling, declared: DraftSampling) -> None:
+    result = enumerate_outcome(rule, Tables.random(4, 2, seed=5), TreeShape.branching(2, 1), drawn, declared=declared)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+
+
+@pytest.mark.parametrize("rule", [TwoDraftVerifier(), WeightedTransportVerifier()], ids=lambda rule: type(rule).__name__)
+def test_enumeration_rejects_q_of_another_temperature(rule: Verifier) -> None:
+    tables = Tables.random(3, 2, seed=3)
+    drawn = Tables(tables.p, tables.tempered(0.7).q)
+    assert enumerate_outcome(rule, drawn, TreeShape.branching(2, 2), IID, declared_q=tables.q).tv > BIASED
+
+
+def evenly(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A coin decides which of two tokens is selected, and the selected one is judged by the optimal law."""
+    best_of = original(mass, q, first, first)[0], original(mass, q, second, second)[0]
+    same = first == second
+    left = original(mass, q, first, second)[2]
+    return best_of[0].where(same, best_of[0] / 2), torch.where(same, 0.0, best_of[1] / 2), left
+
+
+def always_the_later(mass: Tensor, q: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Never hands over: selects the token that is drafted too little."""
+    of_first, of_second, left = original(mass, q, first, second)
+    ratio = mass / q
+    later = ratio.gather(-1, first[..., None]) > ratio.gather(-1, second[..., None])
+    total, later = of_first + of_second, later[..., 0] | (first == second)
+    return total.where(later, 0.0), total.where(~later, 0.0), left
+
+
+original = verifiers.two_draft.share_out
+
+
+@pytest.mark.parametrize("mistake", [evenly, always_the_later], ids=lambda mistake: mistake.__name__)
+@pytest.mark.parametrize(
+    "rule", [TwoDraftVerifier(), WeightedTransportVerifier()], ids=lambda rule: type(rule).__name__
+)
+def test_enumeration_rejects_another_selection(
+    rule: Verifier, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, shape = Tables.random(4, 2, seed=1), TreeShape.branching(2, 1)
+    assert enumerate_outcome(rule, tables, shape, IID).tv < EXACT
+    monkeypatch.setattr(verifiers.two_draft, "share_out", mistake)
+    result = enumerate_outcome(rule, tables, shape, IID)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
