@@ -97,7 +97,11 @@ def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
     found = []
     for chain in (True, False):
         for law in LAWS:
-            shape = TreeShape.chain(nodes) if chain else TreeShape.branching(SHAPES[nodes][0], *[1] * (SHAPES[nodes][1] - 1))
+            shape = (
+                TreeShape.chain(nodes)
+                if chain
+                else TreeShape.branching(SHAPES[nodes][0], *[1] * (SHAPES[nodes][1] - 1))
+            )
             drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth)
             if refusal(rule, drafts) is None:
                 found.append((chain, law))

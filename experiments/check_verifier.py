@@ -304,7 +304,7 @@ def _empty_table(rule: Verifier, caption: str) -> Table:
 
 
 def _takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
-    return law in rule.laws and (shape.is_chain or not (rule.chain_only or rule.paths_only and not shape.is_paths))
+    return law in rule.laws and (shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths)))
 
 
 def _header(name: str) -> str:

@@ -115,6 +115,8 @@ def _ordering(name: str, more: Score, less: Score, drafts: str, bootstrap: Boots
 
 def _totals(score: Score, prompts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     index = {prompt: number for number, prompt in enumerate(prompts)}
-    rows = [(index[prompt], value) for prompt, value in zip(score.prompts, score.accepted, strict=True) if prompt in index]
+    rows = [
+        (index[prompt], value) for prompt, value in zip(score.prompts, score.accepted, strict=True) if prompt in index
+    ]
     which = np.array([number for number, _ in rows])
     return np.bincount(which, [value for _, value in rows], len(prompts)), np.bincount(which, minlength=len(prompts))

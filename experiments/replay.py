@@ -139,7 +139,9 @@ def named_verifiers(given: Any) -> dict[str, Verifier]:
         options: Any = OmegaConf.load(CONF / "verifier" / f"{name}.yaml")
         for key in more:
             if key not in options:
-                raise ValueError(f"verifier {name} has no {key!r}: choose of {', '.join(k for k in options if k[0] != '_')}")
+                raise ValueError(
+                    f"verifier {name} has no {key!r}: choose of {', '.join(k for k in options if k[0] != '_')}"
+                )
         label = ", ".join([str(name), *(f"{key}={value}" for key, value in more.items())])
         found[label] = build(OmegaConf.create({"verifier": OmegaConf.merge(options, more)}), "verifier")
     return found

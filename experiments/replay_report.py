@@ -82,9 +82,7 @@ class Figures:
         return ", ".join([self.drafts.method, *settings, laws])
 
 
-def figures(
-    drafts: Drafts, scores: Sequence[Score], bound: Bound, *, baseline: str, bootstrap: Bootstrap
-) -> Figures:
+def figures(drafts: Drafts, scores: Sequence[Score], bound: Bound, *, baseline: str, bootstrap: Bootstrap) -> Figures:
     """From what the rules said of every row."""
     asked = {found.rule: found for found in scores if found.refused is None and found.rule != RAN}
     base = asked.get(baseline)
@@ -96,7 +94,9 @@ def figures(
     return Figures(
         drafts=drafts,
         rows=tuple(_rule(found, base, bootstrap) for found in asked.values()),
-        refused=tuple((found.rule, found.refused) for found in scores if found.refused is not None and found.rule != RAN),
+        refused=tuple(
+            (found.rule, found.refused) for found in scores if found.refused is not None and found.rule != RAN
+        ),
         bound=float(first.mean()) if known else None,
         bound_interval=_interval(prompts, first, bootstrap) if known else None,
         levels=tuple(bound.levels),
@@ -145,7 +145,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-COLUMNS = ("accepted\nper round", "over the\nbaseline", "at\nleast 1", "its\nbound", "at least\n2, 3, …", "TV; KL\nfrom p")
+COLUMNS = (
+    "accepted\nper round",
+    "over the\nbaseline",
+    "at\nleast 1",
+    "its\nbound",
+    "at least\n2, 3, …",
+    "TV; KL\nfrom p",
+)
 
 
 def cells(row: RuleFigures, each: Figures, between: str) -> list[str]:
@@ -215,7 +222,12 @@ def write(
     """``replay.json`` and ``replay.md``."""
     written = [out / "replay.md", out / "replay.json"]
     header = ["T", "drafts", "rule (exactness)", *(" ".join(name.split("\n")) for name in COLUMNS)]
-    lines = [f"{title}; intervals at {confidence:.0%} over prompts.", "", _line(header), "|---:|---|---|" + "---:|" * len(COLUMNS)]
+    lines = [
+        f"{title}; intervals at {confidence:.0%} over prompts.",
+        "",
+        _line(header),
+        "|---:|---|---|" + "---:|" * len(COLUMNS),
+    ]
     for each in done:
         for row in each.rows:
             head = [f"{each.drafts.temperature:g}", each.label, row.label]

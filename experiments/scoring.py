@@ -18,7 +18,7 @@ from specdec.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
 
-_NUMBERS = 2**21  # in a batch's table: 16 MB
+_NUMBERS = 2**18  # in a batch's table: 2 MB, which the caches still like
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,9 @@ def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) 
             bound = sibling_bound(p[row, node], tree.draft_probs[row, node], number, law)
             depth = tree.depth[row, node]
             for level in depth.unique().tolist():
-                levels[level] += [None] * int((depth == level).sum()) if bound is None else bound[depth == level].tolist()
+                levels[level] += (
+                    [None] * int((depth == level).sum()) if bound is None else bound[depth == level].tolist()
+                )
             if bound is not None:
                 first[row[depth == 0].numpy()] = bound[depth == 0].numpy()
     return first

@@ -7,7 +7,7 @@ from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, Completion, DraftSampling, Exactness, Step, TargetOutput, Verdict
+from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, TargetOutput, Verdict
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,7 @@ __all__ = [
     "Engine",
     "Exactness",
     "ModelRunner",
+    "Noise",
     "SamplingParams",
     "Slots",
     "Step",

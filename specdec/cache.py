@@ -149,6 +149,7 @@ class SlotCache(OwnLayout):
             size = self._place(shapes, shape, self._where, len(self.keys))
             self.keys.append(_by_head(size, shape.key_heads, shape.key_dim, shape.dtype, device))
             self.values.append(_by_head(size, shape.value_heads, shape.value_dim, shape.dtype, device))
+        self._views: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
         self.indexer_keys: list[Tensor] = []
         self._where_indexed: dict[int, tuple[int, int]] = {}
         for shape in dict.fromkeys(indexers.values()):
@@ -158,6 +159,7 @@ class SlotCache(OwnLayout):
         self._start = -1
         self._index: tuple[Tensor, Tensor] | None = None
         self._length = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _place(
         self, shapes: dict[int, LayerShape], shape: LayerShape, where: dict[int, tuple[int, int]], group: int
@@ -167,40 +169,56 @@ class SlotCache(OwnLayout):
         where.update({layer: (group, index) for index, layer in enumerate(members)})
         return len(members), self.slots, self.positions
 
-    def aim(self, rows: slice, positions: Int[Tensor, "batch query"], *, start: int, length: int) -> None:
+    def aim(self, rows: slice, positions: Int[Tensor, "batch query"] | int, *, length: int) -> None:
         """Say where the next forward writes and how much of the rows it reads.
 
         Args:
             rows: The slots.
-            positions: Where each row's new keys and values go.
-            start: The first position, where there is one row and its positions are consecutive; else -1.
+            positions: Where each row's new keys and values go; of one row whose positions are consecutive, the first.
             length: Positions that attention sees; further ones are in no row's use.
         """
-        self._rows, self._start, self._length = rows, start, length
-        if start < 0:
-            slots = torch.arange(rows.start, rows.stop, device=positions.device)
+        self._rows, self._length = rows, length
+        self._layers = self._views_of(rows)
+        if isinstance(positions, int):
+            self._start = positions
+        else:
+            self._start = -1
+            slots = torch.arange(rows.stop - rows.start, device=positions.device)
             self._index = (slots[:, None], positions)
+
+    def _views_of(self, rows: slice) -> dict[int, tuple[Tensor, Tensor]]:
+        """Keys and values of every layer in some slots, ``[slot, kv_head, position, head_dim]``."""
+        ends = (rows.start, rows.stop)
+        if ends not in self._views:
+            self._views[ends] = {
+                index: (self.keys[group][layer, rows].transpose(1, 2), self.values[group][layer, rows].transpose(1, 2))
+                for index, (group, layer) in self._where.items()
+            }
+        return self._views[ends]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
         """Write ``[batch, kv_head, query, head_dim]`` and return views of all that attention may see."""
-        group, layer = self._where[layer_idx]
-        keys = self._write(self.keys[group][layer], key_states.transpose(1, 2)).transpose(1, 2)
-        values = self._write(self.values[group][layer], value_states.transpose(1, 2)).transpose(1, 2)
-        return keys, values
+        keys, values = self._layers[layer_idx]
+        if self._start >= 0:
+            queries = key_states.shape[2]
+            keys.narrow(2, self._start, queries).copy_(key_states)
+            values.narrow(2, self._start, queries).copy_(value_states)
+        else:
+            assert self._index is not None
+            keys.transpose(1, 2)[self._index] = key_states.transpose(1, 2)
+            values.transpose(1, 2)[self._index] = value_states.transpose(1, 2)
+        return keys.narrow(2, 0, self._length), values.narrow(2, 0, self._length)
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
         """Write ``[batch, query, dim]`` and return a view of all that the indexer may choose from."""
         group, layer = self._where_indexed[layer_idx]
-        return self._write(self.indexer_keys[group][layer], indexer_key_states)
-
-    def _write(self, kept: Tensor, new: Tensor) -> Tensor:
-        """Put ``[batch, query, ...]`` where the forward writes, and return what it reads of those rows."""
+        kept = self.indexer_keys[group][layer, self._rows]
         if self._start >= 0:
-            kept[self._rows.start, self._start : self._start + new.shape[1]] = new[0]
+            kept.narrow(1, self._start, indexer_key_states.shape[1]).copy_(indexer_key_states)
         else:
             assert self._index is not None
-            kept[self._index] = new
-        return kept[self._rows, : self._length]
+            kept[self._index] = indexer_key_states
+        return kept.narrow(1, 0, self._length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Nothing a model may rely on: every row has its own length, and positions and masks are given.

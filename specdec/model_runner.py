@@ -234,13 +234,10 @@ class ModelRunner:
         num_cells = visible.shape[2]
         # Prefill pads short prompts beside long ones: padding that would fall off the row's end stays at its end.
         length = min(int(host_starts.max()) + num_cells, self.cache.positions)
-        first_cell = num_cells - queries  # of the queries: they are the last cells, in order
-        self.cache.aim(
-            slots,
-            (starts[:, None] + cells).clamp(max=self.cache.positions - 1),
-            start=int(host_starts[0]) + first_cell if batch == 1 else -1,
-            length=length,
-        )
+        # The queries are the last cells, in order.
+        first = int(host_starts[0]) + num_cells - queries
+        where = first if batch == 1 else (starts[:, None] + cells).clamp(max=self.cache.positions - 1)
+        self.cache.aim(slots, where, length=length)
         self._masks[:] = [
             self._mask(reach, starts, host_starts, visible, length, query_positions, cell_positions)
             for reach in self._reach
@@ -257,9 +254,7 @@ class ModelRunner:
         else:
             outputs = self._eager(self.model, tokens, positions, self.attention, self.cache)
             self._consider_recording(tokens, positions, outputs)
-        return TargetOutput(
-            logits=outputs[-1], hidden_states=dict(zip(self.hidden_layers, outputs, strict=False))
-        )
+        return TargetOutput(logits=outputs[-1], hidden_states=dict(zip(self.hidden_layers, outputs, strict=False)))
 
     def _mask(
         self,
@@ -286,9 +281,7 @@ class ModelRunner:
         )
         return mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
 
-    def _eager(
-        self, model: nn.Module, tokens: Tensor, positions: Tensor, attention: str, cache: Cache
-    ) -> list[Tensor]:
+    def _eager(self, model: nn.Module, tokens: Tensor, positions: Tensor, attention: str, cache: Cache) -> list[Tensor]:
         """The model's forward: the hidden states that were asked for, and the logits if ``model`` has an output layer."""
         masks = dict(zip(self._reach, self._masks, strict=True))
         by_type = {layer_type: masks[reach] for layer_type, reach in self._reaches.items()}

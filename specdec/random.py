@@ -8,6 +8,7 @@ to each draw's.
 
 import enum
 import secrets
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -54,13 +55,19 @@ def fresh_seed() -> int:
     return secrets.randbits(62)
 
 
+@lru_cache(maxsize=64)
+def _counters(purpose: Purpose, count: int, device: torch.device) -> Int[Tensor, " index"]:
+    with torch.inference_mode(False):
+        index = torch.arange(1, count + 1, device=device)
+        return (index + (int(purpose) << 40)) * _GAMMA
+
+
 def uniforms(
     keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
 ) -> Float[Tensor, "batch index"]:
     """``count`` independent uniforms in [0, 1) for every row, float64."""
-    index = torch.arange(1, count + 1, device=keys.device)
     state = mix(keys + rounds * _GAMMA)
-    bits = mix(state[:, None] + (index + (int(purpose) << 40)) * _GAMMA)
+    bits = mix(state[:, None] + _counters(purpose, count, keys.device))
     return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
 
 

@@ -186,8 +186,7 @@ class DraftTree:
     @classmethod
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
         """A tree that proposes nothing: verifying it is plain decoding."""
-        tokens = roots[:, None]
-        return cls.build(tokens, torch.full_like(tokens, -1), max_depth=0, max_children=0)
+        return cls._of_layout(_layout(None, roots.device), roots[:, None])
 
     @classmethod
     def from_shape(
@@ -200,16 +199,26 @@ class DraftTree:
         valid: Bool[Tensor, "batch node"] | None = None,
     ) -> "DraftTree":
         """A tree whose rows all have the same static shape; ``tokens`` includes the root's."""
-        batch = tokens.shape[0]
         layout = _layout(shape, tokens.device)
+        return cls._of_layout(layout, tokens, sampling=sampling, draft_probs=draft_probs, valid=valid)
+
+    @classmethod
+    def _of_layout(
+        cls,
+        layout: "_Layout",
+        tokens: Int[Tensor, "batch node"],
+        *,
+        valid: Bool[Tensor, "batch node"] | None = None,
+        **kwargs: Any,
+    ) -> "DraftTree":
+        batch = tokens.shape[0]
         tree = cls.build(
             tokens,
             layout.parents.expand(batch, -1),
-            valid=valid,
-            sampling=sampling,
-            draft_probs=draft_probs,
-            max_depth=shape.max_depth,
-            max_children=shape.max_children,
+            valid=layout.valid.expand(batch, -1) if valid is None else valid,
+            max_depth=layout.max_depth,
+            max_children=layout.max_children,
+            **kwargs,
         )
         if valid is None:
             # Fill the cached properties: for a static shape they need no computation.
@@ -295,19 +304,26 @@ class DraftTree:
 @dataclass(frozen=True, eq=False)
 class _Layout:
     parents: Int[Tensor, "1 node"]
+    valid: Bool[Tensor, "1 node"]
     depth: Int[Tensor, "1 node"]
     ancestors: Bool[Tensor, "1 node node"]
     children: Int[Tensor, "1 node rank"]
+    max_depth: int
+    max_children: int
 
 
-_layouts: dict[tuple[TreeShape, torch.device], _Layout] = {}
+_layouts: dict[tuple[TreeShape | None, torch.device], _Layout] = {}
 
 
-def _layout(shape: TreeShape, device: torch.device) -> _Layout:
-    """A shape's index tensors on a device, made once."""
+def _layout(shape: TreeShape | None, device: torch.device) -> _Layout:
+    """A shape's index tensors on a device, made once; without a shape, those of a root alone."""
     key = (shape, device)
     if key not in _layouts:
-        parents = torch.tensor([shape.parents], device=device)
-        tree = DraftTree.build(parents, parents, max_depth=shape.max_depth, max_children=shape.max_children)
-        _layouts[key] = _Layout(parents, tree.depth, tree.ancestors, tree.children)
+        max_depth, max_children = (0, 0) if shape is None else (shape.max_depth, shape.max_children)
+        with torch.inference_mode(False):
+            parents = torch.tensor([(-1,) if shape is None else shape.parents], device=device)
+            tree = DraftTree.build(parents, parents, max_depth=max_depth, max_children=max_children)
+            _layouts[key] = _Layout(
+                parents, tree.valid, tree.depth, tree.ancestors, tree.children, max_depth, max_children
+            )
     return _layouts[key]

@@ -90,6 +90,21 @@ EVERYWHERE = "rejection"
 """The verifier that is tried with every architecture and sampling; the others with one of each."""
 
 
+TRIED_WITH = {
+    "two_draft": ("model_tree_iid", "model_chain_iid"),
+    "weighted_transport": ("model_tree_iid", "model_tree_without_replacement"),
+    "greedy_multipath": ("model_paths_iid",),
+}
+"""Rules that are tried with the drafts they are for; every draft is tried with all others."""
+
+
+def tried(drafter: str, verifier: str) -> bool:
+    """Whether the generic tests try a pair: time is short, and paths are a tree like others but for one rule."""
+    if drafter == "model_paths_iid":
+        return verifier == "greedy_multipath"
+    return drafter in TRIED_WITH.get(verifier, DRAFTERS)
+
+
 def skip_unfit(drafter: Drafter, verifier: Verifier) -> None:
     """Skip the test, with the verifier's own sentence, if it refuses the drafter."""
     try:

@@ -24,7 +24,7 @@ from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.tree import DraftTree
-from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit
+from tests.components import DRAFTERS, EVERYWHERE, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import tiny_model
 from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
@@ -132,7 +132,7 @@ PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "mode
 
 @pytest.mark.parametrize(
     ("sampling", "drafter", "verifier"),
-    [("temperature 1", drafter, EVERYWHERE) for drafter in DRAFTERS]
+    [("temperature 1", drafter, EVERYWHERE) for drafter in DRAFTERS if tried(drafter, EVERYWHERE)]
     + [
         (sampling, drafter, EVERYWHERE)
         for sampling in SAMPLINGS
@@ -143,8 +143,10 @@ PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "mode
         ("temperature 1", drafter, verifier)
         for drafter in ("model_chain_iid", "model_tree_iid", "model_tree_without_replacement")
         for verifier in VERIFIERS
-        if verifier not in (EVERYWHERE, "shared_noise")
+        if verifier not in (EVERYWHERE, "shared_noise", *TRIED_WITH)
     ]
+    + [("temperature 1", drafters[0], verifier) for verifier, drafters in TRIED_WITH.items()]
+    + [("temperature 1", "model_tree_coupled", "target_walk")]
     # With shared noise the output does not depend on the drafter (tests/test_lossless.py): one is enough.
     + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS],
 )

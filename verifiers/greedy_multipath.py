@@ -116,7 +116,9 @@ def _as_chain(
     """The selected path as a chain that was drawn from q~, and its p."""
     batch, positions = path.shape
     row = row_index(path.clamp(min=0), tree.num_nodes)
-    p, q = (table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs))
+    p, q = (
+        table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs)
+    )
     tokens = tree.tokens.gather(1, path.clamp(min=0))
     paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
     chain = DraftTree.build(

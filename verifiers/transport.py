@@ -188,9 +188,7 @@ def optimal_acceptance(
     return 1 + (mass - inside).amin(-1).clamp(max=0)
 
 
-def _tuples(
-    q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
+def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """All that sampled siblings can be, Int[tuple rank], in lexicographic order, and how probable it is.
 
     Args:

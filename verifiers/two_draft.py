@@ -168,7 +168,9 @@ def share_out(
     right_of = torch.maximum(_positive_root((d + tilt)[..., 1:], crossing), d[..., 1:])
     tau = (crossing / (left_of * right_of)).where(drafted[..., 1:], 0.0).clamp(max=1)
 
-    place_first, place_second = ((order == token[..., None]).byte().argmax(-1, keepdim=True) for token in (first, second))
+    place_first, place_second = (
+        (order == token[..., None]).byte().argmax(-1, keepdim=True) for token in (first, second)
+    )
     step = torch.arange(tau.shape[-1], device=tau.device)
     between = (step >= torch.minimum(place_first, place_second)) & (step < torch.maximum(place_first, place_second))
     handed = torch.where(between, tau, 1.0).prod(-1, keepdim=True)

@@ -29,7 +29,7 @@ class WeightedTransportVerifier(PostOrderVerifier):
             reference for tiny vocabularies.
 
     Raises:
-        ValueError: The solver is unknown; or, where laws are computed by ``"program"``, a group of siblings is too large
+        ValueError: The solver is unknown; or, when ``"program"`` computes laws, a group of siblings is too large
             for its vocabulary.
     """
 

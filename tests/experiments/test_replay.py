@@ -268,4 +268,3 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert all(each["difference"] > -1e-2 for each in block)
     assert "block" in content["drafts"][2]["refused"] or "block" in content["drafts"][1]["refused"]
     assert np.isfinite([rule["accepted"] for each in content["drafts"] for rule in each["rules"]]).all()
-

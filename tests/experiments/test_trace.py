@@ -73,7 +73,9 @@ def test_what_compression_changes_is_small(
     assert all((shard.of("rest_p", row) <= 0.05).all() for shard in read_trace(tmp_path / "out") for row in range(3))
 
 
-def test_looking_changes_nothing(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_looking_changes_nothing(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
     outputs = []
     for name in ("true", "false"):
         overrides = [*tiny, *local(saved, "model"), *SAMPLED, f"trace={name}", f"out={tmp_path / name}"]

@@ -51,7 +51,7 @@ KINDS = {
 
 def takes(rule: Verifier, shape: TreeShape) -> bool:
     """Whether a rule takes trees of this shape."""
-    return shape.is_chain or not (rule.chain_only or rule.paths_only and not shape.is_paths)
+    return shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
 
 
 def widest(rule: Verifier) -> TreeShape:

@@ -64,7 +64,7 @@ CASES = [
     for laws in LAWS
     # A chain has no siblings that could mix laws.
     if (not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")) and fits(RULES[rule], SHAPES[shape], LAWS[laws])
-    if rule not in SLOW or SHAPES[shape].num_nodes < 4 and laws not in ("iid, then swor", "swor, then iid")
+    if rule not in SLOW or (SHAPES[shape].num_nodes < 4 and laws not in ("iid, then swor", "swor, then iid"))
 ]
 
 
@@ -269,7 +269,12 @@ def test_random_trees_are_exact(rule: str) -> None:
             chosen = data.draw(st.sets(st.sampled_from(PATHS), min_size=1, max_size=3))
             # Closed under ancestors and earlier siblings.
             shape = TreeShape.from_paths(
-                {(*path[:depth], rank) for path in chosen for depth in range(len(path)) for rank in range(path[depth] + 1)}
+                {
+                    (*path[:depth], rank)
+                    for path in chosen
+                    for depth in range(len(path))
+                    for rank in range(path[depth] + 1)
+                }
             )
         vocab = data.draw(st.integers(2, 3 if shape.num_nodes < 6 else 2))
         kinds = data.draw(st.lists(st.sampled_from(sorted(exactness.KINDS)), min_size=1, max_size=3))

@@ -111,7 +111,10 @@ def test_one_path_is_a_block(seed: int) -> None:
 
 def test_the_law_of_the_largest_by_hand() -> None:
     """p = (.5, .5) and q = (.25, .75): token 0 ranks first, and is selected unless both paths have token 1."""
-    p, q = torch.tensor([[[0.5, 0.5]] * 3], dtype=torch.float64), torch.tensor([[[0.25, 0.75]] * 3], dtype=torch.float64)
+    p, q = (
+        torch.tensor([[[0.5, 0.5]] * 3], dtype=torch.float64),
+        torch.tensor([[[0.25, 0.75]] * 3], dtype=torch.float64),
+    )
     law = verifiers.greedy_multipath._law_of_the_largest(p, q, torch.tensor([[0, 1, 1]]), torch.tensor([[2]]), 2)
     nine = 9 / 16
     # Behind token 1, of both: again both. Behind (1, 1): once more.
@@ -149,7 +152,9 @@ class Paths(Drafter):
 def test_what_it_refuses() -> None:
     rule = GreedyMultiPathVerifier()
     rule.check(Paths(IID, is_paths=True))
-    with pytest.raises(ValueError, match=r"takes independent paths that share only the root, .*: use TraversalVerifier"):
+    with pytest.raises(
+        ValueError, match=r"takes independent paths that share only the root, .*: use TraversalVerifier"
+    ):
         rule.check(Paths(IID, is_paths=False))
     with pytest.raises(ValueError, match=r"is not made for drafts that are WITHOUT_REPLACEMENT, .* use RejectionVerif"):
         rule.check(Paths(SWOR, is_paths=True))

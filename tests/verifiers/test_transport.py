@@ -23,7 +23,9 @@ SOLVED = 1e-7
 
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize(
-    "laws", [TOP, IID, SWOR, (IID, SWOR, SWOR), (SWOR, IID, SWOR), (TOP, SWOR, SWOR), (SWOR, TOP, TOP), (TOP, IID, IID)], ids=str
+    "laws",
+    [TOP, IID, SWOR, (IID, SWOR, SWOR), (SWOR, IID, SWOR), (TOP, SWOR, SWOR), (SWOR, TOP, TOP), (TOP, IID, IID)],
+    ids=str,
 )
 @pytest.mark.parametrize("factors", [(1, 1), (2, 2), (3, 1)], ids=str)
 def test_the_output_law_is_the_targets(

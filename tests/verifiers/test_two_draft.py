@@ -32,7 +32,8 @@ def test_two_children_reach_the_optimum(vocab: int, kinds: str) -> None:
 def test_two_children_reach_the_optimum_of_the_program(seed: int) -> None:
     tables, shape = Tables.random(6, 1, seed=seed, kinds=("zeros",)), TreeShape.branching(2)
     ours, programs = (
-        enumerate_outcome(rule, tables, shape, IID).expected_accepted for rule in (TwoDraftVerifier(), TransportVerifier())
+        enumerate_outcome(rule, tables, shape, IID).expected_accepted
+        for rule in (TwoDraftVerifier(), TransportVerifier())
     )
     assert ours == pytest.approx(programs, abs=1e-7)  # what the solver leaves of a constraint
 
@@ -176,7 +177,9 @@ def test_enumeration_rejects(rule: Verifier, drawn: DraftSampling, declared: Dra
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
 
 
-@pytest.mark.parametrize("rule", [TwoDraftVerifier(), WeightedTransportVerifier()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [TwoDraftVerifier(), WeightedTransportVerifier()], ids=lambda rule: type(rule).__name__
+)
 def test_enumeration_rejects_q_of_another_temperature(rule: Verifier) -> None:
     tables = Tables.random(3, 2, seed=3)
     drawn = Tables(tables.p, tables.tempered(0.7).q)

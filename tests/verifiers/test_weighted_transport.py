@@ -4,17 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import verifiers.weighted_transport
 from specdec.exactness import Tables, enumerate_drafts, enumerate_outcome, outcome
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, expected_in_post_order, needs_tables
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
     RejectionVerifier,
     TransportVerifier,
-    TraversalVerifier,
     TwoDraftVerifier,
     WeightedTransportVerifier,
 )
@@ -32,7 +29,8 @@ def test_a_chain_is_a_block(tables: dict[str, Tables], solver: str) -> None:
 
 @needs_tables
 @pytest.mark.parametrize(
-    ("factors", "traversal", "published", "best"), [((2, 2), 1.609099, 1.967910, 1.976554), ((2, 1, 1), 1.970944, 2.334321, 2.475580)]
+    ("factors", "traversal", "published", "best"),
+    [((2, 2), 1.609099, 1.967910, 1.976554), ((2, 1, 1), 1.970944, 2.334321, 2.475580)],
 )
 def test_figures_without_replacement(
     tables: dict[str, Tables], factors: tuple[int, ...], traversal: float, published: float, best: float
@@ -46,7 +44,8 @@ def test_figures_without_replacement(
 
 @needs_tables
 @pytest.mark.parametrize(
-    ("factors", "transport", "traversal", "best"), [((2, 2), 1.688188, 1.509460, 1.770169), ((2, 1, 1), 1.901789, 1.883621, 2.289600)]
+    ("factors", "transport", "traversal", "best"),
+    [((2, 2), 1.688188, 1.509460, 1.770169), ((2, 1, 1), 1.901789, 1.883621, 2.289600)],
 )
 def test_figures_of_independent_drafts(
     tables: dict[str, Tables], factors: tuple[int, ...], transport: float, traversal: float, best: float
@@ -57,7 +56,9 @@ def test_figures_of_independent_drafts(
     assert result.tv < EXACT
     assert level_by_level.expected_accepted == pytest.approx(transport, abs=DIGITS)
     assert max(transport, traversal) < result.expected_accepted < best
-    assert expected_in_post_order(PAIRS, tables["A"], factors, IID) == pytest.approx(result.expected_accepted, abs=EXACT)
+    assert expected_in_post_order(PAIRS, tables["A"], factors, IID) == pytest.approx(
+        result.expected_accepted, abs=EXACT
+    )
 
 
 @needs_tables
