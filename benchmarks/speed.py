@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
@@ -23,6 +22,7 @@ from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from specdec import Engine, SamplingParams, Target
 from specdec.interfaces import Drafter
+from specdec.model_runner import ModelRunner
 from verifiers import RejectionVerifier
 
 
@@ -139,21 +139,26 @@ def drafters_against_transformers(repeats: int) -> Iterator[Result]:
 
 
 @contextmanager
-def forward_seconds(*models: nn.Module) -> Iterator[list[float]]:
-    """Adds up the time inside the forwards of these models."""
+def forward_seconds(*runners: ModelRunner) -> Iterator[list[float]]:
+    """Adds up the time inside the forwards of these runners' models, and nothing around them."""
     spent = [0.0]
-    begun: list[float] = []
-    handles = []
-    for model in models:
-        handles.append(model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter())))
-        handles.append(
-            model.register_forward_hook(lambda *_: spent.__setitem__(0, spent[0] + time.perf_counter() - begun.pop()))
-        )
+
+    def timed(run: Callable[..., object]) -> Callable[..., object]:
+        def timed_run(*arguments: object) -> object:
+            start = time.perf_counter()
+            outputs = run(*arguments)
+            spent[0] += time.perf_counter() - start
+            return outputs
+
+        return timed_run
+
+    for runner in runners:
+        vars(runner)["_run"] = timed(runner._run)
     try:
         yield spent
     finally:
-        for handle in handles:
-            handle.remove()
+        for runner in runners:
+            del vars(runner)["_run"]
 
 
 def overhead(repeats: int) -> Iterator[Result]:
@@ -173,7 +178,7 @@ def overhead(repeats: int) -> Iterator[Result]:
         engine.generate([prompt], sampling)
         ratios, whole, inside = [], 0.0, 0.0
         for _ in range(repeats):
-            with forward_seconds(model, draft.model) as spent:
+            with forward_seconds(engine.runner, draft.runner) as spent:
                 list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
                 before = spent[0]
                 start = time.perf_counter()

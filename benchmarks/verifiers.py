@@ -1,11 +1,11 @@
 """What does a rule cost, and what does it bring? ``python -m benchmarks.verifiers [rule …] [--vocabularies N …]``.
 
 A rule's time is that of ``accept``: both laws and both draws. What it brings are the accepted tokens that it expects
-over plain rejection sampling on the same drafts. Both are of tables made for the purpose, p and q as concentrated and as
-alike as a small model's and its target's on code; for what rules bring on real ones see ``experiments.replay``. A rule
-that costs c more per round and accepts g more tokens than rejection's a pays where a round takes longer than
-c (a + 1) / g, all else included; the last column says so in milliseconds, and in parameters of a target whose forward
-takes that long, by the forward of a 110M one here. Use all cores and an otherwise idle machine.
+over plain rejection sampling on the same drafts. Both are of random tables, p and q about as concentrated and as alike
+as a target's and its drafter's; for what rules bring on real ones see ``experiments.replay``. A rule that costs c more
+per round and accepts g more tokens than rejection's a pays where a round takes longer than c (a + 1) / g, all else
+included; the last columns say so in milliseconds, and in parameters of a target whose forward takes that long, by the
+forward of a 110M one here. Use all cores and an otherwise idle machine.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from specdec.types import DraftSampling
 from verifiers import RejectionVerifier
 
 SHAPES = {8: (2, 4), 16: (4, 4), 64: (8, 8)}
-"""Trees by their number of nodes: so many siblings below the root, each with a chain so long below it, itself included."""
+"""Trees by their number of nodes: paths from the root, and their length."""
 CHEAP = ("rejection", "block", "target_walk")
 SHARE = 0.10
 """Of a 110M target's forward, at most, for each of ``CHEAP`` at ``BAR``."""
@@ -78,6 +78,13 @@ def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSamp
     logits = 2.5 * torch.randn(size, generator=generator)
     p = logits.softmax(-1)
     q = (logits + 0.8 * torch.randn(size, generator=generator)).softmax(-1)
+    words = f"{'chain' if chain else f'{branches} x {length}'}, {law.name.lower().replace('_', ' ')}"
+    return Case(words, shape, law, draw_tokens(shape, law, q, generator), p, q)
+
+
+def draw_tokens(shape: TreeShape, law: DraftSampling, q: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Drafts from q, whose rows do not depend on what is drawn above them."""
+    batch = len(q)
     tokens = torch.zeros(batch, shape.num_nodes + 1, dtype=torch.long)
     for parent, children in enumerate(shape.children):
         left = q[:, parent].clone()
@@ -88,24 +95,22 @@ def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSamp
                 tokens[:, child] = draw(left, torch.rand(batch, generator=generator, dtype=torch.float64))
             if law is not DraftSampling.IID:
                 left.scatter_(1, tokens[:, child, None], 0.0)
-    words = f"{'chain' if chain else f'{branches} x {length}'}, {law.name.lower().replace('_', ' ')}"
-    return Case(words, shape, law, tokens, p, q)
+    return tokens
 
 
 def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
-    """A chain, and the tree if the rule takes it, each with the first law that it takes."""
-    found = []
+    """A chain, of the first law that the rule takes; and trees of every sampled one, or of the deterministic one."""
+    found: list[tuple[bool, DraftSampling]] = []
+    branches, length = SHAPES[nodes]
     for chain in (True, False):
+        shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
+        taken = []
         for law in LAWS:
-            shape = (
-                TreeShape.chain(nodes)
-                if chain
-                else TreeShape.branching(SHAPES[nodes][0], *[1] * (SHAPES[nodes][1] - 1))
-            )
-            drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth)
+            drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
             if refusal(rule, drafts) is None:
-                found.append((chain, law))
-                break
+                taken.append(law)
+        sampled = [law for law in taken if law is not DraftSampling.DETERMINISTIC]
+        found += [(chain, law) for law in (taken[:1] if chain else sampled or taken)]
     return found
 
 
@@ -120,11 +125,28 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def time_rule(rule: Verifier, case: Case, repeats: int) -> tuple[float, float]:
-    """Seconds of a round's acceptance, and accepted tokens that it expects."""
+def time_rule(rule: Verifier, case: Case, repeats: int) -> float:
+    """Seconds of a round's acceptance."""
     uniforms = torch.rand(len(case.tokens), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    took = seconds(lambda: accept(rule, case.tree(), case.p, uniforms), repeats)
-    return took, float(accept(rule, case.tree(), case.p, uniforms).expected_accepted.mean())
+    return seconds(lambda: accept(rule, case.tree(), case.p, uniforms), repeats)
+
+
+def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: float = 1.0) -> list[float]:
+    """Accepted tokens that rules expect, over the same drafts: ``draws``, or fewer after ``limit`` seconds.
+
+    What a rule expects given one draft says little: it may lose on that one and win on average.
+    """
+    generator = torch.Generator().manual_seed(2)
+    found: list[list[float]] = [[] for _ in rules]
+    begin = time.perf_counter()
+    for _ in range(draws):
+        drawn = replace(case, tokens=draw_tokens(case.shape, case.law, case.q, generator))
+        tree = drawn.tree()
+        for values, rule in zip(found, rules, strict=True):
+            values.append(float((rule.stop_law(tree, case.p) * tree.depth).sum(-1).mean()))
+        if time.perf_counter() - begin > limit:
+            break
+    return [statistics.mean(values) for values in found]
 
 
 def forward_seconds(vocab: int, nodes: int, batch: int, repeats: int) -> float:
@@ -174,7 +196,12 @@ def break_even(cost: float, gain: float, accepted: float) -> float:
 
 
 def rows(
-    rules: dict[str, Verifier], vocabularies: Sequence[int], nodes: Sequence[int], batches: Sequence[int], repeats: int
+    rules: dict[str, Verifier],
+    vocabularies: Sequence[int],
+    nodes: Sequence[int],
+    batches: Sequence[int],
+    repeats: int,
+    draws: int = 64,
 ) -> Iterator[Row]:
     """All cases, rejection sampling timed beside every rule."""
     base = RejectionVerifier()
@@ -184,12 +211,13 @@ def rows(
                 kinds = {kind for rule in rules.values() for kind in cases_of(rule, count)}
                 for chain, law in sorted(kinds, reverse=True):
                     case = make_case(count, vocab, batch, chain=chain, law=law)
-                    base_took, base_accepted = time_rule(base, case, repeats)
+                    base_took = time_rule(base, case, repeats)
                     for name, rule in rules.items():
                         if (chain, law) not in cases_of(rule, count):
                             continue
                         try:
-                            took, accepted = time_rule(rule, case, repeats)
+                            took = time_rule(rule, case, repeats)
+                            accepted, base_accepted = accepted_by([rule, base], case, draws=draws)
                         except ValueError:  # a linear program is for tiny vocabularies
                             continue
                         yield Row(
@@ -238,7 +266,9 @@ def main() -> None:
             cells += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{gain:+.3f}", f"{row.took / forward:.1%}"]
             table.add_row(*cells, pays, size)
         console.print(table)
-        for row in rows({n: r for n, r in rules.items() if n in CHEAP}, BAR[:1], BAR[1:], [1], 3 * arguments.repeats):
+        for row in rows(
+            {n: r for n, r in rules.items() if n in CHEAP}, BAR[:1], BAR[1:], [1], 3 * arguments.repeats, 1
+        ):
             share = row.took / forward
             word = "reached" if share <= SHARE else "MISSED"
             console.print(

@@ -1,16 +1,16 @@
 """Trees and tables of a round, compressed: what a rule needs to be asked again, at any size of vocabulary.
 
 Of every node are kept, exactly, the most probable tokens under p and under q, until what is left of either law is at
-most ``dropped`` of the total variation between the two (of 1, where there is no q), and always the tokens drafted below
-it; all others become **one more token**, with what is left of p and of q. So the tables still sum to one, and a rule can
-be asked them as they are. The total variation is what a rejected token leaves of p, to be divided by: where p and q are
-next to equal, what is dropped has to be little beside it.
+most ``dropped`` of the total variation between the two (of 1, where there is no q), and always the tokens that were
+drafted below it; all others become **one more token**, with what is left of p and of q. So the tables still sum to one,
+and a rule can be asked them as they are. The total variation is what a rejected token leaves of p, to be divided by:
+where p and q are next to equal, what is dropped has to be little beside it.
 
 What that changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
 gives, asked the compressed tables, exactly what it would give if the target's law p were p' = p on the kept tokens
 and proportional to q on the others. p' is as close to p, in total variation, as the mass that p has there: at most
-``dropped``, at every node. A single chain under rejection sampling is not changed at all. Rules that look at p's entropy
-or ranks (the lossy ones) see one token in the place of the others.
+``dropped``, at every node. A single chain under rejection sampling is not changed at all. Rules that look at the
+entropy or the ranks of p (lossy ones) see one token in the place of the others.
 """
 
 from dataclasses import dataclass

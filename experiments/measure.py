@@ -212,8 +212,8 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
             _synchronize(engine.target.device)
             seconds = time.perf_counter() - begin - watch.seconds
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
-        text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-        return {row: _Answer(job, error=text, traceback=trace) for row, job in jobs.items()}
+        text, where = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
     return {
         row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch)

@@ -119,9 +119,9 @@ def remarks(done: Sequence[Figures]) -> list[str]:
         row = max(errors, key=lambda each: each.error[1] if each.error else 0.0)
         assert mean.error is not None and row.error is not None
         notes.append(
-            f"What compression does: the rule that ran expects at most {mean.error[0]:+.1g} accepted tokens per round here "
-            f"over what it had expected then ({mean.label}, T={mean.drafts.temperature:g}), in a single round at most "
-            f"{row.error[1]:.1g}."
+            f"What compression does: the rule that ran expects at most {mean.error[0]:+.1g} accepted tokens per round "
+            f"here over what it had expected then ({mean.label}, T={mean.drafts.temperature:g}), in a single round at "
+            f"most {row.error[1]:.1g}."
         )
     return notes
 

@@ -175,8 +175,8 @@ def _signed(value: float, bounds: Interval | None, between: str) -> str:
 def replay_table(done: Sequence[Figures], title: str, confidence: float) -> Table:
     """For the terminal: a row per rule and drafts."""
     caption = (
-        f"accepted per round: expected accepted tokens, intervals at {confidence:.0%} over prompts, differences paired; "
-        f"TV; KL: of the law of a round's first token from p, of rules that are not exact"
+        f"accepted per round: expected accepted tokens, intervals at {confidence:.0%} over prompts, differences "
+        f"paired; TV; KL: of the law of a round's first token from p, of rules that are not exact"
     )
     table = Table(title=f"Rules on identical drafts: {title}", caption=caption)
     table.title_justify = table.caption_justify = "left"

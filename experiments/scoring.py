@@ -1,4 +1,4 @@
-"""Every rule's expectation on the very drafts of a trace: no acceptance is sampled, so two rules differ by what they are."""
+"""Every rule's expectation on the very drafts of a trace. No acceptance is sampled: rules differ by what they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

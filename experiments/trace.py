@@ -123,7 +123,7 @@ class TraceWriter:
             _table(self._rows),
             part,
             compression="zstd",
-            use_dictionary=["method", "exactness", "prompt", "category"],
+            use_dictionary=False,  # which the encodings below exclude
             column_encoding={f"{name}.list.element": encoding for name, encoding in encodings.items()},
         )
         os.replace(part, path)

@@ -182,14 +182,15 @@ class Engine:
             uniform = uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2)
             judged = self._judged(scores, target_probs, tree, slots, speculating=speculating)
             verdict = accept(verifier, tree, judged, uniform)
-            read = _read_back(tree, verdict, output.logits, target_probs)
+            nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
+            tokens = tree.tokens.gather(1, nodes)
+            read = _read_back(tree, verdict, nodes, tokens, output.logits, target_probs)
         if speculating and self.on_round is not None:
             rows = zip(self._running, slots.host_active & slots.host_drafting, strict=False)
             self.on_round(Round(tree, judged, verdict, tuple(r if drafts else None for r, drafts in rows)))
         with self.timer.stage("commit"):
             if tree.max_children > 1:  # along a chain everything stands in its place already
                 self.runner.cache.commit(slots.lengths, verdict.path)
-            tokens = tree.gather_path(tree.tokens, verdict.path)
             hidden = {k: tree.gather_path(states, verdict.path) for k, states in output.hidden_states.items()}
             self._advance(slots, tokens, verdict)
         starts = slots.host_lengths.copy()
@@ -246,13 +247,11 @@ class Engine:
 
     def _limit_depth(self, slots: Slots) -> None:
         """Deeper nodes would be beyond the tokens still wanted or the row's last position."""
-        for slot in range(len(slots)):
-            request = self._running[slot]
-            wants = request is not None and slots.host_active[slot] and slots.host_drafting[slot]
-            room = self.max_length - 1 - int(slots.host_lengths[slot])
-            slots.host_max_depth[slot] = (
-                max(0, min(request.remaining - 1, room)) if request is not None and wants else 0
-            )
+        for slot, request in enumerate(self._running[: len(slots)]):
+            depth = 0
+            if request is not None and slots.host_active[slot] and slots.host_drafting[slot]:
+                depth = max(0, min(request.remaining - 1, self.max_length - 1 - int(slots.host_lengths[slot])))
+            slots.host_max_depth[slot] = depth
         slots.max_depth.copy_(torch.from_numpy(slots.host_max_depth), non_blocking=True)
 
     def _advance(self, slots: Slots, tokens: Int[Tensor, "batch position"], verdict: Verdict) -> None:
@@ -492,34 +491,38 @@ class _ReadBack:
         rest = packed[:, 2 * width :]
         self.num_accepted = rest[:, 0].astype(np.int64)
         self.expected_accepted = rest[:, 1]
-        self.valid = rest[:, 2] > 0
-        self.proposed_nodes = rest[:, 3]
-        self.proposed_depth = rest[:, 4]
+        self.proposed_nodes = rest[:, 2]
+        self.proposed_depth = rest[:, 3]
+        # NaN wins every maximum: a largest logit tells whether its node went wrong.
+        self.valid = (rest[:, 4] > 0) & np.isfinite(rest[:, 5:]).all(1)
 
 
 def _read_back(
     tree: DraftTree,
     verdict: Verdict,
+    nodes: Int[Tensor, "batch position"],
+    tokens: Int[Tensor, "batch position"],
     logits: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
 ) -> _ReadBack:
-    """Emitted tokens with their log-probabilities, and the round's figures, copied to the host at once."""
+    """Emitted tokens with their log-probabilities, and the round's figures, copied to the host at once.
+
+    Args:
+        tree: What was proposed.
+        verdict: What became of it.
+        nodes: The root and the accepted path.
+        tokens: Their tokens.
+        logits: The model's.
+        target_probs: p.
+    """
     batch, _, vocab = logits.shape
-    nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0))
-    tokens = torch.nn.functional.pad(tree.tokens.gather(1, nodes)[:, 1:], (0, 1))
-    tokens = tokens.scatter(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
-    chosen = target_probs.reshape(batch, -1).gather(1, nodes * vocab + tokens)
-    # NaN wins every maximum: the largest logit of each visited node tells whether the row went wrong.
-    finite = torch.isfinite(logits.amax(-1).gather(1, nodes)).all(-1) & verdict.valid
-    columns = [
-        verdict.num_accepted,
-        verdict.expected_accepted,
-        finite,
-        tree.valid.sum(-1) - 1,
-        (tree.depth * tree.valid).amax(-1),
-    ]
-    packed = torch.cat([tokens, chosen.log(), torch.stack([column.double() for column in columns], -1)], dim=-1)
-    return _ReadBack(packed.cpu().numpy(), tokens.shape[1])
+    last = verdict.next_token[:, None]
+    emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
+    chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
+    figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, verdict.valid]
+    columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], logits.amax(-1).gather(1, nodes)]
+    packed = torch.cat([column.to(torch.float64) for column in columns], dim=1)
+    return _ReadBack(packed.cpu().numpy(), emitted.shape[1])
 
 
 def _completion(request: Request, steps: list[Step]) -> Completion:

@@ -7,7 +7,7 @@ complete additive mask, and explicit position ids; nothing of it is copied or pa
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,10 +108,12 @@ class ModelRunner:
         self._programs: dict[tuple[int, int], Program | None] = {}
         self._forwards: Counter[tuple[int, int]] = Counter()
         self._state = self._model_state()
+        self._settled = False
         probe = self._settle(choices)
         self._last_position = max_length - 1
         self.cache = self._make_cache(probe, max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
         self.hidden_layers = hidden_layers
+        self._settled = True
 
     @property
     def bytes_per_token(self) -> int:
@@ -247,14 +249,19 @@ class ModelRunner:
         if not with_logits:
             hidden = self._eager(self.model.base_model, tokens, positions, self.attention, self.cache)
             no_logits = tokens.new_zeros(batch, queries, 0, dtype=self.dtype)
-            return TargetOutput(logits=no_logits, hidden_states=dict(zip(self.hidden_layers, hidden, strict=True)))
-        program = self._programs.get((batch, queries))
-        if program is not None:
-            outputs = program(tokens, positions)
-        else:
-            outputs = self._eager(self.model, tokens, positions, self.attention, self.cache)
-            self._consider_recording(tokens, positions, outputs)
+            # Not strict: where a model is its own base model (Llama-4's text model), logits follow.
+            return TargetOutput(logits=no_logits, hidden_states=dict(zip(self.hidden_layers, hidden, strict=False)))
+        outputs = self._run(tokens, positions)
         return TargetOutput(logits=outputs[-1], hidden_states=dict(zip(self.hidden_layers, outputs, strict=False)))
+
+    def _run(self, tokens: Tensor, positions: Tensor) -> Sequence[Tensor]:
+        """The model, recorded or not: the hidden states that were asked for, then the logits."""
+        program = self._programs.get((tokens.shape[0], tokens.shape[1]))
+        if program is not None:
+            return program(tokens, positions)
+        outputs = self._eager(self.model, tokens, positions, self.attention, self.cache)
+        self._consider_recording(tokens, positions, outputs)
+        return outputs
 
     def _mask(
         self,
@@ -282,7 +289,7 @@ class ModelRunner:
         return mask.repeat(1, 1, self._groups, 1) if self._groups > 1 else mask
 
     def _eager(self, model: nn.Module, tokens: Tensor, positions: Tensor, attention: str, cache: Cache) -> list[Tensor]:
-        """The model's forward: the hidden states that were asked for, and the logits if ``model`` has an output layer."""
+        """Hidden states that were asked for, and logits if the model has an output layer."""
         masks = dict(zip(self._reach, self._masks, strict=True))
         by_type = {layer_type: masks[reach] for layer_type, reach in self._reaches.items()}
         inputs: dict[str, Any] = {
@@ -361,7 +368,8 @@ class ModelRunner:
             logger.debug("%s is not recorded: %s", self.model.config.model_type, error)
 
     def _can_record(self) -> bool:
-        return self.device.type == "cpu" and self.attention == grouped.NAME and bool(self._state[1])
+        on_cpu = self.device.type == "cpu"  # a GPU hides the Python between its kernels, or has graphs of its own
+        return self._settled and on_cpu and self.attention == grouped.NAME and bool(self._state[1])
 
     @torch.inference_mode()
     def _probe(self) -> tuple[ShapeProbe, Tensor]:

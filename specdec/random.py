@@ -10,6 +10,7 @@ import enum
 import secrets
 from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
+_UNSIGNED_1, _UNSIGNED_2 = (np.uint64(m & (1 << 64) - 1) for m in (_MULTIPLIER_1, _MULTIPLIER_2))
+_FEW = 4096  # draws
 _BITS = 52  # u <= 1 - 2**-52, so that u * total stays below total in float64
 
 
@@ -66,9 +69,27 @@ def uniforms(
     keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
 ) -> Float[Tensor, "batch index"]:
     """``count`` independent uniforms in [0, 1) for every row, float64."""
+    if keys.device.type == "cpu" and len(keys) * count <= _FEW:
+        return _few_uniforms(keys, rounds, purpose, count)
     state = mix(keys + rounds * _GAMMA)
     bits = mix(state[:, None] + _counters(purpose, count, keys.device))
     return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)).to(torch.float64) * 2.0**-_BITS
+
+
+def _few_uniforms(
+    keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
+) -> Float[Tensor, "batch index"]:
+    """The same numbers by numpy, whose small operations are quicker."""
+    state = mix_array((keys.numpy() + rounds.numpy() * _GAMMA).view(np.uint64))
+    bits = mix_array(state[:, None] + _counters(purpose, count, keys.device).numpy().view(np.uint64))
+    return torch.from_numpy((bits >> np.uint64(64 - _BITS)).astype(np.float64) * 2.0**-_BITS)
+
+
+def mix_array(x: np.ndarray) -> np.ndarray:
+    """``mix`` of unsigned integers in an array."""
+    x = (x ^ (x >> np.uint64(30))) * _UNSIGNED_1
+    x = (x ^ (x >> np.uint64(27))) * _UNSIGNED_2
+    return x ^ (x >> np.uint64(31))
 
 
 def shared_noise(

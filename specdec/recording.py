@@ -54,8 +54,8 @@ def record(
         positions: Of the same shape.
         cache: Sees what goes from a layer's projections to its attention.
         attend: What a layer's attention is when the recording runs, ``attend(query, key, value, sinks, layer, mask,
-            scaling, softcap)``: the arguments of the recorded attention call with the *new* keys and values, the layer's
-            index, and the number of the mask. Returns ``[batch, query, head, value_dim]``.
+            scaling, softcap)``: the arguments of the recorded attention call with the *new* keys and values, the
+            layer's index, and the number of the mask. Returns ``[batch, query, head, value_dim]``.
 
     Raises:
         Exception: Whatever tracing raises; the model cannot be recorded.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 _REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 character decodes to."""
@@ -58,6 +58,10 @@ class Detokenizer:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
         self.stopped_at: int | None = None
         self._tokenizer = tokenizer
+        # What `decode` of a plain fast tokenizer calls, without its conversions: a round decodes a few tokens.
+        plain = tokenizer is not None and type(tokenizer).decode is PreTrainedTokenizerFast.decode
+        plain = plain and type(tokenizer)._decode is PreTrainedTokenizerFast._decode  # pyright: ignore
+        self._backend = tokenizer.backend_tokenizer if plain else None  # pyright: ignore
         self._stop = stop
         self._held = ""  # text that may be the beginning of a stop string
         self._pushed = 0
@@ -143,6 +147,8 @@ class Detokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         assert self._tokenizer is not None
+        if self._backend is not None:
+            return self._backend.decode(token_ids, skip_special_tokens=True)
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text

@@ -226,6 +226,7 @@ class DraftTree:
                 depth=layout.depth.expand(batch, -1),
                 ancestors=layout.ancestors.expand(batch, -1, -1),
                 children=layout.children.expand(batch, -1, -1),
+                size=tuple(figure.expand(batch) for figure in layout.size),
             )
         return tree
 
@@ -243,6 +244,11 @@ class DraftTree:
             depth += above >= 0
             above = self.parents.gather(1, above.clamp(min=0)).where(above >= 0, -1)
         return depth
+
+    @cached_property
+    def size(self) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """Valid drafted nodes of every row, and the depth of its longest branch."""
+        return self.valid.sum(-1) - 1, (self.depth * self.valid).amax(-1)
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "batch node node"]:
@@ -308,6 +314,7 @@ class _Layout:
     depth: Int[Tensor, "1 node"]
     ancestors: Bool[Tensor, "1 node node"]
     children: Int[Tensor, "1 node rank"]
+    size: tuple[Int[Tensor, "1"], Int[Tensor, "1"]]
     max_depth: int
     max_children: int
 
@@ -324,6 +331,6 @@ def _layout(shape: TreeShape | None, device: torch.device) -> _Layout:
             parents = torch.tensor([(-1,) if shape is None else shape.parents], device=device)
             tree = DraftTree.build(parents, parents, max_depth=max_depth, max_children=max_children)
             _layouts[key] = _Layout(
-                parents, tree.valid, tree.depth, tree.ancestors, tree.children, max_depth, max_children
+                parents, tree.valid, tree.depth, tree.ancestors, tree.children, tree.size, max_depth, max_children
             )
     return _layouts[key]

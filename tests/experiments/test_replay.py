@@ -19,14 +19,14 @@ from experiments.orderings import orderings
 from experiments.replay import _override, named_verifiers, replay
 from experiments.replay_report import figures
 from experiments.run import run
-from experiments.scoring import find_drafts, score
+from experiments.scoring import find_drafts, refusal, score
 from experiments.summary import Bootstrap
 from experiments.trace import TraceWriter
 from specdec.exactness import Drafts, Tables, enumerate_drafts, enumerate_outcome
 from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Verdict
+from specdec.types import DraftSampling, Noise, Verdict
 from tests.experiments.test_run import local
 from verifiers import (
     BlockVerifier,
@@ -268,3 +268,29 @@ def test_a_sweep_ends_with_the_replay_of_its_jobs(
     assert all(each["difference"] > -1e-2 for each in block)
     assert "block" in content["drafts"][2]["refused"] or "block" in content["drafts"][1]["refused"]
     assert np.isfinite([rule["accepted"] for each in content["drafts"] for rule in each["rules"]]).all()
+
+
+class Ran(RejectionVerifier):
+    """A rule whose trace does not have p: it draws the target's tokens first."""
+
+    noise = Noise.SHARED
+
+
+def test_drawn_tokens_are_not_taken_for_p(tmp_path: Path) -> None:
+    by_hand(tmp_path)
+    (fresh,) = find_drafts(tmp_path)
+    (shared,) = find_drafts(tmp_path, ran=Ran())
+    assert refusal(RejectionVerifier(), fresh) is None
+    assert "the tokens that the target had drawn" in str(refusal(RejectionVerifier(), shared))
+    assert refusal(Ran(), shared) is None
+    assert "draws with shared noise" in str(refusal(Ran(), fresh))
+
+
+def test_what_the_drafts_are_is_read_off_them(tmp_path: Path) -> None:
+    for name, shape in (("paths", TreeShape.branching(2, 1)), ("tree", TreeShape.branching(2, 2))):
+        drafts = enumerate_drafts(Tables.random(2, 2, seed=0), shape, IID)
+        traced(tmp_path / name, drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
+    paths, tree = (find_drafts(tmp_path / name)[0] for name in ("paths", "tree"))
+    assert (paths.is_paths, tree.is_paths) == (True, False)
+    assert (paths.is_chain, paths.max_nodes, paths.max_depth) == (False, 4, 2)
+    assert not paths.has_leaf_probs

@@ -1,0 +1,110 @@
+"""Packed linear weights: the same function, the model left alone, changes noticed."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import specdec.packing
+from specdec.engine import Engine
+from specdec.packing import PackedLinears, can_pack, packed_linears
+from specdec.requests import SamplingParams
+from specdec.target import Target
+from tests.models import tiny_model
+
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
+pytestmark = pytest.mark.skipif(not DTYPES, reason="oneDNN has no kernels for this processor")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_it_is_the_same_function(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    layer = nn.Linear(640, 704, bias=bias).to(dtype)  # large enough to be packed at one row
+    inputs = torch.randn(2, rows, 640).to(dtype)
+    expected = layer(inputs)
+    packed = PackedLinears(layer)
+    assert len(packed) == 1
+    assert packed.bytes == 640 * 704 * dtype.itemsize
+    with packed.in_use():
+        assert "forward" in vars(layer)
+        outputs = layer(inputs)
+        assert layer(inputs[:, :0]).shape == (2, 0, 704)
+    assert "forward" not in vars(layer)
+    if dtype is torch.bfloat16:
+        assert torch.equal(outputs, expected)  # the same sums, rounded once
+    else:
+        torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_another_dtype_than_the_weights_is_left_to_the_layer() -> None:
+    layer = nn.Linear(640, 704)
+    with PackedLinears(layer).in_use(), pytest.raises(RuntimeError, match="dtype"):
+        layer(torch.randn(1, 640, dtype=torch.float64))
+
+
+def test_only_plain_layers_are_packed() -> None:
+    class Own(nn.Linear):
+        """Somebody's layer, with a forward of its own."""
+
+    changed = nn.Linear(640, 704)
+    changed.forward = lambda inputs: inputs  # type: ignore[method-assign]
+    model = nn.ModuleList([Own(640, 704), changed, nn.Linear(640, 704, dtype=torch.float64), nn.Embedding(640, 704)])
+    assert len(PackedLinears(model)) == 0
+
+
+def test_the_layers_come_back_after_an_error() -> None:
+    layer = nn.Linear(640, 704)
+    with pytest.raises(KeyboardInterrupt), PackedLinears(layer).in_use():
+        raise KeyboardInterrupt
+    assert "forward" not in vars(layer)
+
+
+@torch.no_grad()
+def test_changed_weights_are_packed_again() -> None:
+    layer = nn.Linear(640, 704)
+    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
+    assert packed.refresh() == 0
+    layer.weight.mul_(2)
+    assert packed.refresh() == 1
+    with packed.in_use():
+        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+    layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
+    assert packed.refresh() == 2
+    assert packed.refresh() == 2
+    with packed.in_use():
+        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_packed_that_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.packing, "free_memory", lambda device: 3 * 640 * 704)
+    packed = PackedLinears(nn.Linear(640, 704))
+    assert len(packed) == packed.bytes == 0
+
+
+def test_engines_share_the_copies_and_the_model_can_go() -> None:
+    model = tiny_model("llama")
+    assert packed_linears(model) is packed_linears(model)
+    before = len(specdec.packing._packed)
+    del model
+    gc.collect()
+    assert len(specdec.packing._packed) == before - 1
+
+
+def test_a_trained_target_decodes_with_its_new_weights() -> None:
+    """An engine that was built before the weights were changed."""
+    model = tiny_model("llama", scale=2.0)
+    engine = Engine(Target(model), max_length=64)
+    sampling = SamplingParams(max_new_tokens=20)
+    before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.std())
+    after = engine.generate([[1, 2, 3]], sampling)[0].token_ids
+    assert after != before
+    assert after == Engine(Target(model), max_length=64).generate([[1, 2, 3]], sampling)[0].token_ids

@@ -1,0 +1,154 @@
+"""The same mistakes in every exact rule: enumeration must reject each of them.
+
+What is particular to a rule (its own residual, its own weights, its own plan) is in that rule's file.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.exactness import Tables, enumerate_outcome
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling, Exactness
+from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP
+from tests.verifiers.test_exact_rules import RULES, SLOW
+from verifiers import TargetWalkVerifier
+
+
+class Mutant(Verifier):
+    """A rule with one of its laws changed."""
+
+    exactness = Exactness.LOSSY
+    laws = frozenset(DraftSampling)
+
+    def __init__(self, rule: Verifier):
+        self.rule = rule
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        return self.rule.stop_law(tree, target_probs)
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return self.rule.next_law(tree, target_probs, stop)
+
+
+class NoResidual(Mutant):
+    """Emits from p."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+class ResidualOfTheNodeAbove(Mutant):
+    """Emits from what is left where the path came from."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        return self.rule.next_law(tree, target_probs, tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
+
+
+class OneCoinForAllChildren(Mutant):
+    """One uniform number decides on every node that is tried, in post-order: of one level, or of a chain."""
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        law = self.rule.stop_law(tree, target_probs)
+        # The order of trial: a chain from its end, siblings from the first, the root last.
+        order = list(range(1, tree.num_nodes)) if tree.max_depth == 1 else list(range(tree.num_nodes - 1, 0, -1))
+        tried, highest = torch.zeros_like(law[:, 0]), torch.zeros_like(law[:, 0])
+        result = torch.zeros_like(law)
+        for node in order:
+            chance = (law[:, node] / (1 - tried)).where(tried < 1 - 1e-12, 0.0)
+            result[:, node] = (chance - highest).clamp(min=0)
+            tried, highest = tried + law[:, node], torch.maximum(highest, chance)
+        result[:, 0] = 1 - highest
+        return result
+
+
+class CoinOfTheStopDrawsTheToken(Mutant):
+    """The number that ended the path, which is then known to lie in an interval, draws the next token as well."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        law = self.rule.next_law(tree, target_probs, stop)
+        ends = self.rule.stop_law(tree, target_probs).flip(-1).cumsum(-1).flip(-1)  # deeper nodes first
+        last = ends.gather(1, stop[:, None])
+        first = torch.nn.functional.pad(ends, (0, 1)).gather(1, stop[:, None] + 1)
+        above = law.cumsum(-1)
+        shared = torch.minimum(above, last) - torch.maximum(above - law, first)
+        return torch.where(last > first, shared.clamp(min=0) / (last - first), law)
+
+
+def caught(rule: str, mutant: Callable[[Verifier], Verifier], shape: TreeShape, laws: DraftSampling) -> None:
+    tables = Tables.random(4, 2, seed=1)
+    assert enumerate_outcome(RULES[rule], tables, shape, laws).tv < EXACT
+    result = enumerate_outcome(mutant(RULES[rule]), tables, shape, laws)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+
+
+def shape_of(rule: str) -> TreeShape:
+    return TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2, 1)
+
+
+@pytest.mark.parametrize("laws", [TOP, IID], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", RULES)
+def test_no_residual(rule: str, laws: DraftSampling) -> None:
+    caught(rule, NoResidual, shape_of(rule), laws)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_residual_of_the_node_above(rule: str) -> None:
+    caught(rule, ResidualOfTheNodeAbove, shape_of(rule), IID)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SLOW])
+def test_one_coin_for_all_children(rule: str) -> None:
+    """Not of the programs, whose plans are vertices: they leave next to nothing between siblings to a coin."""
+    one_path = RULES[rule].chain_only or RULES[rule].paths_only
+    caught(rule, OneCoinForAllChildren, TreeShape.chain(2) if one_path else TreeShape.branching(2), IID)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_coin_of_the_stop_draws_the_token(rule: str) -> None:
+    caught(rule, CoinOfTheStopDrawsTheToken, shape_of(rule), IID)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_q_of_another_temperature(rule: str) -> None:
+    """All but the walk, which does not look at q, and is exact."""
+    tables = Tables.random(4, 2, seed=1)
+    drawn = Tables(tables.p, tables.tempered(0.7).q)
+    tv = enumerate_outcome(RULES[rule], drawn, shape_of(rule), IID, declared_q=tables.q).tv
+    assert tv < EXACT if rule == "target walk" else tv > BIASED
+
+
+@pytest.mark.parametrize("drawn", [TOP, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_that_are_not_independent(rule: str, drawn: DraftSampling) -> None:
+    """The same; and a chain's tokens have no siblings that they could depend on."""
+    shape = shape_of(rule)
+    tv = enumerate_outcome(RULES[rule], Tables.random(4, 2, seed=1), shape, drawn, declared=IID).tv
+    legal = rule == "target walk" or (shape.is_chain and drawn is SWOR)
+    assert tv < EXACT if legal else tv > BIASED
+
+
+class SecondUseOfTheCoin(TargetWalkVerifier):
+    """A coin against the children's cumulative mass; if it is beyond them, it draws the token from the residual."""
+
+    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        law = super().next_law(tree, target_probs, stop)
+        children = (tree.parents == stop[:, None]) & tree.valid
+        node_p = target_probs[torch.arange(len(stop)), stop]
+        taken = (node_p.gather(1, tree.tokens) * children).sum(-1, keepdim=True)
+        above = law.cumsum(-1)
+        shared = (above - torch.maximum(above - law, taken)).clamp(min=0)
+        return torch.where(taken < 1, shared / (1 - taken), law)
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (2, 1)], ids=str)
+def test_the_coin_of_a_walk_is_not_used_twice(factors: tuple[int, ...]) -> None:
+    tables, shape = Tables.random(4, 2, seed=1), TreeShape.branching(*factors)
+    assert enumerate_outcome(TargetWalkVerifier(), tables, shape, TOP).tv < EXACT
+    result = enumerate_outcome(SecondUseOfTheCoin(), tables, shape, TOP)
+    assert result.tv > BIASED
+    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
