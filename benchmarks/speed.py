@@ -200,8 +200,7 @@ def speculation(repeats: int) -> Iterator[Result]:
                 "small model": ModelDrafter.from_pretrained("bundled/drafter", shape=6 if temperature == 0 else 4),
                 "n-gram": NGramDrafter(max_draft_tokens=8, branches=1),
             }
-            if inflate is None:  # an inflated target's hidden states are wider than the heads
-                methods["Medusa"] = MedusaDrafter.from_pretrained("bundled/medusa")
+            methods["Medusa"] = MedusaDrafter.from_pretrained("bundled/medusa")
             for name, drafter in methods.items():
                 engine = Engine(target, drafter, RejectionVerifier(), max_length=1024)
                 yield compare(

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
+from specdec.inflate import signal_width
 from specdec.interfaces import Drafter
+from specdec.packing import packed_linears
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.target import Target, resolve_dtype
@@ -100,7 +102,10 @@ class MedusaDrafter(Drafter):
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
         width = output.weight.shape[1]
-        if self.heads.hidden_size != width:
+        heads = self.heads
+        if heads.hidden_size == signal_width(target.model) < width:
+            heads = heads.widened(width)  # the target is inflated, and its heads cost what such a target's would
+        if heads.hidden_size != width:
             raise ValueError(
                 f"the Medusa heads read hidden states of width {self.heads.hidden_size} and those of the target "
                 f"{target.name} have {width}: give heads that were trained on this target"
@@ -111,7 +116,8 @@ class MedusaDrafter(Drafter):
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
         dtype = self.dtype or target.dtype
-        self.heads.to(device=target.device, dtype=dtype)
+        self._bound = heads.to(device=target.device, dtype=dtype)
+        self._packed = packed_linears(self._bound)
         self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
         self._ready = np.zeros(max_batch_size, dtype=bool)
         self._choices = {
@@ -120,6 +126,7 @@ class MedusaDrafter(Drafter):
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin without a hidden state."""
+        self._packed.refresh()
         self._ready[slot] = False
 
     @torch.inference_mode()
@@ -152,7 +159,8 @@ class MedusaDrafter(Drafter):
 
     def _top(self, hidden: Float[Tensor, "batch hidden"], depth: int, width: int) -> Int[Tensor, "head batch rank"]:
         """The first ``depth`` heads' most probable tokens, in order."""
-        return self.heads(hidden, depth).topk(width, dim=-1).indices
+        with self._packed.in_use():
+            return self._bound(hidden, depth).topk(width, dim=-1).indices
 
 
 @dataclass(frozen=True, eq=False)

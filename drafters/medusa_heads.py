@@ -62,6 +62,26 @@ class MedusaHeads(nn.Module):
         """Logits of the first ``num_heads`` heads (default: all)."""
         return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
+    def widened(self, hidden_size: int) -> "MedusaHeads":
+        """The same heads for wider hidden states of which only the first channels carry anything.
+
+        They compute what they did, at the cost of heads of the larger width: for a target inflated by
+        ``specdec.inflate``, on whose unused channels nothing depends.
+        """
+        first = self.heads[0][-1].weight  # type: ignore[index]
+        wide = MedusaHeads(
+            num_heads=self.num_heads,
+            hidden_size=hidden_size,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            base_model=self.base_model,
+        ).to(device=first.device, dtype=first.dtype)  # pyright: ignore[reportArgumentType]
+        with torch.no_grad():
+            for name, parameter in wide.heads.named_parameters():
+                old = self.heads.get_parameter(name)
+                parameter.zero_()[tuple(slice(size) for size in old.shape)] = old
+        return wide.eval()
+
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``config.json`` and ``medusa_lm_head.safetensors`` in FasterDecoding's first format.
 

@@ -103,6 +103,7 @@ def inflate(
     for name, value in asdict(goal).items():
         setattr(config, name, value)
     config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / goal.hidden_size
+    config.inflated_from = resolve_shape(model.config).hidden_size  # whose channels carry the signal
     config.name_or_path = f"{config.name_or_path} inflated to {describe(shape)}".strip()  # a Target's name by default
     with torch.device("meta"):  # every tensor is given below: allocating and initializing another would double the time
         larger = LlamaForCausalLM(config)
@@ -112,6 +113,12 @@ def inflate(
     larger.model.rotary_emb = type(larger.model.rotary_emb)(config).to(model.device)  # its frequencies are no weights
     larger.generation_config = copy.deepcopy(model.generation_config)
     return larger.eval()
+
+
+def signal_width(model: PreTrainedModel) -> int:
+    """How many of the last hidden state's channels carry anything: all, but for an inflated model the old ones."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "inflated_from", config.hidden_size)
 
 
 def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> LlamaShape:

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
+from specdec.engine import Engine
+from specdec.inflate import inflate
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
 from tests.models import tiny_model
+from verifiers import TargetWalkVerifier
 
 HIDDEN, VOCAB = 32, 64
 
@@ -305,3 +308,22 @@ def test_heads_that_do_not_fit_the_target(target: Target) -> None:
         bound(target, heads=random_heads(hidden=16))
     with pytest.raises(ValueError, match=f"have {VOCAB + 1} tokens and the target .* has {VOCAB}"):
         bound(target, heads=random_heads(vocab_size=VOCAB + 1))
+
+
+def test_heads_on_an_inflated_target_draft_what_they_did() -> None:
+    """Widened with the hidden states, whose new channels carry nothing."""
+    model = tiny_model("llama_mqa_tied", scale=2.0)
+    shape = {
+        "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    heads = random_heads(2)
+    sampling = SamplingParams(max_new_tokens=40)
+    outputs = []
+    for target in (Target(model), Target(inflate(model, shape))):
+        engine = Engine(target, MedusaDrafter(heads, [16, 2]), TargetWalkVerifier(), max_length=64)
+        outputs.append(engine.generate([[1, 2, 3]], sampling)[0])
+    assert heads.hidden_size == 32, "the user's heads are left as they are"
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert [step.accepted for step in outputs[0].steps] == [step.accepted for step in outputs[1].steps]
+    assert sum(step.accepted for step in outputs[0].steps) > 0
