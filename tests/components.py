@@ -14,6 +14,7 @@ from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from specdec.interfaces import Drafter, Verifier
+from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
 from verifiers.greedy_multipath import GreedyMultiPathVerifier
 from verifiers.kseq import KSeqVerifier
@@ -103,6 +104,11 @@ def tried(drafter: str, verifier: str) -> bool:
     if drafter == "model_paths_iid":
         return verifier == "greedy_multipath"
     return drafter in TRIED_WITH.get(verifier, DRAFTERS)
+
+
+def fitting(drafter: Drafter) -> Verifier:
+    """A verifier for tests of something else: the one for coupled drafts, and rejection for all others."""
+    return SharedNoiseVerifier() if DraftSampling.COUPLED in drafter.laws else RejectionVerifier()
 
 
 def skip_unfit(drafter: Drafter, verifier: Verifier) -> None:

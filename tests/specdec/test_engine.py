@@ -12,7 +12,7 @@ from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.target import Target
 from specdec.types import DraftSampling, Exactness
-from tests.components import DRAFTERS
+from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -32,7 +32,8 @@ def target(model):
 def make(target: Target, drafter: str | None = "model_tree_without_replacement", **kwargs: object) -> Engine:
     if drafter is None:
         return Engine(target, max_length=64, **kwargs)  # type: ignore[arg-type]
-    return Engine(target, DRAFTERS[drafter](target.model), RejectionVerifier(), max_length=64, **kwargs)  # type: ignore[arg-type]
+    made = DRAFTERS[drafter](target.model)
+    return Engine(target, made, fitting(made), max_length=64, **kwargs)  # type: ignore[arg-type]
 
 
 def some_prompts(count: int) -> list[list[int]]:
