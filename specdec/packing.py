@@ -2,7 +2,7 @@
 
 oneDNN multiplies in blocks. Given a plain matrix it rearranges or walks it badly each time, which for the few rows of
 decoding costs as much as the product: packed once, the linear layers of a 110M Llama take 0.5 to 0.65 of the time in
-bfloat16 at 1 to 9 rows and 0.35 to 0.5 in float32 (torch 2.13, AVX512-BF16, ``benchmarks/packing.py``).
+bfloat16 at 1 to 9 rows and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16; ``python -m benchmarks.speed packing``).
 
 The model itself is not touched: the packed copies take the layers' place during our forwards only. In bfloat16 they
 give the same bits; in float32 sums are ordered otherwise.
@@ -30,6 +30,28 @@ _LEAST_FLOAT32 = 400_000
 rows in float32, are quicker by the plain path."""
 
 
+class PackedWeight:
+    """A weight ``[out, in]`` in oneDNN's layout, which only its products can read.
+
+    It never changes, and so is not copied with a module that has one.
+
+    Args:
+        weight: In a dtype that ``can_pack``.
+    """
+
+    def __init__(self, weight: Tensor):
+        self.dtype, self.numel = weight.dtype, weight.numel()
+        with torch.inference_mode():
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+
+    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """What ``torch.nn.functional.linear`` gives for inputs of the weight's dtype, of which there are some."""
+        return torch.ops.mkldnn._linear_pointwise.default(inputs, self.packed, bias, "none", [], "")
+
+    def __deepcopy__(self, memo: object) -> "PackedWeight":
+        return self
+
+
 @dataclass
 class _Layer:
     """One linear layer.
@@ -45,7 +67,7 @@ class _Layer:
     module: nn.Linear
     names: dict[str, Any]
     forward: Callable[[Tensor], Tensor]
-    packed: list[Tensor]
+    packed: list[PackedWeight]
     version: tuple[int, int]
 
 
@@ -86,7 +108,7 @@ class PackedLinears:
         for layer in self._layers:
             version = _version(layer.module.weight)
             if version != layer.version:
-                layer.packed[0] = pack(layer.module.weight)
+                layer.packed[0] = PackedWeight(layer.module.weight)
                 layer.version = version
                 self._changes += 1
         return self._changes
@@ -113,17 +135,6 @@ def packed_linears(model: nn.Module) -> PackedLinears:
     return _packed[model]
 
 
-@torch.inference_mode()
-def pack(weight: Tensor) -> Tensor:
-    """A weight ``[out, in]`` in oneDNN's layout: an opaque tensor, for ``packed_linear`` alone."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
-
-
-def packed_linear(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """``torch.nn.functional.linear`` with a packed weight."""
-    return torch.ops.mkldnn._linear_pointwise.default(inputs, packed, bias, "none", [], "")
-
-
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN has kernels for a weight of this device and dtype on this processor."""
     if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
@@ -140,7 +151,7 @@ def _packable(module: nn.Module) -> bool:
 
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
-    packed = [pack(weight)]
+    packed = [PackedWeight(weight)]
     dtype, width = weight.dtype, weight.shape[1]
     # Rows from which the packed weight is the quicker one.
     least = 0 if dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
@@ -148,7 +159,7 @@ def _layer(module: nn.Linear) -> _Layer:
     def forward(inputs: Tensor) -> Tensor:
         if inputs.dtype is not dtype or inputs.numel() < least or inputs.numel() == 0:
             return nn.functional.linear(inputs, module.weight, module.bias)
-        return packed_linear(inputs, packed[0], module.bias)
+        return packed[0](inputs, module.bias)
 
     return _Layer(module, vars(module), forward, packed, _version(weight))
 

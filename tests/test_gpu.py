@@ -9,7 +9,7 @@ from specdec.engine import Engine
 from specdec.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target import Target
-from tests.components import DRAFTERS
+from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -25,7 +25,8 @@ def model():
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_equals_the_reference(model, drafter: str) -> None:
-    engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=2, max_length=64)
+    made = DRAFTERS[drafter](model)
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=64)
     sampling = SamplingParams(max_new_tokens=20)
     outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
     assert outputs == [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
@@ -35,7 +36,7 @@ def test_greedy_equals_the_reference(model, drafter: str) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_synchronization_per_round(model, drafter: str | None, temperature: float) -> None:
     made = DRAFTERS[drafter](model) if drafter else None
-    engine = Engine(Target(model), made, RejectionVerifier() if made else None, max_batch_size=2, max_length=64)
+    engine = Engine(Target(model), made, fitting(made) if made else None, max_batch_size=2, max_length=64)
     for prompt in PROMPTS[::2]:
         engine.submit(prompt, SamplingParams(max_new_tokens=30, temperature=temperature))
     for _ in range(3):

@@ -16,7 +16,7 @@ LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled", "memory"),
     ("requests", "sampling", "tree", "metrics", "packing"),
     ("slots", "interfaces", "cache", "attention", "support", "quantization", "inflate", "support"),
-    ("acceptance", "coupling", "processors", "exactness"),
+    ("acceptance", "coupling", "processors", "exactness", "recording"),
     ("model_runner", "reference", "exactness_shared"),
     ("target",),
     ("engine",),

@@ -16,7 +16,7 @@ from specdec.engine import Engine
 from specdec.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.target import Target
-from tests.components import DRAFTERS
+from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, NoResidual, p_value
 from verifiers.rejection import RejectionVerifier
@@ -48,7 +48,8 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     ]
     wanted.append(SamplingParams(max_new_tokens=14))  # a row without any shares the batch
     prompts.append(prompts[0])
-    engine = Engine(Target(model), DRAFTERS[drafter](model), RejectionVerifier(), max_batch_size=3, max_length=40)
+    made = DRAFTERS[drafter](model)
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=3, max_length=40)
     outputs = [list(output.token_ids) for output in engine.generate(prompts, wanted)]
     stops = [frozenset(sampling.stop_token_ids) for sampling in wanted]
     expected = [reference_decode(model, p, s, stop_ids=stop) for p, s, stop in zip(prompts, wanted, stops, strict=True)]

@@ -3,7 +3,7 @@
 A weight becomes ``scale[out] * integer[out, in]`` with integers from -127 to 127. Few rows run through torch's packed
 int8 kernel, which reads half of bfloat16's bytes. It reads them again for every four rows, and bfloat16's own
 kernels use the processor's dot products; so beyond ``KERNEL_ROWS`` rows the same numbers, scale x integer rounded to
-the model's dtype, are multiplied by the usual kernel. That keeps the cost at bfloat16's there and makes the two paths
+the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``specdec/packing.py``). That keeps the cost at bfloat16's there and makes the two paths
 one function up to rounding.
 """
 
@@ -13,12 +13,12 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.packing import PackedWeight, can_pack
 from specdec.quantization.base import QuantizedLinear, replace_linears
 
-KERNEL_ROWS = 8
-"""Rows up to which the int8 kernel is used. It works on blocks of four: against bfloat16's kernel on a processor with
-AVX512-BF16, up to 4 rows take about half the time, 5 to 8 three quarters, 9 to 12 about as long, and more rows longer
-(``benchmarks/int8.py``)."""
+KERNEL_ROWS = 4
+"""Rows up to which the int8 kernel is used. It works on blocks of four, each of which takes longer than all of
+bfloat16's packed kernel with up to nine rows (``benchmarks/int8.py``)."""
 
 _KERNEL_STEP = 16  # the kernel loads as many inputs at a time, at aligned addresses, and has no code for a remainder
 _KERNEL_ALIGNMENT = 32  # bytes
@@ -38,7 +38,7 @@ class Int8Linear(QuantizedLinear):
         weight: The integers.
         scale: Per output channel, in the activations' dtype.
         bias: As given.
-        copy: Scale x integer, or None.
+        copy: Scale x integer, packed where the processor has kernels for that; or None.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, keep_copy: bool = True):
@@ -48,12 +48,21 @@ class Int8Linear(QuantizedLinear):
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         self.scale: Tensor
         self.register_buffer("scale", scale)
-        self.copy: Tensor | None
-        self.register_buffer("copy", from_int8(integers, scale) if keep_copy else None, persistent=False)
+        copy = from_int8(integers, scale) if keep_copy else None
+        self._packed = PackedWeight(copy) if copy is not None and can_pack(copy) else None
+        self._copy: Tensor | None
+        self.register_buffer("_copy", copy if self._packed is None else None, persistent=False)
+
+    @property
+    def copy(self) -> PackedWeight | Tensor | None:
+        return self._packed or self._copy
 
     def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         if not self._kernel_takes(inputs.numel() // inputs.shape[-1]):
-            return F.linear(inputs, from_int8(self.weight, self.scale) if self.copy is None else self.copy, self.bias)
+            packed = self._packed
+            if packed is not None and inputs.device.type == "cpu" and inputs.dtype is packed.dtype and inputs.numel():
+                return packed(inputs, self.bias)
+            return F.linear(inputs, from_int8(self.weight, self.scale) if self._copy is None else self._copy, self.bias)
         rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
         if rows.data_ptr() % _KERNEL_ALIGNMENT:
             rows = rows.clone()
@@ -65,7 +74,7 @@ class Int8Linear(QuantizedLinear):
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
         if self.copy is not None and not self._kernel_takes(rows):
-            return bias + self.copy.numel() * self.copy.element_size()
+            return bias + self.weight.numel() * self.scale.element_size()
         return bias + self.weight.numel() + self.scale.numel() * self.scale.element_size()
 
     def _kernel_takes(self, rows: int) -> bool:

@@ -54,9 +54,7 @@ def rounds(runner: ModelRunner, batch: int = 2) -> Iterator[Tensor]:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.inference_mode()
-def test_a_recording_gives_what_the_model_gives(
-    architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_gives_what_the_model_gives(architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(architecture)
     eager = list(rounds(runner_of(model, hidden_layers=(-1, 2)), batch))
     monkeypatch.setattr(specdec.model_runner, "RECORD_AFTER", 1)
