@@ -69,9 +69,13 @@ def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[i
 def compare(
     name: str, ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int, **kwargs: object
 ) -> Result:
-    """Time two functions of the repeat's number in turn; the ratio is theirs over ours."""
-    for side in (ours, theirs):
-        side(0)
+    """Time two functions of the repeat's number in turn; the ratio is theirs over ours.
+
+    Both go through all repeats once before, so that what is done once (kernels chosen, forwards recorded) is done.
+    """
+    for repeat in range(repeats):
+        ours(repeat)
+        theirs(repeat)
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats):
         sides = [(0, ours), (1, theirs)]

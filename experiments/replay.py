@@ -8,6 +8,7 @@ rule that accepts more would have met later ones. Exact rules all meet contexts 
 run, up to where their rounds begin; a lossy rule's own contexts are others.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,14 +104,16 @@ def remarks(done: Sequence[Figures]) -> list[str]:
     """What a reader of the table has to know besides, refusals above all."""
     notes = [
         "Bound: the probability of accepting one of the root's sampled siblings, over their draws, that no lossless "
-        "rule exceeds (optimal transport); of the first position only, whatever the rule does below."
+        "rule exceeds (optimal transport); of the first position only, whatever the rule does below. A rule's own "
+        "figure is of the drafts that were drawn, and may lie above it by chance."
     ]
-    refused: dict[str, dict[str, str]] = {}
+    refused: dict[tuple[str, str], dict[str, str]] = {}
     for each in done:
         for rule, reason in each.refused:
-            refused.setdefault(rule, {}).setdefault(each.label, reason)
+            # One sentence for all that differ in a row's number or a vocabulary's size.
+            refused.setdefault((rule, re.sub(r"[\d,]+", "", reason)), {}).setdefault(each.label, reason)
     every = {each.label for each in done}
-    for rule, reasons in refused.items():
+    for (rule, _), reasons in refused.items():
         where = "any of the drafts" if reasons.keys() == every else "; ".join(reasons)
         notes.append(f"Not asked: {rule}, about {where}: {next(iter(reasons.values()))}")
     errors = [each for each in done if each.error is not None]

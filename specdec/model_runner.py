@@ -52,8 +52,8 @@ TRIAL_PATH = [0, 2, 4]
 # by their own loop.
 EXPERTS = ("grouped_mm", "eager")
 
-RECORD_AFTER = 16
-"""Forwards of one shape before it is recorded: recording costs about a hundred forwards of a small model."""
+RECORD_AFTER = 64
+"""Forwards of one shape before it is recorded: recording costs what a few hundred replays save."""
 
 
 class ModelRunner:

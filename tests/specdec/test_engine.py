@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from drafters.ngram import NGramDrafter
 import specdec.random
+from drafters.ngram import NGramDrafter
 from specdec.engine import Engine
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
