@@ -5,7 +5,6 @@ complete additive mask, and explicit position ids; nothing of it is copied or pa
 """
 
 import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,8 +51,8 @@ TRIAL_PATH = [0, 2, 4]
 # by their own loop.
 EXPERTS = ("grouped_mm", "eager")
 
-RECORD_AFTER = 64
-"""Forwards of one shape before it is recorded: recording costs what a few hundred replays save."""
+RECORD_AFTER = 24
+"""Forwards of one shape before it is recorded: recording costs what about as many replays save."""
 
 
 class ModelRunner:
@@ -350,15 +349,14 @@ class ModelRunner:
         cache = RecordingCache(len(self.cache.layers), self._masks)
         attend = _attend(self.cache, self._masks)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tracing has its own opinions of a model's code
-                program = record(
-                    lambda tokens, positions: self._eager(self.model, tokens, positions, RECORDED, cache),
-                    (tokens + 1) % self.vocab_size,
-                    (positions + 1).clamp(max=self._last_position),
-                    cache=cache,
-                    attend=attend,
-                )
+            program = record(
+                lambda tokens, positions: self._eager(self.model, tokens, positions, RECORDED, cache),
+                (tokens + 1) % self.vocab_size,
+                (positions + 1).clamp(max=self._last_position),
+                cache=cache,
+                attend=attend,
+                joint=self._packed.joint,
+            )
             # The same tokens again: the cache is given what it has.
             if all(torch.equal(a, b) for a, b in zip(program(tokens, positions), outputs, strict=True)):
                 self._programs[shape] = program

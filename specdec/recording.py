@@ -13,15 +13,19 @@ attention is its own, it has code or hooks of somebody else's) goes on as it was
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.cache import OwnLayout
+from specdec.packing import PackedWeight
 
 NAME = "specdec_recorded"
 """What a model's attention is called while it is recorded."""
@@ -30,6 +34,7 @@ OURS = ("torch", "transformers", "specdec")
 """Whose modules and hooks can be recorded: others may keep a state that a recording would not see change."""
 
 Attend = Callable[..., Tensor]
+Joint = Callable[[Sequence[Tensor]], PackedWeight | None]
 Program = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -44,6 +49,7 @@ def record(
     *,
     cache: "RecordingCache",
     attend: Attend,
+    joint: Joint = lambda packed: None,
 ) -> Program:
     """Record a forward.
 
@@ -56,15 +62,49 @@ def record(
         attend: What a layer's attention is when the recording runs, ``attend(query, key, value, sinks, layer, mask,
             scaling, softcap)``: the arguments of the recorded attention call with the *new* keys and values, the
             layer's index, and the number of the mask. Returns ``[batch, query, head, value_dim]``.
+        joint: Makes one packed weight of several that are multiplied with the same inputs, or None.
 
     Raises:
         Exception: Whatever tracing raises; the model cannot be recorded.
     """
-    with torch.inference_mode(False), torch.no_grad(), _recording(cache):
-        graph = make_fx(call, tracing_mode="real")(tokens.clone(), positions.clone())
+    with torch.inference_mode(), _recording(cache), _Recorder() as recorder:
+        outputs = call(tokens, positions)
     if cache.waiting is not None:
         raise UnrecordableError("a layer's keys do not go to the attention function")
-    return _program(graph, attend)
+    return _program(recorder.steps, [tokens, positions], outputs, attend, joint)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One tensor operation that ran."""
+
+    function: OpOverload
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    outputs: Any
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every operation, and keeps its tensors so that each is known by its identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _FORBIDDEN.intersection(func.tags):
+            raise UnrecordableError(f"{func} depends on values")
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            if outputs is not args[0]:
+                raise UnrecordableError(f"{func} draws random numbers")
+            return outputs  # dropout, which is off
+        self.steps.append(_Step(func, args, kwargs, outputs))
+        return outputs
+
+
+_FORBIDDEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def recordable(modules: Iterable[nn.Module]) -> bool:
@@ -165,64 +205,107 @@ AttentionInterface.register(NAME, _recorded_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
-def _program(graph: fx.GraphModule, attend: Attend) -> Program:
-    """A Python function of a recorded graph: a line per operation, everything else bound beforehand."""
-    graph.graph.eliminate_dead_code()
-    nodes = list(graph.graph.nodes)
-    last_use = {argument: node for node in nodes for argument in node.all_input_nodes}
+def _program(
+    steps: list[_Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], attend: Attend, joint: Joint
+) -> Program:
+    """A Python function of recorded steps: a line per operation, everything else bound beforehand."""
+    together = _products_of_the_same(steps, joint)
+    names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
+    parameters = ", ".join(f"v{number}" for number in range(len(inputs)))
     bound: dict[str, Any] = {}
+    constants: dict[int, str] = {}
     lines: list[str] = []
-    parameters: list[str] = []
+    last: dict[str, int] = {}  # the line that reads a name last
 
     def bind(value: object) -> str:
-        name = f"c{len(bound)}"
-        bound[name] = value
-        return name
+        if id(value) not in constants:
+            constants[id(value)] = f"c{len(bound)}"
+            bound[constants[id(value)]] = value
+        return constants[id(value)]
 
-    def text(argument: object) -> str:
-        if isinstance(argument, fx.Node):
-            return names[argument]
-        if isinstance(argument, (list, tuple)):
-            inner = "".join(f"{text(part)}, " for part in argument)
-            return f"[{inner}]" if isinstance(argument, list) else f"({inner})"
-        if argument is None or isinstance(argument, (bool, int, str)):
-            return repr(argument)
-        return bind(argument)
+    def text(value: object) -> str:
+        if isinstance(value, Tensor) and id(value) in names:
+            last[names[id(value)]] = len(lines)
+            return names[id(value)]
+        if isinstance(value, (list, tuple)):
+            inner = "".join(f"{text(part)}, " for part in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return bind(value)
 
-    names: dict[fx.Node, str] = {}
-    functions: dict[object, str] = {}
-    for number, node in enumerate(nodes):
-        if node.op == "placeholder":
-            names[node] = f"v{number}"
-            parameters.append(names[node])
-        elif node.op == "get_attr":
-            names[node] = bind(getattr(graph, str(node.target)))
-        elif node.op == "call_function":
-            target = attend if node.target is torch.ops.specdec.attend.default else node.target
-            # The built-in behind an overload: a Python call less for each.
-            function = getattr(target, "_op", target)
-            if target not in functions:
-                functions[target] = bind(function)
-            arguments = [text(argument) for argument in node.args]
-            arguments += [f"{name}={text(argument)}" for name, argument in node.kwargs.items()]
-            names[node] = f"v{number}"
-            lines.append(f"v{number} = {functions[target]}({', '.join(arguments)})")
-        else:
-            assert node.op == "output", node.op
-            lines.append(f"return {text(tuple(node.args[0]))}")
-            break
-        done = [
-            names[argument]
-            for argument in node.all_input_nodes
-            if last_use[argument] is node and names[argument].startswith("v")
-        ]
-        if done:
-            lines.append(f"del {', '.join(done)}")
-    body = "\n        ".join(lines)
+    def assigned(results: object) -> str:
+        if isinstance(results, Tensor):
+            names[id(results)] = f"v{len(names)}_{len(lines)}"
+            return names[id(results)]
+        assert isinstance(results, (list, tuple)), results
+        return "".join(f"{assigned(result)}, " for result in results)
+
+    for step in steps:
+        group = together.get(id(step))
+        if group is not None:
+            if step is group.steps[0]:
+                product = f"{bind(group.weight)}({text(step.arguments[0])}, {text(group.bias)})"
+                line = f"{product}.split_with_sizes({group.sizes}, -1)"
+                lines.append(f"{assigned([each.outputs for each in group.steps])} = {line}")
+            continue
+        # The built-in behind an overload: a Python call less for each.
+        function = attend if step.function is torch.ops.specdec.attend.default else step.function._op
+        arguments = [text(argument) for argument in step.arguments]
+        arguments += [f"{name}={text(argument)}" for name, argument in step.named.items()]
+        called = f"{bind(function)}({', '.join(arguments)})"
+        lines.append(called if step.outputs is None else f"{assigned(step.outputs)} = {called}")
+    lines.append(f"return {text(tuple(outputs))}")
+    free: dict[int, list[str]] = {}
+    for name, line in last.items():
+        free.setdefault(line, []).append(name)
+    body = [f"{line}; del {', '.join(free[i])}" if i in free else line for i, line in enumerate(lines[:-1])]
+    replay = "\n        ".join([*body, lines[-1]])
     # Constants are cells of an enclosing function: quicker to read than globals.
-    source = (
-        f"def make({', '.join(bound)}):\n    def replay({', '.join(parameters)}):\n        {body}\n    return replay\n"
-    )
+    source = f"def make({', '.join(bound)}):\n    def replay({parameters}):\n        {replay}\n    return replay\n"
     scope: dict[str, Any] = {}
     exec(compile(source, "<recorded forward>", "exec"), scope)
     return scope["make"](**bound)
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Products of several packed weights with the same inputs, as one.
+
+    Attributes:
+        steps: In order; the first stands for all.
+        weight: The joint one.
+        bias: The joint one, or None.
+        sizes: Widths of the outputs.
+    """
+
+    steps: list[_Step]
+    weight: PackedWeight
+    bias: Tensor | None
+    sizes: list[int]
+
+
+def _products_of_the_same(steps: list[_Step], joint: Joint) -> dict[int, _Together]:
+    """Products that can be one, by the identity of their steps: queries, keys and values of a layer, say."""
+    by_inputs: dict[int, list[_Step]] = {}
+    changed: set[int] = set()
+    made: set[int] = set()
+    for step in steps:
+        made |= {id(tensor) for tensor in tree_leaves(step.outputs)}
+        if step.function is torch.ops.mkldnn._linear_pointwise.default:
+            by_inputs.setdefault(id(step.arguments[0]), []).append(step)
+        elif step.function._schema.is_mutable:
+            changed |= {id(leaf) for leaf in tree_leaves((step.arguments, step.named)) if isinstance(leaf, Tensor)}
+    found: dict[int, _Together] = {}
+    for inputs, group in by_inputs.items():
+        weights = [step.arguments[1] for step in group]
+        biases = [step.arguments[2] for step in group if step.arguments[2] is not None]
+        constant = made.isdisjoint(id(tensor) for tensor in (*weights, *biases))
+        if len(group) < 2 or inputs in changed or not constant or len(biases) not in (0, len(group)):
+            continue
+        weight = joint(weights)
+        if weight is not None:
+            bias = torch.cat([bias.detach() for bias in biases]) if biases else None
+            together = _Together(group, weight, bias, [each.shape[0] for each in weights])
+            found |= {id(step): together for step in group}
+    return found
