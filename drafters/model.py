@@ -114,6 +114,7 @@ class ModelDrafter(Drafter):
             for depth in range(1, self.max_depth + 1)
         }
         self._two = torch.arange(2, device=target.device)
+        self._two_ancestors = self._two[:, None] >= self._two
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: object) -> None:
         """Begin with an empty row."""
@@ -164,7 +165,7 @@ class ModelDrafter(Drafter):
         valid = None
         self._catch_up(slots)
         for number, level in enumerate(plan.levels):
-            logits = self._root_logits(slots) if number == 0 else self._level_logits(slots, tokens, plan, level)
+            logits = self._root_logits(slots) if number == 0 else self._level_logits(slots, tokens, level)
             if level.rows is not None:
                 logits = logits.index_select(1, level.rows)
             paths = None
@@ -174,22 +175,22 @@ class ModelDrafter(Drafter):
             scores = adjust(logits[..., : self._common], sampling, paths)
             q = distribution(scores, sampling) if sampled or self.leaf_probs else None
             if draft_probs is not None and q is not None:
-                draft_probs[:, level.parents, : self._common] = q
+                draft_probs[:, level.parents_at, : self._common] = q
             if level.width == 0:
                 continue
             if q is None or not sampled:
-                tokens[:, level.children] = _top(scores, level)
+                tokens[:, level.children_at] = _top(scores, level)
                 continue
             drawn, exists = self._draw(q, level, uniform) if uniform is not None else self._first(q, level, slots)
             if greedy is not None:
                 drawn = torch.where(greedy, _top(scores, level), drawn)
                 exists = None if exists is None else exists | greedy
-            tokens[:, level.children] = drawn
+            tokens[:, level.children_at] = drawn
             if exists is not None:
                 valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-                valid[:, level.children] = exists & valid[:, level.parent_of]
+                valid[:, level.children_at] = exists & valid[:, level.parent_of]
             elif valid is not None:
-                valid[:, level.children] = valid[:, level.parent_of]
+                valid[:, level.children_at] = valid[:, level.parent_of]
         if self.leaf_probs and draft_probs is not None and not (slots.host_drafting & slots.host_active).all():
             draft_probs *= slots.drafting[:, None, None]
         law: DraftSampling | Tensor = self.sampling if sampled else DraftSampling.DETERMINISTIC
@@ -225,33 +226,37 @@ class ModelDrafter(Drafter):
 
     def _root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
         """Logits at the root, after the last committed token again: where it was a leaf, it was never forwarded."""
-        again = slots.active & (slots.lengths > 0)
         host_again = slots.host_active & (slots.host_lengths > 0)
-        last = torch.where(again, self._last_token[: len(slots)], slots.roots)
-        tokens = self._in_vocabulary(torch.stack([last, slots.roots], dim=1))
-        two = self._two
+        starts, last = slots.lengths, self._last_token[: len(slots)]
+        if host_again.all():  # as nearly always: a prompt of one token has nothing before its root
+            starts = starts - 1
+        else:
+            again = slots.active & (slots.lengths > 0)
+            starts, last = starts - again.long(), torch.where(again, last, slots.roots)
         logits = self.runner.verify_level(
-            tokens,
-            slots.lengths - again.long(),
+            self._in_vocabulary(torch.stack([last, slots.roots], dim=1)),
+            starts,
             slots.host_lengths - host_again,
-            cells=two,
-            depths=two,
-            ancestors=two[:, None] >= two,
+            cells=self._two,
+            depths=self._two,
+            ancestors=self._two_ancestors,
         )
         self._known[: len(slots)] = np.where(slots.host_active, slots.host_lengths, self._known[: len(slots)])
+        if host_again.all():
+            return logits[:, 1:]
         return logits.gather(1, again.long()[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], plan: "_Plan", level: "_Level"
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], level: "_Level"
     ) -> Float[Tensor, "batch query vocab"]:
-        cells = slice(level.start, level.stop)
         return self.runner.verify_level(
-            self._in_vocabulary(tokens[:, cells]),
+            self._in_vocabulary(tokens[:, level.start : level.stop]),
             slots.lengths,
             slots.host_lengths,
-            cells=plan.index[cells],
-            depths=plan.depths[: level.stop],
-            ancestors=plan.ancestors[cells, : level.stop],
+            cells=level.cells,
+            depths=level.depths,
+            ancestors=level.ancestors,
+            sees_all=level.sees_all,
         )
 
     def _draw(
@@ -259,7 +264,7 @@ class ModelDrafter(Drafter):
     ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
         """Draw every parent's children; where q may run out, also which of them exist."""
         # Draw i of the round belongs to node i + 1, whatever the order of drawing.
-        u = uniform[:, level.children - 1]
+        u = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
         if self.sampling is DraftSampling.IID or level.width == 1:
             weights = q if level.one_each else q.index_select(1, level.row_of)
             return draw(weights, u), None
@@ -303,7 +308,10 @@ class _Level:
             forward's nodes are consecutive.
         parents: Nodes with children; with ``leaves``, all of this depth.
         rows: Of the parents among the forwarded nodes; None if they are all.
-        children: All their children, in node order.
+        parents_at: The same as a slice, where they stand side by side.
+        children_at: All their children, which always do.
+        cells, depths, ancestors: Indices of the nodes to forward; depths of all nodes up to them; whom they see.
+        sees_all: They see all of these, as those of a chain do.
         parent_of: Parent of each child, as a node; ``row_of``: as an index into ``parents``.
         rank_of: Sibling rank of each child.
         by_rank: For every rank, the children of that rank (indices into ``children``) and their parents' rows.
@@ -312,6 +320,7 @@ class _Level:
     """
 
     def __init__(self, shape: TreeShape, depth: int, device: torch.device, *, leaves: bool):
+        layout = DraftTree.from_shape(shape, torch.zeros(1, shape.num_nodes + 1, dtype=torch.long, device=device))
         parents = [node for node, d in enumerate(shape.depths) if d == depth and (leaves or shape.children[node])]
         self.depth = depth
         family = [(child, row, rank) for row, p in enumerate(parents) for rank, child in enumerate(shape.children[p])]
@@ -325,7 +334,13 @@ class _Level:
 
         self.parents = index(parents)
         self.rows = None if len(parents) == self.stop - self.start else self.parents - self.start
-        self.children = index([child for child, _, _ in family])
+        self.parents_at = slice(self.start, self.stop) if self.rows is None else self.parents
+        first = family[0][0] if family else 0
+        self.children_at = slice(first, first + len(family))
+        self.cells = torch.arange(self.start, self.stop, device=device)
+        self.depths = layout.depth[0, : self.stop]
+        self.ancestors = layout.ancestors[0, self.start : self.stop, : self.stop]
+        self.sees_all = bool(self.ancestors.all())
         self.row_of = index([row for _, row, _ in family])
         self.rank_of = index([rank for _, _, rank in family])
         self.parent_of = self.parents[self.row_of]
@@ -344,8 +359,6 @@ class _Plan:
     def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool):
         self.shape = shape
         self.levels = [_Level(shape, depth, device, leaves=leaves) for depth in range(shape.max_depth + leaves)]
-        self.index = torch.arange(shape.num_nodes + 1, device=device)
-        self.depths = torch.tensor(shape.depths, device=device)
         example = DraftTree.from_shape(shape, torch.zeros(1, shape.num_nodes + 1, dtype=torch.long, device=device))
         self.ancestors = example.ancestors[0]
 

@@ -192,6 +192,7 @@ class ModelRunner:
         cells: Int[Tensor, " query"],
         depths: Int[Tensor, " cell"],
         ancestors: Bool[Tensor, "query cell"],
+        sees_all: bool = False,
     ) -> Float[Tensor, "batch query vocab"]:
         """A forward over some nodes of trees whose nodes above are in the cache already; returns logits.
 
@@ -201,11 +202,12 @@ class ModelRunner:
             tokens: Tokens of the nodes.
             lengths: The root's position in each row.
             host_lengths: The same on the host.
-            cells: The nodes' indices in the tree (consecutive).
+            cells: The nodes' indices in the tree (consecutive, the last of those in ``depths``).
             depths: Depths of all nodes up to the last of these.
             ancestors: Which nodes each of these sees, itself included.
+            sees_all: Every one of them sees all, which saves a mask.
         """
-        batch = tokens.shape[0]
+        batch, queries = tokens.shape
         positions = lengths[:, None] + depths
         return self._forward(
             tokens,
@@ -215,7 +217,8 @@ class ModelRunner:
             cells=cells.expand(batch, -1),
             visible=ancestors.expand(batch, -1, -1),
             cell_positions=positions,
-            query_positions=positions[:, cells],
+            query_positions=positions[:, -queries:],
+            sees_all=sees_all,
         ).logits
 
     def _forward(
@@ -229,6 +232,7 @@ class ModelRunner:
         visible: Bool[Tensor, "batch query cell"],
         cell_positions: Int[Tensor, "batch cell"],
         query_positions: Int[Tensor, "batch query"],
+        sees_all: bool = False,
         with_logits: bool = True,
     ) -> TargetOutput:
         batch, queries = tokens.shape
@@ -240,7 +244,7 @@ class ModelRunner:
         where = first if batch == 1 else (starts[:, None] + cells).clamp(max=self.cache.positions - 1)
         self.cache.aim(slots, where, length=length)
         self._masks[:] = [
-            self._mask(reach, starts, host_starts, visible, length, query_positions, cell_positions)
+            self._mask(reach, starts, host_starts, visible, length, query_positions, cell_positions, sees_all)
             for reach in self._reach
         ]
         # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
@@ -271,10 +275,11 @@ class ModelRunner:
         length: int,
         query_positions: Int[Tensor, "batch query"],
         cell_positions: Int[Tensor, "batch cell"],
+        sees_all: bool,
     ) -> Float[Tensor, "batch 1 grouped_query key"]:
         """The mask of the layers of one reach, its rows repeated for the query heads of a group."""
         if len(starts) == 1 and reach == Reach():
-            return row_mask(int(host_starts[0]), visible[0], length, self.dtype, groups=self._groups)
+            return row_mask(int(host_starts[0]), visible[0], length, self.dtype, groups=self._groups, sees_all=sees_all)
         mask = tree_mask(
             starts,
             visible,

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.processors import process
-from specdec.random import request_key, shared_noise
+from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
@@ -248,3 +248,15 @@ def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(specdec.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
+
+
+@pytest.mark.parametrize("verifier", [RejectionVerifier, TraversalVerifier])
+def test_one_coin_per_request_is_rejected(model, monkeypatch: pytest.MonkeyPatch, verifier: type[Verifier]) -> None:
+    """Mutant: every round of a request draws the same numbers."""
+    import specdec.engine
+
+    def same_every_round(keys: Tensor, rounds: Tensor, purpose: Purpose, count: int) -> Tensor:
+        return uniforms(keys, torch.zeros_like(rounds), purpose, count)
+
+    monkeypatch.setattr(specdec.engine, "uniforms", same_every_round)
+    assert p_value(model, "model_chain_iid", verifier(), SAMPLINGS["temperature 1"]) < LEVEL

@@ -59,7 +59,13 @@ def tree_mask(
 
 
 def row_mask(
-    start: int, visible: Bool[Tensor, "query cell"], length: int, dtype: torch.dtype, *, groups: int
+    start: int,
+    visible: Bool[Tensor, "query cell"],
+    length: int,
+    dtype: torch.dtype,
+    *,
+    groups: int,
+    sees_all: bool = False,
 ) -> Float[Tensor, "1 1 grouped_query key"]:
     """``tree_mask`` for one row whose layers see everything: quicker, because the host knows where the cells stand.
 
@@ -69,10 +75,11 @@ def row_mask(
         length: Key positions in all: ``start`` and the cells, or fewer of them at the end of the cache.
         dtype: Of the mask.
         groups: How often to repeat the queries' rows.
+        sees_all: All cells are visible to all queries, and the host knows it.
     """
     queries, cells = visible.shape
     mask = torch.zeros(1, 1, groups * queries, length, dtype=dtype, device=visible.device)
-    if cells > 1:
+    if cells > 1 and not sees_all:
         hidden = torch.zeros(queries, cells, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
         mask.view(groups, queries, length)[:, :, start:] = hidden[:, : length - start]
     return mask
