@@ -201,7 +201,10 @@ def speculation(repeats: int) -> Iterator[Result]:
         for temperature, bar in zip((0.0, 1.0), bars, strict=True):
             sampling = SamplingParams(max_new_tokens=128, temperature=temperature)
             methods: dict[str, Drafter] = {
-                "small model": ModelDrafter.from_pretrained("bundled/drafter", shape=6 if temperature == 0 else 4),
+                "small model, chain of 4": ModelDrafter.from_pretrained("bundled/drafter", shape=4),
+                "small model, tree [2, 2, 1, 1]": ModelDrafter.from_pretrained(
+                    "bundled/drafter", shape=(2, 2, 1, 1), sampling="without_replacement"
+                ),
                 "n-gram": NGramDrafter(max_draft_tokens=8, branches=1),
             }
             methods["Medusa"] = MedusaDrafter.from_pretrained("bundled/medusa")
@@ -212,7 +215,7 @@ def speculation(repeats: int) -> Iterator[Result]:
                     lambda i, e=engine, s=sampling, p=prompts: e.generate([p[i]], s),
                     lambda i, e=engine, s=sampling, p=prompts: e.generate([p[i]], s, speculate=False),
                     repeats,
-                    bar=bar if name == "small model" else None,
+                    bar=bar if name.startswith("small model") else None,
                 )
 
 

@@ -259,6 +259,9 @@ def _solve(
         ),
         shape=(len(tuples) + len(q), len(column)),
     ).tocsr()
+    flow = np.zeros(members.shape)
+    if len(column) == 0:  # nothing can be drawn
+        return _Plan(tuples, mass, members, flow, len(q))
     solution = scipy.optimize.linprog(
         -np.ones(len(column)), A_ub=constraints, b_ub=np.concatenate([mass, capacity]), bounds=(0, None), method="highs"
     )
@@ -266,7 +269,6 @@ def _solve(
         raise RuntimeError(
             f"the linear program of {len(laws)} siblings over {len(q)} tokens failed: {solution.message}"
         )
-    flow = np.zeros(members.shape)
     flow[draft, rank] = solution.x.clip(min=0)
     # The solver keeps constraints to 1e-7; scaling down keeps them to rounding, so that the rule is exact.
     leaves = flow.sum(1)
