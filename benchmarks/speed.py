@@ -202,8 +202,8 @@ def speculation(repeats: int) -> Iterator[Result]:
             sampling = SamplingParams(max_new_tokens=128, temperature=temperature)
             methods: dict[str, Drafter] = {
                 "small model, chain of 4": ModelDrafter.from_pretrained("bundled/drafter", shape=4),
-                "small model, tree [2, 2, 1, 1]": ModelDrafter.from_pretrained(
-                    "bundled/drafter", shape=(2, 2, 1, 1), sampling="without_replacement"
+                "small model, tree [2, 1, 1, 1, 1]": ModelDrafter.from_pretrained(
+                    "bundled/drafter", shape=(2, 1, 1, 1, 1), sampling="without_replacement"
                 ),
                 "n-gram": NGramDrafter(max_draft_tokens=8, branches=1),
             }
@@ -280,7 +280,7 @@ def main() -> None:
                 else f"{'<=' if result.lower_is_better else '>='} {result.bar} {'reached' if reached else 'MISSED'}"
             )
             table.add_row(result.name, f"{result.total:.2f}", spread, bar)
-            console.print(f"{result.name}: {result.total:.2f} ({spread}) {bar}", highlight=False)
+            console.print(f"{result.name}: {result.total:.2f} ({spread}) {bar}", highlight=False, soft_wrap=True)
     console.print(table)
 
 

@@ -31,7 +31,7 @@ def accept(
     next_law = verifier.next_law(tree, target_probs, stop)
     next_token = draw(next_law, uniforms[:, 1])
     depth = tree.depth
-    num_accepted = depth.gather(1, stop[:, None])[:, 0]
+    num_accepted = stop if tree.in_line else depth.gather(1, stop[:, None])[:, 0]
     return Verdict(
         path=path_to(tree, stop),
         num_accepted=num_accepted,
@@ -66,8 +66,10 @@ def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
     ``[-1, -1]``.
     """
     batch, nodes = tree.tokens.shape
-    on_path = tree.ancestors[torch.arange(batch, device=stop.device), stop]
     index = torch.arange(nodes, device=stop.device).expand(batch, -1)
+    if tree.in_line:
+        return index[:, 1:].where(index[:, 1:] <= stop[:, None], -1)
+    on_path = tree.ancestors[torch.arange(batch, device=stop.device), stop]
     # Every depth has at most one node of the path; the root and the rest go to a column that is cut off.
     column = tree.depth.where(on_path, 0)
     path = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.long, device=stop.device)

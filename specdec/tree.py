@@ -141,6 +141,8 @@ class DraftTree:
             parents matter. None if every node is ``DETERMINISTIC``.
         max_depth: No node is deeper. Known to the host.
         max_children: No node has more children. Known to the host.
+        in_line: Every node's parent is the node before it, as in a chain of a static shape. Known to the host, where
+            it is known at all.
     """
 
     tokens: Int[Tensor, "batch node"]
@@ -150,6 +152,7 @@ class DraftTree:
     draft_probs: Float[Tensor, "batch node vocab"] | None
     max_depth: int
     max_children: int
+    in_line: bool = False
 
     @classmethod
     def build(
@@ -162,6 +165,7 @@ class DraftTree:
         draft_probs: Float[Tensor, "batch node vocab"] | None = None,
         max_depth: int | None = None,
         max_children: int | None = None,
+        in_line: bool = False,
     ) -> "DraftTree":
         """A tree from its parts; ``sampling`` is one law for all nodes or a law per node.
 
@@ -181,6 +185,7 @@ class DraftTree:
             draft_probs=draft_probs,
             max_depth=nodes - 1 if max_depth is None else max_depth,
             max_children=nodes - 1 if max_children is None else max_children,
+            in_line=in_line,
         )
 
     @classmethod
@@ -218,6 +223,7 @@ class DraftTree:
             valid=layout.valid.expand(batch, -1) if valid is None else valid,
             max_depth=layout.max_depth,
             max_children=layout.max_children,
+            in_line=layout.in_line,
             **kwargs,
         )
         if valid is None:
@@ -317,6 +323,7 @@ class _Layout:
     size: tuple[Int[Tensor, "1"], Int[Tensor, "1"]]
     max_depth: int
     max_children: int
+    in_line: bool
 
 
 _layouts: dict[tuple[TreeShape | None, torch.device], _Layout] = {}
@@ -327,10 +334,19 @@ def _layout(shape: TreeShape | None, device: torch.device) -> _Layout:
     key = (shape, device)
     if key not in _layouts:
         max_depth, max_children = (0, 0) if shape is None else (shape.max_depth, shape.max_children)
+        in_line = shape is None or shape.is_chain
         with torch.inference_mode(False):
             parents = torch.tensor([(-1,) if shape is None else shape.parents], device=device)
             tree = DraftTree.build(parents, parents, max_depth=max_depth, max_children=max_children)
             _layouts[key] = _Layout(
-                parents, tree.valid, tree.depth, tree.ancestors, tree.children, tree.size, max_depth, max_children
+                parents,
+                tree.valid,
+                tree.depth,
+                tree.ancestors,
+                tree.children,
+                tree.size,
+                max_depth,
+                max_children,
+                in_line,
             )
     return _layouts[key]

@@ -134,6 +134,9 @@ def law_of_stop(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Ten
         tree: The tree.
         step: Probability that a path which has reached a node's parent goes on to the node; 1 at the root.
     """
+    if tree.in_line:
+        reach = step.cumprod(-1)
+        return reach - torch.nn.functional.pad(reach[:, 1:], (0, 1))
     reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
     # A path that reaches a node and goes on to none of its children ends there.
     return reach.scatter_add(1, tree.parents.clamp(min=0)[:, 1:], -reach[:, 1:]).clamp_(min=0)
