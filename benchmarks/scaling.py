@@ -1,8 +1,10 @@
 """How a round's cost grows: ``python -m benchmarks.scaling [--out FOLDER]`` measures and draws one plot per axis.
 
 A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the
-measured time each plot shows the bytes that the round has to move (weights, the rows' keys and values, logits and
-probability tables), scaled to the first point: the engine should not grow faster than that line.
+measured time each plot shows two lines. Dashed: the bytes that the round has to move (weights, the rows' keys and
+values, logits and probability tables), scaled to the first point; where memory is the limit, the engine should not grow
+faster. Dotted: the same and the round's arithmetic at the speed of a large matrix product, which is added because a
+CPU is soon limited by it (some 16 tokens per forward in bfloat16): that line is what a CPU cannot beat by much.
 """
 
 import argparse
@@ -54,8 +56,8 @@ def model_for(setting: Setting) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], object], float]:
-    """A function that does one round, and the bytes that it has to move."""
+def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], object], float, float]:
+    """A function that does one round, the bytes that it has to move, and its operations (a product and a sum: two)."""
     runner = ModelRunner(
         model, max_batch_size=setting.batch, max_length=setting.context + setting.nodes + 2, max_nodes=setting.nodes
     )
@@ -76,7 +78,17 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
     keys_values = runner.bytes_per_token * setting.batch * (setting.context + setting.nodes + 1)
     # bf16 logits once; float32 probabilities written and read.
     tables = setting.batch * (setting.nodes + 1) * setting.vocab * (2 + 4 + 4 + 4)
-    return one_round, weights + keys_values + tables
+    rows, config = tokens.numel(), model.config
+    products = 2 * rows * sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
+    length = setting.context + setting.nodes + 1
+    attention = 4 * rows * length * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    return one_round, weights + keys_values + tables, products + attention
+
+
+def operations_per_millisecond() -> float:
+    """Of a large product of bfloat16 matrices."""
+    a, b = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
+    return 2 * 1024 * 2048 * 2048 / milliseconds(lambda: a @ b, 9)
 
 
 def milliseconds(function: Callable[[], object], repeats: int) -> float:
@@ -97,22 +109,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    table = Table("axis", "value", "round (ms)", "bytes moved (MB)", "ms per MB, relative to the first")
+    speed = operations_per_millisecond()
+    table = Table("axis", "value", "round (ms)", "MB moved", "GFLOP", "ms per MB", "of bytes and arithmetic")
     plt.switch_backend("Agg")
     figure, panels = plt.subplots(1, len(AXES), figsize=(15, 3.6), constrained_layout=True)
     for (axis, (label, values)), panel in zip(AXES.items(), panels, strict=True):
-        measured, moved = [], []
+        measured, moved, computed = [], [], []
         model = model_for(Setting())
         for value in values:
             setting = Setting(**{axis: value})
             model = model_for(setting) if axis == "vocab" else model
-            one_round, size = round_of(model, setting)
+            one_round, size, operations = round_of(model, setting)
             measured.append(milliseconds(one_round, arguments.repeats))
             moved.append(size)
-            relative = measured[-1] / moved[-1] / (measured[0] / moved[0])
-            table.add_row(axis, str(value), f"{measured[-1]:.1f}", f"{size / 1e6:.0f}", f"{relative:.2f}")
+            computed.append(operations)
+        by_bytes = np.array(moved) * measured[0] / moved[0]
+        arithmetic = (np.array(computed) - computed[0]) / speed
+        for i, value in enumerate(values):
+            relative = measured[i] / by_bytes[i], measured[i] / (by_bytes[i] + arithmetic[i])
+            table.add_row(
+                axis, str(value), f"{measured[i]:.1f}", f"{moved[i] / 1e6:.0f}", f"{computed[i] / 1e9:.1f}",
+                *[f"{ratio:.2f}" for ratio in relative],
+            )  # fmt: skip
         panel.plot(values, measured, "o-", label="measured")
-        panel.plot(values, np.array(moved) * measured[0] / moved[0], "--", color="gray", label="bytes to move (scaled)")
+        panel.plot(values, by_bytes, "--", color="gray", label="bytes to move (scaled)")
+        panel.plot(values, by_bytes + arithmetic, ":", color="black", label="bytes and arithmetic")
         panel.set_xlabel(label)
         panel.set_ylim(bottom=0)
         panel.set_title(f"cost by {label}", fontsize=10)
