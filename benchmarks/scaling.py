@@ -17,6 +17,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -136,6 +137,8 @@ def main() -> None:
         panel.plot(values, by_bytes + arithmetic, ":", color="black", label="bytes and arithmetic")
         panel.set_xlabel(label)
         panel.set_ylim(bottom=0)
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.set_title(f"cost by {label}", fontsize=10)
     panels[0].set_ylabel("one round (ms)")
     panels[0].legend(fontsize=8)

@@ -42,6 +42,7 @@ class ModelDrafter(Drafter):
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
         name: Shown in error messages.
+        optimize: See ``ModelRunner``; of this model's forwards.
     """
 
     has_leaf_probs = True
@@ -55,7 +56,9 @@ class ModelDrafter(Drafter):
         temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         name: str = "",
+        optimize: bool = True,
     ):
+        self.optimize = optimize
         self.model = model.eval()
         self.shape = TreeShape.of(shape)
         self.sampling = _law(sampling)
@@ -85,6 +88,7 @@ class ModelDrafter(Drafter):
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantization: str | None = None,
+        optimize: bool = True,
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
         model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization)
@@ -92,7 +96,15 @@ class ModelDrafter(Drafter):
             tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(name_or_path))
         except (OSError, ValueError):
             tokenizer = None  # many drafters ship without one; then only the widths can be compared
-        return cls(model, shape, sampling=sampling, temperature=temperature, tokenizer=tokenizer, name=name_or_path)
+        return cls(
+            model,
+            shape,
+            sampling=sampling,
+            temperature=temperature,
+            tokenizer=tokenizer,
+            name=name_or_path,
+            optimize=optimize,
+        )
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """Check vocabulary and device, and allocate the cache."""
@@ -102,7 +114,11 @@ class ModelDrafter(Drafter):
                 f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
             )
         self.runner = ModelRunner(
-            self.model, max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.max_nodes
+            self.model,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=self.max_nodes,
+            optimize=self.optimize,
         )
         self._vocab_size = target.vocab_size
         self._common = min(self.runner.vocab_size, target.vocab_size)

@@ -39,6 +39,7 @@ class Engine:
         prefill_chunk: Prompt tokens per prefill forward; rounds of running requests go on between chunks.
         attention: See ``ModelRunner``.
         timing: Measure each stage of every round (``Step.seconds``).
+        optimize: See ``ModelRunner``; of the target's forwards.
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
@@ -58,6 +59,7 @@ class Engine:
         prefill_chunk: int = 512,
         attention: str = "auto",
         timing: bool = False,
+        optimize: bool = True,
     ):
         for name, value in (("max_batch_size", max_batch_size), ("prefill_chunk", prefill_chunk)):
             if value < 1:
@@ -81,6 +83,7 @@ class Engine:
             max_nodes=drafter.max_nodes if drafter is not None else 0,
             attention=attention,
             hidden_layers=drafter.hidden_layers if drafter is not None else (),
+            optimize=optimize,
         )
         if drafter is not None:
             drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length)

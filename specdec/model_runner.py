@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from specdec.attention import grouped
 from specdec.attention.mask import row_mask, tree_mask
 from specdec.cache import ShapeProbe, SlotCache, UnsupportedError
-from specdec.packing import packed_linears
+from specdec.packing import PackedLinears, packed_linears
 from specdec.quantization.base import weights_read
 from specdec.recording import NAME as RECORDED
 from specdec.recording import Program, RecordingCache, record, recordable
@@ -66,6 +66,8 @@ class ModelRunner:
         attention: ``"grouped"`` (our function, where the model takes one), ``"eager"`` (the model's own), or
             ``"auto"`` for the first of them that the model supports.
         hidden_layers: Hidden states to return (``Drafter.hidden_layers``).
+        optimize: On a CPU, pack linear weights and record forwards (``specdec/packing.py``, ``specdec/recording.py``);
+            False runs the model's own code throughout.
 
     Attributes:
         cache: The KV cache.
@@ -85,6 +87,7 @@ class ModelRunner:
         max_nodes: int = 0,
         attention: str = "auto",
         hidden_layers: tuple[int, ...] = (),
+        optimize: bool = True,
     ):
         config = model.config.get_text_config(decoder=True)
         choices = _choices(model, attention)
@@ -102,7 +105,8 @@ class ModelRunner:
         self.vocab_size = output.weight.shape[0]
         self._configs = _configs(model)
         self._modules = list(model.modules())
-        self._packed = packed_linears(model)
+        self._packed = packed_linears(model) if optimize else PackedLinears(nn.Identity())
+        self._optimize = optimize
         self._masks: list[Tensor] = []  # of the forward that runs, in the order of self._reach
         self._programs: dict[tuple[int, int], Program | None] = {}
         self._forwards: Counter[tuple[int, int]] = Counter()
@@ -372,7 +376,7 @@ class ModelRunner:
 
     def _can_record(self) -> bool:
         on_cpu = self.device.type == "cpu"  # a GPU hides the Python between its kernels, or has graphs of its own
-        return self._settled and on_cpu and self.attention == grouped.NAME and bool(self._state[1])
+        return self._optimize and self._settled and on_cpu and self.attention == grouped.NAME and bool(self._state[1])
 
     @torch.inference_mode()
     def _probe(self) -> tuple[ShapeProbe, Tensor]:

@@ -189,3 +189,17 @@ def test_attention_is_asked_every_time() -> None:
     (output,) = program(tokens, positions)
     assert output[0, :, 0, 0].tolist() == [15.0, 18.0, 21.0]
     assert asked == [(None, 0, 0, 0.5, None)]
+
+
+def test_it_can_be_switched_off(at_once: None) -> None:
+    """The model's own code throughout, and the same output."""
+    model, draft = (tiny_model("llama", seed=seed, scale=2.0) for seed in (0, 1))
+    outputs = []
+    for optimize in (True, False):
+        drafter = ModelDrafter(draft, 3, optimize=optimize)
+        engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64, optimize=optimize)
+        outputs.append(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=20))[0].token_ids)
+        for runner in (engine.runner, drafter.runner):
+            assert bool(runner._programs) == optimize
+            assert optimize or len(runner._packed) == 0
+    assert outputs[0] == outputs[1]
