@@ -75,7 +75,7 @@ class MedusaHeads(nn.Module):
             vocab_size=self.vocab_size,
             num_layers=self.num_layers,
             base_model=self.base_model,
-        ).to(device=first.device, dtype=first.dtype)  # pyright: ignore[reportArgumentType]
+        ).to(device=first.device, dtype=first.dtype)
         with torch.no_grad():
             for name, parameter in wide.heads.named_parameters():
                 old = self.heads.get_parameter(name)

@@ -91,7 +91,7 @@ class PackedLinears:
         self._joint: dict[tuple[int, ...], PackedWeight] = {}
         self._changes = 0
         self.bytes = 0
-        linears = [module for module in model.modules() if _packable(module)]
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         weights = {module.weight for module in linears}
         needed = sum(weight.numel() * weight.element_size() for weight in weights)
         if needed > _SHARE * free_memory(torch.device("cpu")):
@@ -161,7 +161,7 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _packable(module: nn.Module) -> bool:
+def _packable(module: nn.Linear) -> bool:
     # An instance that has a forward of its own was changed by somebody, who expects it to be called.
     if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
         return False

@@ -1,6 +1,7 @@
 """Between text and tokens: prompts in, and output text as soon as it is final."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -58,10 +59,7 @@ class Detokenizer:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
         self.stopped_at: int | None = None
         self._tokenizer = tokenizer
-        # What `decode` of a plain fast tokenizer calls, without its conversions: a round decodes a few tokens.
-        plain = tokenizer is not None and type(tokenizer).decode is PreTrainedTokenizerFast.decode
-        plain = plain and type(tokenizer)._decode is PreTrainedTokenizerFast._decode  # pyright: ignore
-        self._backend = tokenizer.backend_tokenizer if plain else None  # pyright: ignore
+        self._backend = _backend(tokenizer)
         self._stop = stop
         self._held = ""  # text that may be the beginning of a stop string
         self._pushed = 0
@@ -152,6 +150,14 @@ class Detokenizer:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
+    """What ``decode`` of a plain fast tokenizer calls, without its conversions: a round decodes a few tokens."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    kind, plain = type(tokenizer), PreTrainedTokenizerFast
+    return tokenizer.backend_tokenizer if (kind.decode, kind._decode) == (plain.decode, plain._decode) else None
 
 
 def _common(first: str, second: str) -> int:
