@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
@@ -67,7 +68,7 @@ def record(
     Raises:
         Exception: Whatever tracing raises; the model cannot be recorded.
     """
-    with torch.inference_mode(), _recording(cache), _Recorder() as recorder:
+    with torch.inference_mode(), _recording(cache), _NoValues(), _Recorder() as recorder:
         outputs = call(tokens, positions)
     if cache.waiting is not None:
         raise UnrecordableError("a layer's keys do not go to the attention function")
@@ -104,6 +105,16 @@ class _Recorder(TorchDispatchMode):
         return outputs
 
 
+class _NoValues(TorchFunctionMode):
+    """Refuses to show a tensor's values where no operation would tell (``item`` and branches are operations)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SHOWS_VALUES:
+            raise UnrecordableError(f"{func.__name__} depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+_SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _FORBIDDEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 

@@ -145,6 +145,10 @@ def calls_attention(change: str):
         states = positions.float()[:, None, :, None].expand(-1, 2, -1, 4) * 1.0
         if change == "value":
             states = states * 2 if int(tokens.sum()) > 3 else states
+        if change == "list":
+            states = states * tokens[0].tolist()[0]
+        if change == "array":
+            states = states * float(np.asarray(tokens).sum())
         keys, values = CACHE.update(states, states * 2, 0)
         if change == "keys":
             keys = keys + 1
@@ -165,13 +169,15 @@ CACHE = RecordingCache(1, [])
         ("keys", "keys or values are changed"),
         ("mask", "the mask is changed"),
         ("unused", "do not go to the attention function"),
-        ("value", ""),
+        ("value", "(item|_local_scalar_dense)[.]default depends on values"),
+        ("list", "tolist depends on values"),
+        ("array", "__array__ depends on values"),
     ],
 )
 def test_what_a_recording_cannot_repeat_is_refused(change: str, reason: str) -> None:
     CACHE.masks[:], CACHE.waiting = [torch.zeros(1, 1, 3, 3)], None
     tokens = torch.ones(1, 3, dtype=torch.long)
-    with pytest.raises(UnrecordableError, match=reason or "depends on values"):
+    with pytest.raises(UnrecordableError, match=reason):
         record(calls_attention(change), tokens, tokens, cache=CACHE, attend=lambda *_: tokens)
 
 
