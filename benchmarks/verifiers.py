@@ -265,6 +265,8 @@ def main() -> None:
             cells = [str(row.vocab), str(row.nodes), str(row.batch), row.case, f"{row.rule} ({row.exactness})"]
             cells += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{gain:+.3f}", f"{row.took / forward:.1%}"]
             table.add_row(*cells, pays, size)
+            # The table comes at the end, which may be many minutes away.
+            console.print(f"{' · '.join(cells[:7])} tokens", highlight=False, style="dim")
         console.print(table)
         for row in rows(
             {n: r for n, r in rules.items() if n in CHEAP}, BAR[:1], BAR[1:], [1], 3 * arguments.repeats, 1
