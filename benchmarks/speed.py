@@ -2,13 +2,14 @@
 
 Each comparison alternates its two sides on the same prompts and prints the ratio of total times with the spread of the
 per-repeat ratios. Ratios above 1 mean that the side named first is faster. Needs nothing but the bundled models and
-random weights; use all cores and an otherwise idle machine.
+random weights, neither hydra nor wandb; use all cores (or a GPU: ``--device cuda``) and an otherwise idle machine. The
+bars are those of two CPU cores.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +24,11 @@ from experiments.datasets.stdlib import Stdlib
 from specdec import Engine, SamplingParams, Target
 from specdec.interfaces import Drafter
 from specdec.model_runner import ModelRunner
+from specdec.target import resolve_device
 from verifiers import RejectionVerifier
+
+DEVICE = torch.device("cpu")
+"""Where everything runs; ``main`` sets it."""
 
 
 @dataclass
@@ -46,17 +51,22 @@ def llama_110m(vocab_size: int = 32000) -> LlamaForCausalLM:
         num_key_value_heads=12, max_position_embeddings=8192, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = LlamaForCausalLM(config).to(device=DEVICE, dtype=torch.bfloat16).eval()  # pyright: ignore
     model.generation_config.eos_token_id = None
     return model
 
 
 def bundled_target(**kwargs: object) -> Target:
     """The bundled target, which ends nowhere: every run makes the same number of tokens."""
-    target = Target.from_pretrained("bundled/target", **kwargs)  # type: ignore[arg-type]
+    target = Target.from_pretrained("bundled/target", device=DEVICE, **kwargs)  # type: ignore[arg-type]
     target.eos_token_ids = frozenset()
     target.model.generation_config.eos_token_id = None
     return target
+
+
+def small_model(shape: int | Sequence[int] = 4, **kwargs: object) -> ModelDrafter:
+    """The bundled drafter."""
+    return ModelDrafter.from_pretrained("bundled/drafter", shape=shape, device=DEVICE, **kwargs)  # type: ignore[arg-type]
 
 
 def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[int]]:
@@ -64,6 +74,13 @@ def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[i
     assert target.tokenizer is not None
     prompts, _ = choose(Stdlib(count=count, prompt_tokens=tokens, seed=0))
     return [target.tokenizer(prompt.turns[0])["input_ids"] for prompt in prompts]
+
+
+def now() -> float:
+    """The time when all that was asked for is done."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize(DEVICE)
+    return time.perf_counter()
 
 
 def compare(
@@ -80,16 +97,16 @@ def compare(
     for repeat in range(repeats):
         sides = [(0, ours), (1, theirs)]
         for which, side in sides if repeat % 2 else sides[::-1]:
-            start = time.perf_counter()
+            start = now()
             side(repeat)
-            times[which].append(time.perf_counter() - start)
+            times[which].append(now() - start)
     ratios = [b / a for a, b in zip(*times, strict=True)]
     return Result(name, ratios, sum(times[1]) / sum(times[0]), **kwargs)  # type: ignore[arg-type]
 
 
 def hf_generate(model: PreTrainedModel, prompt: list[int], new_tokens: int, **kwargs: object) -> torch.Tensor:
     """Greedy decoding by transformers itself."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=DEVICE)
     return model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **kwargs
     )  # type: ignore[return-value,operator]
@@ -126,8 +143,8 @@ def drafters_against_transformers(repeats: int) -> Iterator[Result]:
         repeats,
         bar=1.5,
     )
-    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
-    assistant = ModelDrafter.from_pretrained("bundled/drafter").model
+    drafter = small_model()
+    assistant = small_model().model
     assistant.generation_config.num_assistant_tokens = 4
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -149,9 +166,9 @@ def forward_seconds(*runners: ModelRunner) -> Iterator[list[float]]:
 
     def timed(run: Callable[..., object]) -> Callable[..., object]:
         def timed_run(*arguments: object) -> object:
-            start = time.perf_counter()
+            start = now()
             outputs = run(*arguments)
-            spent[0] += time.perf_counter() - start
+            spent[0] += now() - start
             return outputs
 
         return timed_run
@@ -169,7 +186,7 @@ def overhead(repeats: int) -> Iterator[Result]:
     """A round's time over the time of its target and drafter forwards alone, 110M target, bundled-size drafter."""
     model = llama_110m(4096)
     target = Target(model)
-    draft = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
+    draft = small_model()
     sampling = SamplingParams(max_new_tokens=48)
     for name, drafter, temperature in (
         ("round / its forwards, 110M, small model, chain of 4, T=0", draft, 0.0),
@@ -185,9 +202,9 @@ def overhead(repeats: int) -> Iterator[Result]:
             with forward_seconds(engine.runner, draft.runner) as spent:
                 list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
                 before = spent[0]
-                start = time.perf_counter()
+                start = now()
                 engine.generate([prompt[:1]], sampling)  # one token of prompt: rounds only
-                seconds = time.perf_counter() - start
+                seconds = now() - start
             ratios.append(seconds / (spent[0] - before))
             whole, inside = whole + seconds, inside + spent[0] - before
         yield Result(name, ratios, whole / inside, bar=1.10, lower_is_better=True)
@@ -201,10 +218,8 @@ def speculation(repeats: int) -> Iterator[Result]:
         for temperature, bar in zip((0.0, 1.0), bars, strict=True):
             sampling = SamplingParams(max_new_tokens=128, temperature=temperature)
             methods: dict[str, Drafter] = {
-                "small model, chain of 4": ModelDrafter.from_pretrained("bundled/drafter", shape=4),
-                "small model, tree [2, 1, 1, 1, 1]": ModelDrafter.from_pretrained(
-                    "bundled/drafter", shape=(2, 1, 1, 1, 1), sampling="without_replacement"
-                ),
+                "small model, chain of 4": small_model(),
+                "small model, tree [2, 1, 1, 1, 1]": small_model((2, 1, 1, 1, 1), sampling="without_replacement"),
                 "n-gram": NGramDrafter(max_draft_tokens=8, branches=1),
             }
             methods["Medusa"] = MedusaDrafter.from_pretrained("bundled/medusa")
@@ -222,13 +237,13 @@ def speculation(repeats: int) -> Iterator[Result]:
 def batching(repeats: int) -> Iterator[Result]:
     """Tokens per second at batch 8 over batch 1, exactly four proposed nodes per row, 110M target."""
     target = Target(llama_110m(4096))
-    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
+    drafter = small_model()
     sampling = SamplingParams(max_new_tokens=32)
     prompts = [[(5 * i + 3 * j) % 4000 for j in range(32)] for i in range(8)]
     one = Engine(target, drafter, RejectionVerifier(), max_length=256)
     eight = Engine(
         target,
-        ModelDrafter.from_pretrained("bundled/drafter", shape=4),
+        small_model(),
         RejectionVerifier(),
         max_length=256,
         max_batch_size=8,
@@ -256,17 +271,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparisons", nargs="*", metavar="comparison", help=f"default: {', '.join(COMPARISONS)}")
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or auto for a GPU if there is one")
     arguments = parser.parse_args()
+    global DEVICE
+    DEVICE = resolve_device(arguments.device)
     unknown = sorted(set(arguments.comparisons) - COMPARISONS.keys())
     if unknown:
         parser.error(f"no comparison {', '.join(unknown)}: choose from {', '.join(COMPARISONS)}")
     console = Console()
+    where = f"{torch.get_num_threads()} threads" if DEVICE.type == "cpu" else torch.cuda.get_device_name(DEVICE)
     table = Table(
         "comparison",
         "ratio of totals",
         "per repeat: min, median, max",
         "bar",
-        title=f"torch {torch.__version__}, {torch.get_num_threads()} threads",
+        title=f"torch {torch.__version__}, {where}",
     )
     for name in arguments.comparisons or COMPARISONS:
         for result in COMPARISONS[name](arguments.repeats):
