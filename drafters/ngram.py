@@ -4,6 +4,8 @@ Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding) and LLMA (Yang et al
 several continuations merged into a tree.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -11,7 +13,7 @@ from jaxtyping import Int
 from specdec.interfaces import Drafter
 from specdec.slots import Slots
 from specdec.target import Target
-from specdec.tree import DraftTree
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
 
@@ -182,6 +184,8 @@ def _merge(
         device: Where the tree goes.
     """
     batch, count, depth = branches.shape
+    if count == 1:
+        return _chains(roots, branches[:, 0], device)
     rows, steps = np.arange(batch), np.arange(depth)
     new = branches >= 0
     nodes = np.empty((batch, count, depth), dtype=np.int64)
@@ -214,3 +218,24 @@ def _merge(
         max_depth=int(new.any((0, 1)).sum()),
         max_children=count if count <= 2 else int(np.bincount((parents + offset)[new]).max()),
     )
+
+
+def _chains(
+    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
+) -> DraftTree:
+    """``_merge`` of one branch per row: a chain, whose shape is known.
+
+    Its width is a power of two, or what the rows have room for: of few shapes, each comes often enough to be recorded
+    or captured.
+    """
+    sizes = (branches >= 0).sum(1)
+    width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
+    tokens = np.concatenate([roots[:, None], branches[:, :width].clip(min=0)], axis=1, dtype=np.int64)
+    valid = None
+    if sizes.min() < width:
+        valid = torch.from_numpy(np.arange(width + 1) <= sizes[:, None]).to(device, non_blocking=True)
+    drafted = torch.from_numpy(tokens).to(device, non_blocking=True)
+    return DraftTree.from_shape(_chain(width), drafted, valid=valid)
+
+
+_chain = lru_cache(maxsize=256)(TreeShape.chain)

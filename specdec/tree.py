@@ -226,11 +226,10 @@ class DraftTree:
             in_line=layout.in_line,
             **kwargs,
         )
+        # Fill the cached properties: for a static shape they need no computation.
+        vars(tree).update(depth=layout.depth.expand(batch, -1), ancestors=layout.ancestors.expand(batch, -1, -1))
         if valid is None:
-            # Fill the cached properties: for a static shape they need no computation.
             vars(tree).update(
-                depth=layout.depth.expand(batch, -1),
-                ancestors=layout.ancestors.expand(batch, -1, -1),
                 children=layout.children.expand(batch, -1, -1),
                 size=tuple(figure.expand(batch) for figure in layout.size),
             )
