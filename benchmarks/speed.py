@@ -10,12 +10,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
@@ -24,6 +25,7 @@ from experiments.datasets.stdlib import Stdlib
 from specdec import Engine, SamplingParams, Target
 from specdec.interfaces import Drafter
 from specdec.model_runner import ModelRunner
+from specdec.packing import packed_linears
 from specdec.target import resolve_device
 from verifiers import RejectionVerifier
 
@@ -257,12 +259,36 @@ def batching(repeats: int) -> Iterator[Result]:
     )
 
 
+def packing(repeats: int) -> Iterator[Result]:
+    """One token's and nine tokens' linear layers of the 110M model, packed and plain (``specdec/packing.py``)."""
+    model = llama_110m()
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    packed = packed_linears(model)
+
+    @torch.inference_mode()
+    def multiply(rows: int, *, pack: bool) -> None:
+        inputs = {width: torch.ones(1, rows, width, device=DEVICE).bfloat16() for width in (768, 2048)}
+        with packed.in_use() if pack else nullcontext():
+            for _ in range(10):
+                for layer in linears:
+                    layer(inputs[layer.in_features])
+
+    for rows in (1, 9):
+        yield compare(
+            f"linear layers of 110M, {rows} rows, packed / plain",
+            lambda _, n=rows: multiply(n, pack=True),
+            lambda _, n=rows: multiply(n, pack=False),
+            repeats,
+        )
+
+
 COMPARISONS: dict[str, Callable[[int], Iterator[Result]]] = {
     "plain": plain_against_transformers,
     "drafters": drafters_against_transformers,
     "overhead": overhead,
     "speculation": speculation,
     "batching": batching,
+    "packing": packing,
 }
 
 
@@ -274,7 +300,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or auto for a GPU if there is one")
     arguments = parser.parse_args()
     global DEVICE
-    DEVICE = resolve_device(arguments.device)
+    try:
+        DEVICE = resolve_device(arguments.device)
+    except ValueError as error:
+        parser.error(str(error))
+    if DEVICE.type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device {arguments.device}: there is no GPU that this build of torch can use")
     unknown = sorted(set(arguments.comparisons) - COMPARISONS.keys())
     if unknown:
         parser.error(f"no comparison {', '.join(unknown)}: choose from {', '.join(COMPARISONS)}")

@@ -11,7 +11,6 @@ give the same bits; in float32 sums are ordered otherwise.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,7 +41,7 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Tensor):
-        self.dtype, self.numel = weight.dtype, weight.numel()
+        self.dtype = weight.dtype
         with torch.inference_mode():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
@@ -54,22 +53,20 @@ class PackedWeight:
         return self
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Layer:
     """One linear layer.
 
     Attributes:
         module: The layer.
-        names: Its own attributes, where a ``forward`` hides that of its class.
-        forward: What to hide it by.
+        forward: Of the packed weight; an attribute of this name in the module hides that of its class.
         packed: The packed weight, read by ``forward``.
         version: Of the parameters when they were packed.
     """
 
     module: nn.Linear
-    names: dict[str, Any]
     forward: Callable[[Tensor], Tensor]
-    packed: list[PackedWeight]
+    packed: PackedWeight
     version: tuple[int, ...]
 
 
@@ -108,13 +105,16 @@ class PackedLinears:
         Returns:
             A number that grows when there were any.
         """
-        for layer in self._layers:
-            version = _version(layer.module)
-            if version != layer.version:
-                layer.packed[0] = PackedWeight(layer.module.weight)
-                layer.version = version
-                self._changes += 1
-                self._joint.clear()
+        if any(_version(layer.module) != layer.version for layer in self._layers):
+            known = {layer.module: layer for layer in self._layers}
+            # A model may also have been moved to another device or dtype, where nothing is packed.
+            self._layers = [
+                layer if _version(module) == layer.version else _layer(module)
+                for module, layer in known.items()
+                if _version(module) == layer.version or _packable(module)
+            ]
+            self._joint.clear()
+            self._changes += 1
         return self._changes
 
     def joint(self, packed: Sequence[Tensor]) -> PackedWeight | None:
@@ -125,7 +125,7 @@ class PackedLinears:
         """
         key = tuple(id(tensor) for tensor in packed)
         if key not in self._joint:
-            known = {id(layer.packed[0].packed): layer.module.weight for layer in self._layers}
+            known = {id(layer.packed.packed): layer.module.weight for layer in self._layers}
             weights = [known[each] for each in key if each in known]
             if len(weights) < len(key) or sum(weight.numel() for weight in weights) > _MOST_JOINT:
                 return None
@@ -135,13 +135,15 @@ class PackedLinears:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the copies take the layers' place."""
-        for layer in self._layers:
-            layer.names["forward"] = layer.forward
+        # Not that of a forward which somebody has given a layer since.
+        free = [(vars(layer.module), layer.forward) for layer in self._layers if "forward" not in vars(layer.module)]
+        for names, forward in free:
+            names["forward"] = forward
         try:
             yield
         finally:
-            for layer in self._layers:
-                del layer.names["forward"]
+            for names, _ in free:
+                del names["forward"]
 
 
 _packed: WeakKeyDictionary[nn.Module, PackedLinears] = WeakKeyDictionary()
@@ -170,17 +172,16 @@ def _packable(module: nn.Linear) -> bool:
 
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
-    packed = [PackedWeight(weight)]
-    dtype, width = weight.dtype, weight.shape[1]
+    packed, width = PackedWeight(weight), weight.shape[1]
     # Rows from which the packed weight is the quicker one.
-    least = 0 if dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
+    least = 0 if packed.dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
 
     def forward(inputs: Tensor) -> Tensor:
-        if inputs.dtype is not dtype or inputs.numel() < least or inputs.numel() == 0:
+        if inputs.dtype is not packed.dtype or inputs.numel() < least or inputs.numel() == 0:
             return nn.functional.linear(inputs, module.weight, module.bias)
-        return packed[0](inputs, module.bias)
+        return packed(inputs, module.bias)
 
-    return _Layer(module, vars(module), forward, packed, _version(module))
+    return _Layer(module, forward, packed, _version(module))
 
 
 def _version(module: nn.Linear) -> tuple[int, ...]:

@@ -56,6 +56,26 @@ def test_only_plain_layers_are_packed() -> None:
     assert len(PackedLinears(model)) == 0
 
 
+@torch.inference_mode()
+def test_a_forward_that_was_given_since_stays() -> None:
+    layer = nn.Linear(640, 704)
+    packed = PackedLinears(layer)
+    layer.forward = lambda inputs: inputs + 1  # type: ignore[method-assign]
+    with packed.in_use():
+        assert layer(torch.zeros(1)).item() == 1
+    assert layer(torch.zeros(1)).item() == 1
+
+
+def test_a_model_may_change_its_dtype() -> None:
+    """An engine was built before, so its weights are packed for another one."""
+    model = tiny_model("llama", scale=2.0)
+    Engine(Target(model), max_length=64)
+    assert len(packed_linears(model)) > 0
+    engine = Engine(Target(model.double()), max_length=64)
+    assert len(packed_linears(model)) == 0
+    assert len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5
+
+
 def test_the_layers_come_back_after_an_error() -> None:
     layer = nn.Linear(640, 704)
     with pytest.raises(KeyboardInterrupt), PackedLinears(layer).in_use():
