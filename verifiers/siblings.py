@@ -1,13 +1,15 @@
 """What the rules share: what a child was drawn from among its siblings, and what is left of a law after a rejection."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
+from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling
+from specdec.types import DraftSampling, Exactness
 
 
 def acceptance(
@@ -161,3 +163,53 @@ def longest_path(
     longest = tree.depth.where(accepted, -1).amax(-1, keepdim=True)
     stop = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
     return torch.zeros_like(p).scatter_(1, stop, 1.0)
+
+
+class LevelVerifier(Verifier):
+    """A rule whose levels decide one after another, from the root down, each by itself: children are tried in vain or
+    accepted, and what is left of p when all have failed gives the next token.
+    """
+
+    exactness = Exactness.EXACT
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        step = torch.zeros_like(target_probs[:, :, 0])
+        if tree.max_children > 0:
+            nodes, children = families(tree)
+            weights, _, _ = self._visit(tree, target_probs, nodes, torch.ones_like(nodes, dtype=step.dtype))
+            # Children that do not exist go to the root.
+            step.scatter_(1, children.clamp(min=0).flatten(1), chances_in_turn(weights).flatten(1))
+        step[:, 0].fill_(1)
+        return law_of_stop(tree, step)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p at ``stop`` when all its children have failed."""
+        one = torch.ones_like(target_probs[:, :1, 0])
+        return self._visit(tree, target_probs, stop[:, None], one)[2][:, 0]
+
+    @abstractmethod
+    def _visit(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        nodes: Int[Tensor, "batch some"],
+        weight: Float[Tensor, "batch some"],
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
+        """Try all children of some nodes in vain.
+
+        Args:
+            tree: The tree.
+            target_probs: p at every node.
+            nodes: The nodes.
+            weight: How much of p may be spent below each: 1 here.
+
+        Returns:
+            The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
+            what is left of the weight, and of p, once all have failed.
+        """

@@ -10,17 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
-from verifiers.siblings import chances_in_turn, families, law_of_stop
+from specdec.types import DraftSampling
+from verifiers.siblings import LevelVerifier
 
 _MOST_TUPLES = 20_000  # variables of a linear program are this many times the siblings
 
 SAMPLED = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 
 
-class TransportVerifier(Verifier):
+class TransportVerifier(LevelVerifier):
     """Optimal acceptance of every group of siblings, by a linear program (SpecTr, Sun et al. 2023, arXiv 2310.15141).
 
     Of all couplings of the drafted siblings T ~ Q with a token y ~ p, take one that maximizes the probability that y
@@ -41,29 +40,16 @@ class TransportVerifier(Verifier):
         ValueError: A group of siblings is too large for its vocabulary; says at which row and node.
     """
 
-    exactness = Exactness.EXACT
     laws = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        step = torch.zeros_like(target_probs[:, :, 0])
-        if tree.max_children > 0:
-            nodes, children = families(tree)
-            weights, _, _ = visit_by_program(tree, target_probs, nodes, torch.ones_like(nodes, dtype=step.dtype))
-            # Children that do not exist go to the root.
-            step.scatter_(1, children.clamp(min=0).flatten(1), chances_in_turn(weights).flatten(1))
-        step[:, 0].fill_(1)
-        return law_of_stop(tree, step)
-
-    def next_law(
+    def _visit(
         self,
         tree: DraftTree,
         target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what the plan leaves of p at ``stop``, which does not depend on the draft."""
-        one = torch.ones_like(target_probs[:, :1, 0])
-        return visit_by_program(tree, target_probs, stop[:, None], one)[2][:, 0]
+        nodes: Int[Tensor, "batch some"],
+        weight: Float[Tensor, "batch some"],
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
+        return visit_by_program(tree, target_probs, nodes, weight)
 
 
 def visit_by_program(

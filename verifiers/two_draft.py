@@ -4,22 +4,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
-from verifiers.siblings import (
-    Family,
-    acceptance,
-    chances_in_turn,
-    families,
-    law_of_stop,
-    normalized,
-    rest,
-    without,
-)
+from specdec.types import DraftSampling
+from verifiers.siblings import Family, LevelVerifier, acceptance, normalized, rest, without
 
 
-class TwoDraftVerifier(Verifier):
+class TwoDraftVerifier(LevelVerifier):
     """Optimal verification of two independent siblings, level by level (Khisti et al. 2024, arXiv 2410.18234).
 
     The canonical decomposition: of x1, x2 ~ q one is selected, with probabilities such that the selected token follows
@@ -33,29 +23,16 @@ class TwoDraftVerifier(Verifier):
     tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
     """
 
-    exactness = Exactness.EXACT
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        step = torch.zeros_like(target_probs[:, :, 0])
-        if tree.max_children > 0:
-            nodes, children = families(tree)
-            weights, _, _ = visit_in_pairs(tree, target_probs, nodes, torch.ones_like(nodes, dtype=step.dtype))
-            # Children that do not exist go to the root.
-            step.scatter_(1, children.clamp(min=0).flatten(1), chances_in_turn(weights).flatten(1))
-        step[:, 0].fill_(1)
-        return law_of_stop(tree, step)
-
-    def next_law(
+    def _visit(
         self,
         tree: DraftTree,
         target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
-        one = torch.ones_like(target_probs[:, :1, 0])
-        return visit_in_pairs(tree, target_probs, stop[:, None], one)[2][:, 0]
+        nodes: Int[Tensor, "batch some"],
+        weight: Float[Tensor, "batch some"],
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
+        return visit_in_pairs(tree, target_probs, nodes, weight)
 
 
 def visit_in_pairs(
