@@ -23,6 +23,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from benchmarks.speed import llama_110m
+from specdec.inflate import SHAPES
 from specdec.model_runner import ModelRunner
 from specdec.quantization import int8, quantize
 from specdec.quantization.base import weights_read
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 6, 8, 9, 12, 16])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, help="default: torch's choice")
-    parser.add_argument("--inflate", help="the bundled target at this shape, instead of random weights")
+    parser.add_argument("--inflate", choices=SHAPES, help="the bundled target at this shape, instead of random weights")
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)

@@ -16,9 +16,9 @@ LAYERS = (
     ("types", "random", "stats", "timing", "text", "bundled", "memory"),
     ("requests", "sampling", "tree", "metrics", "packing"),
     ("slots", "interfaces", "cache", "attention", "support", "quantization", "inflate", "support"),
-    ("acceptance", "coupling", "processors", "exactness", "recording"),
-    ("model_runner", "reference", "exactness_shared"),
-    ("target",),
+    ("acceptance", "checks", "coupling", "processors", "recording"),
+    ("model_runner", "reference", "exactness"),
+    ("target", "exactness_shared"),
     ("engine",),
     ("generation",),
 )

@@ -166,8 +166,9 @@ def longest_path(
 
 
 class LevelVerifier(Verifier):
-    """A rule whose levels decide one after another, from the root down, each by itself: children are tried in vain or
-    accepted, and what is left of p when all have failed gives the next token.
+    """A rule whose levels decide one after another, from the root down, each by itself.
+
+    A node's children are tried in turn; what is left of p when all have failed is the law of the next token.
     """
 
     exactness = Exactness.EXACT

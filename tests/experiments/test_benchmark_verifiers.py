@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.verifiers import LAWS, SHAPES, Row, accepted_by, break_even, cases_of, make_case, time_rule
-from specdec.exactness import check_drafts
+from specdec.checks import check_drafts
 from specdec.types import DraftSampling
 from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.checks import check_drafts
 from specdec.exactness import (
     Tables,
-    check_drafts,
     enumerate_drafts,
     enumerate_outcome,
     estimate,

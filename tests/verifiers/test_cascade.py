@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from drafters.model import ModelDrafter
+from specdec.checks import check_drafts
 from specdec.engine import Engine
-from specdec.exactness import Laws, Tables, check_drafts, enumerate_drafts, enumerate_outcome, estimate
+from specdec.exactness import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
 from specdec.reference import reference_decode
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import verifiers.greedy_multipath
-from specdec.exactness import Drafts, Tables, check_drafts, enumerate_drafts, enumerate_outcome, outcome
+from specdec.checks import check_drafts
+from specdec.exactness import Drafts, Tables, enumerate_drafts, enumerate_outcome, outcome
 from specdec.interfaces import Drafter, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
