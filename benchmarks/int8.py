@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.speed import llama_110m
 from specdec.inflate import SHAPES
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
 from specdec.quantization import int8, quantize
 from specdec.quantization.base import weights_read
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 
 PREFIX = 32

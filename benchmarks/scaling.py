@@ -23,7 +23,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.acceptance import accept
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier

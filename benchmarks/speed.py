@@ -23,10 +23,10 @@ from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from specdec import Engine, SamplingParams, Target
+from specdec.execution.packing import packed_linears
 from specdec.interfaces import Drafter
-from specdec.model_runner import ModelRunner
-from specdec.packing import packed_linears
-from specdec.target import resolve_device
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import resolve_device
 from verifiers import RejectionVerifier
 
 DEVICE = torch.device("cpu")
@@ -260,7 +260,7 @@ def batching(repeats: int) -> Iterator[Result]:
 
 
 def packing(repeats: int) -> Iterator[Result]:
-    """One token's and nine tokens' linear layers of the 110M model, packed and plain (``specdec/packing.py``)."""
+    """The 110M model's linear layers for one token and for nine, packed and plain (``execution/packing.py``)."""
     model = llama_110m()
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     packed = packed_linears(model)

@@ -27,7 +27,7 @@ from experiments.replay import named_verifiers
 from experiments.scoring import Drafts, refusal
 from specdec.acceptance import accept
 from specdec.interfaces import Verifier
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
 from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
+from specdec.engine.slots import Slots
+from specdec.execution.packing import packed_linears
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter
-from specdec.packing import packed_linears
+from specdec.modeling.target import Target, resolve_dtype
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
-from specdec.target import Target, resolve_dtype
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling
 

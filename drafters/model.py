@@ -15,13 +15,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import bundled
 from specdec.coupling import race
+from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target, load_model
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
-from specdec.slots import Slots
-from specdec.target import Target, load_model
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling
 

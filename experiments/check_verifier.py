@@ -19,8 +19,8 @@ from rich.table import Table
 
 from experiments.cli import launch
 from experiments.config import build
-from specdec.exactness import KINDS, Tables, enumerate_drafts, enumerate_outcome, outcome
-from specdec.exactness_shared import check_shared, expected_coupled
+from specdec.exactness.enumeration import KINDS, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.shared import check_shared, expected_coupled
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Exactness, Noise

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from experiments.datasets.prompt import Prompt
+from specdec.engine.text import encode_prompt
 from specdec.requests import SamplingParams
-from specdec.text import encode_prompt
 
 BETWEEN_TURNS = "\n\n"
 """What separates an answer from the next turn where the target has no chat template."""

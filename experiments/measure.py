@@ -14,8 +14,8 @@ from experiments.records import Record
 from experiments.trace import TraceWriter
 from experiments.watch import Watch, watching
 from specdec import metrics
-from specdec.engine import Engine
-from specdec.reference import top_two_margin
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import top_two_margin
 from specdec.requests import SamplingParams
 from specdec.types import Completion
 

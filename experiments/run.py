@@ -27,12 +27,12 @@ from experiments.results import complete, load_run
 from experiments.session import Plot, Session, check, short
 from experiments.summary import Bootstrap, Summary
 from experiments.trace import TraceWriter
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
+from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
 from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
-from specdec.target import Target
-from specdec.text import encode_prompt
 
 PLOTS: dict[str, Plot] = {
     "speedup.png": speedup_plot,

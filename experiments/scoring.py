@@ -11,10 +11,10 @@ from experiments.bounds import sibling_bound
 from experiments.compressed import unpack
 from experiments.divergence import step_divergence
 from experiments.trace import Shard, TraceKey, read_trace
+from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
 from specdec.requests import GREEDY_BELOW
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
 
@@ -264,7 +264,7 @@ def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) 
         return first
     children = tree.children
     exists = children >= 0
-    laws = tree.law[:, None].expand(-1, tree.num_nodes, -1).gather(2, children.clamp(min=0)).where(exists, -1)
+    laws = tree.law[:, None].expand(-1, tree.width, -1).gather(2, children.clamp(min=0)).where(exists, -1)
     same = ((laws == laws[..., :1]) | ~exists).all(-1)
     count = exists.sum(-1).where(same, 0)
     for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from experiments.measure import PLAIN
 from experiments.records import Record
 from specdec import metrics, stats
+from specdec.engine.clock import STAGES
 from specdec.stats import Interval
-from specdec.timing import STAGES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from experiments.compressed import DROPPED, pack, unpack
 from experiments.divergence import Divergence, step_divergence
 from experiments.jobs import Job
 from experiments.trace import TraceWriter
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 from specdec.interfaces import Round
 from specdec.types import Exactness
 

@@ -1,11 +1,11 @@
 """Speculative decoding for research: any drafter, any acceptance rule, any draft tree, on unmodified models."""
 
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
+from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter, Verifier
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, TargetOutput, Verdict
 

@@ -24,7 +24,7 @@ def accept(
         target_probs: p at every node.
         uniforms: Two independent uniforms per row: one draws the stop node, one the next token.
     """
-    if tree.num_nodes == 1:
+    if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
     stop_law = verifier.stop_law(tree, target_probs)
     stop = draw(stop_law, uniforms[:, 0])

@@ -47,7 +47,7 @@ def decided(
     """
     steps = torch.arange(1, tree.max_depth + 2, device=lengths.device)
     noise = shared_noise(keys, lengths[:, None] + steps, target_probs.shape[2])
-    if tree.num_nodes > 1:
+    if tree.width > 1:
         noise = noise.gather(1, tree.depth[..., None].expand_as(target_probs))
     return winners(target_probs, noise)
 

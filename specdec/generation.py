@@ -29,10 +29,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 
 # Fields that do not change which tokens come out of one sequence of plain sampling or greedy decoding.
 _NO_EFFECT = frozenset(
@@ -122,7 +122,7 @@ class SpeculativeGenerate:
 
     Sampling draws its seed from torch's global generator, so ``torch.manual_seed`` repeats an output.
     Processors that this engine has itself (temperature, top-k, top-p, min-p, repetition penalty) run at full speed;
-    all others run at every node (``specdec.processors``).
+    all others run at every node (``specdec.engine.processors``).
 
     transformers does not hand ``streamer`` to a callable (as of 5.23 it drops every argument of ``generate`` that the
     callable's signature does not add). Arguments with names of our own do arrive: pass ``on_tokens=streamer.put``

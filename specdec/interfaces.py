@@ -13,8 +13,8 @@ from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
 
 if TYPE_CHECKING:
-    from specdec.slots import Slots
-    from specdec.target import Target
+    from specdec.engine.slots import Slots
+    from specdec.modeling.target import Target
 
 
 class Drafter(ABC):

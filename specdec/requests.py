@@ -30,7 +30,7 @@ class SamplingParams:
         stream: Which of the seed's independent streams; None means the request's index in its call.
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
-            (``specdec.processors``: exact, but a slow path). Kept as a tuple.
+            (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
     """
 
     temperature: float = 0.0

@@ -236,8 +236,8 @@ class DraftTree:
         return tree
 
     @property
-    def num_nodes(self) -> int:
-        """Columns of the batch, root and padding included."""
+    def width(self) -> int:
+        """Columns of the batch: the root, the most drafted nodes of a row, and no more."""
         return self.tokens.shape[1]
 
     @cached_property
@@ -267,7 +267,7 @@ class DraftTree:
                        1 1 1 0
                        1 1 0 1
         """
-        nodes = self.num_nodes
+        nodes = self.width
         marks = torch.eye(nodes, dtype=torch.bool, device=self.tokens.device).repeat(self.tokens.shape[0], 1, 1)
         above = self.parents.clamp(min=0)
         for _ in range(self.max_depth):

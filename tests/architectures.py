@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 
 VOCAB = 64
@@ -246,7 +246,7 @@ def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
     logits = runner.verify(tree, lengths, np.array(LENGTHS)).logits
     errors, scale = [], 0.0
     for b, row in enumerate(rows):
-        for node in range(tree.num_nodes):
+        for node in range(tree.width):
             own = _plain(model, row, tree.tokens[b, tree.ancestors[b, node].nonzero()[:, 0]])
             errors.append((logits[b, node] - own).abs().max())
             scale = max(scale, float((own - own.mean()).abs().max()))

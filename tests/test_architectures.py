@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-import specdec.model_runner
-from specdec.model_runner import ModelRunner
-from specdec.support import Reach
+import specdec.modeling.runner
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.support import Reach
 from specdec.tree import DraftTree
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
@@ -204,7 +204,7 @@ def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None
     def chain(starts: Tensor, visible: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return mask(starts, torch.ones_like(visible).tril(visible.shape[2] - visible.shape[1]), *args, **kwargs)
 
-    monkeypatch.setattr(specdec.model_runner, "tree_mask", chain)
+    monkeypatch.setattr(specdec.modeling.runner, "tree_mask", chain)
     with pytest.raises(ValueError, match=r"logits differ by \d+%"):
         ModelRunner(tiny("llama"), max_batch_size=1, max_length=MAX_LENGTH)
 
@@ -220,8 +220,8 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
             for name, reach in own(*args).items()
         }
 
-    monkeypatch.setattr(specdec.model_runner, "reaches", longer)
-    monkeypatch.setattr(specdec.model_runner, "differs", lambda *args, **kwargs: None)
+    monkeypatch.setattr(specdec.modeling.runner, "reaches", longer)
+    monkeypatch.setattr(specdec.modeling.runner, "differs", lambda *args, **kwargs: None)
     error, _ = disagreement(tiny(model_type))
     assert error > 100 * TOLERANCE
 

@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
+from specdec.engine.processors import process
+from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter, Verifier
-from specdec.processors import process
+from specdec.modeling.target import Target
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, EVERYWHERE, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import tiny_model
@@ -221,12 +221,12 @@ def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> Non
 
 def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: every node is penalized for the sequence only, not for the path above it."""
-    import specdec.engine
+    import specdec.engine.engine
 
     def root_only(tokens: Tensor, ancestors: Tensor) -> Tensor:
         return tokens[:, :1, None].expand(*tokens.shape, 1)
 
-    monkeypatch.setattr(specdec.engine, "path_tokens", root_only)
+    monkeypatch.setattr(specdec.engine.engine, "path_tokens", root_only)
     assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"]) < LEVEL
 
 
@@ -244,19 +244,19 @@ def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.Mo
 
 def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: requests share their random numbers."""
-    import specdec.slots
+    import specdec.engine.slots
 
-    monkeypatch.setattr(specdec.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
+    monkeypatch.setattr(specdec.engine.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_one_coin_per_request_is_rejected(model, monkeypatch: pytest.MonkeyPatch, drafter: str | None) -> None:
     """Mutant: every round of a request accepts by the same numbers."""
-    import specdec.engine
+    import specdec.engine.engine
 
     def same_every_round(keys: Tensor, rounds: Tensor, purpose: Purpose, count: int) -> Tensor:
         return uniforms(keys, torch.zeros_like(rounds), purpose, count)
 
-    monkeypatch.setattr(specdec.engine, "uniforms", same_every_round)
+    monkeypatch.setattr(specdec.engine.engine, "uniforms", same_every_round)
     assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL

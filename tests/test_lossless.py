@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.types import Noise
 from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model

@@ -12,10 +12,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, NoResidual, p_value

@@ -6,10 +6,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import NoRepeatNGramLogitsProcessor, PreTrainedTokenizerFast
 
 from drafters.model import ModelDrafter
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from tests.architectures import tiny
 from tests.components import DRAFTERS, skip_unfit
 from tests.models import tiny_model

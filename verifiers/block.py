@@ -50,7 +50,7 @@ class BlockVerifier(Verifier):
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: the residual of the weighted p, or p after the last node."""
         weight, _, child, inner = self._weights(tree, target_probs)
-        row, at = row_index(stop, tree.num_nodes), stop[:, None]
+        row, at = row_index(stop, tree.width), stop[:, None]
         node_p = target_probs.flatten(0, 1).index_select(0, row)
         drafted = target_probs if tree.draft_probs is None else tree.draft_probs
         q = drafted.flatten(0, 1).index_select(0, row).to(node_p.dtype)
@@ -76,7 +76,7 @@ class BlockVerifier(Verifier):
             above = weight.gather(1, parents)
             # Not the quotient first: it may be infinite, and the weight above zero.
             weight = torch.maximum(acceptance(above * p, q, tree.law).where(tree.valid, 0.0), first)
-        index = torch.arange(tree.num_nodes, device=parents.device)
+        index = torch.arange(tree.width, device=parents.device)
         follower = index.where(tree.valid & (tree.parents >= 0), -1)
         child = torch.full_like(parents, -1).scatter_reduce(1, parents, follower, "amax")
         return weight, p, child.clamp(min=0), child >= 0
@@ -184,7 +184,7 @@ class TraversalVerifier(PostOrderVerifier):
         weight: Float[Tensor, "batch some"],
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
         """One child after the other."""
-        row = row_index(nodes, tree.num_nodes)
+        row = row_index(nodes, tree.width)
         children = tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
         exists, index = children >= 0, children.clamp(min=0).flatten(1)
         tokens = tree.tokens.gather(1, index).view_as(children)
@@ -215,7 +215,7 @@ def _most_parents(tree: DraftTree, here: Bool[Tensor, "batch node"], depth: int)
     if here.device.type == "cpu":
         return max(int(here.sum(-1).amax()), 1)
     # Looking would synchronize. Each has a child, and all shallower depths a node: that bounds them.
-    return 1 if depth == 0 else max((tree.num_nodes - depth) // 2, 1)
+    return 1 if depth == 0 else max((tree.width - depth) // 2, 1)
 
 
 def _last_to_first(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
@@ -228,7 +228,7 @@ def _last_to_first(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Floa
         chance: Probability that each node succeeds once it is its turn: 1 for the root, 0 for invalid nodes.
     """
     fails = 1 - chance
-    itself = torch.eye(tree.num_nodes, dtype=torch.bool, device=chance.device)
+    itself = torch.eye(tree.width, dtype=torch.bool, device=chance.device)
     # Nothing strictly below succeeds.
     below = torch.where(tree.ancestors & ~itself, fails[:, :, None], 1.0).prod(1)
     turn = below

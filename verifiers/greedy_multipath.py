@@ -64,7 +64,7 @@ class GreedyMultiPathVerifier(Verifier):
         chain, chain_probs = _as_chain(tree, tree.draft_probs, target_probs, path)
         selected, place = (path == stop[:, None]).max(-1)
         law = self._block.next_law(chain, chain_probs, place)
-        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.num_nodes))
+        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.width))
         return walked.where(_certain(tree)[:, None], law.where(selected[:, None], node_p))
 
 
@@ -115,7 +115,7 @@ def _as_chain(
 ) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
     """The selected path as a chain that was drawn from q~, and its p."""
     batch, positions = path.shape
-    row = row_index(path.clamp(min=0), tree.num_nodes)
+    row = row_index(path.clamp(min=0), tree.width)
     p, q = (
         table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs)
     )

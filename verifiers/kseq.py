@@ -46,7 +46,7 @@ class KSeqVerifier(Verifier):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
-        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.num_nodes))
+        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.width))
         if tree.max_children == 0:
             return node_p
         children, exists = children_of(tree, stop)
@@ -61,7 +61,7 @@ class KSeqVerifier(Verifier):
         children: Int[Tensor, "batch some rank"],
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
         """Probability that some nodes' children are accepted, and the law of the token if none is."""
-        row, index = row_index(nodes, tree.num_nodes), children.clamp(min=0).flatten(1)
+        row, index = row_index(nodes, tree.width), children.clamp(min=0).flatten(1)
         tokens = tree.tokens.gather(1, index).view_as(children)
         laws = tree.law.gather(1, index).view_as(children).where(children >= 0, -1)
         p = node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape)

@@ -82,7 +82,7 @@ class ThresholdVerifier(Verifier):
             nodes, children = families(tree)
             index = children.clamp(min=0)
             tokens = tree.tokens.gather(1, index.flatten(1)).view_as(index)
-            row = row_index(nodes, tree.num_nodes)
+            row = row_index(nodes, tree.width)
             p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape).gather(-1, tokens)
             exists = children >= 0
             repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)

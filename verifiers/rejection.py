@@ -62,7 +62,7 @@ class RejectionVerifier(Verifier):
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
         # index_select copies whole rows; gather would read an index per entry.
-        row = row_index(stop, tree.num_nodes)
+        row = row_index(stop, tree.width)
         node_p = target_probs.flatten(0, 1).index_select(0, row)
         if tree.max_children == 0:
             return node_p
@@ -113,7 +113,7 @@ def _step_to_later_siblings(
         draft_probs: q at every node.
         step: Acceptance probability of every node as if it were a first child; zero at invalid ones.
     """
-    drafted = tree.num_nodes - 1
+    drafted = tree.width - 1
     counts = (tree.children >= 0).sum(-1)
     # At most drafted // k nodes have k children: parents in descending order of that number, so that the rows
     # which still have a child of some rank come first.
@@ -122,7 +122,7 @@ def _step_to_later_siblings(
     flat = index.flatten(1)
     tokens = tree.tokens.gather(1, flat).view_as(index)
     laws = tree.law.gather(1, flat).view_as(index)
-    row = row_index(groups, tree.num_nodes)
+    row = row_index(groups, tree.width)
     node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape)
     q = draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
     p, left, draft_law = node_p, q, q  # draft_law: q_r

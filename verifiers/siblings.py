@@ -102,7 +102,7 @@ class Family:
     ) -> "Family":
         """Look up everything about some nodes at once."""
         children = tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
-        index, row = children.clamp(min=0).flatten(1), row_index(nodes, tree.num_nodes)
+        index, row = children.clamp(min=0).flatten(1), row_index(nodes, tree.width)
         drafted = target_probs if tree.draft_probs is None else tree.draft_probs
         p, q = (table.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape) for table in (target_probs, drafted))
         return cls(
@@ -118,7 +118,7 @@ def families(tree: DraftTree) -> tuple[Int[Tensor, "batch some"], Int[Tensor, "b
     """Nodes that have children, and their children, -1 where there is none; other nodes fill up the rows."""
     has_children = (tree.children >= 0).any(-1)
     # On the host a look at the number is free; elsewhere it would synchronize.
-    some = int(has_children.sum(-1).amax()) if has_children.device.type == "cpu" else tree.num_nodes - 1
+    some = int(has_children.sum(-1).amax()) if has_children.device.type == "cpu" else tree.width - 1
     nodes = has_children.byte().topk(max(some, 1), dim=1).indices
     return nodes, tree.children.gather(1, nodes[..., None].expand(-1, -1, tree.max_children))
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
+from specdec.engine.slots import Slots
 from specdec.inflate import inflate
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
 from tests.models import tiny_model
@@ -229,7 +229,7 @@ def test_the_hidden_state_of_the_latest_commit_counts(target: Target) -> None:
 
 def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
     drafter = bound(target)
-    assert drafter.propose(running()).num_nodes == 1
+    assert drafter.propose(running()).width == 1
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], first_slot=1))
     tree = drafter.propose(running())
     assert tree.valid.tolist() == [[True] + [False] * 6, [True] * 7, [True] + [False] * 6]
@@ -239,20 +239,20 @@ def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
 def test_admission_forgets_the_slot_s_last_request(target: Target) -> None:
     drafter = bound(target, batch=1)
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
-    assert drafter.propose(running(1)).num_nodes == 7
+    assert drafter.propose(running(1)).width == 7
     drafter.admit(0, [1], SamplingParams())
-    assert drafter.propose(running(1)).num_nodes == 1
+    assert drafter.propose(running(1)).width == 1
 
 
 def test_no_deeper_than_any_row_may_go(target: Target) -> None:
     drafter = bound(target, [2, 1, 1])
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
     slots = running(max_depth=1)
-    assert drafter.propose(slots).num_nodes == 3
+    assert drafter.propose(slots).width == 3
     slots.host_max_depth[1] = 2
     assert drafter.propose(slots).max_depth == 2
     slots.host_drafting[:] = False
-    assert drafter.propose(slots).num_nodes == 1
+    assert drafter.propose(slots).width == 1
 
 
 def test_a_view_of_the_first_slots(target: Target) -> None:
@@ -274,7 +274,7 @@ def test_heads_compute_in_the_target_s_dtype_unless_told(target: Target) -> None
     drafter.bind(target, max_batch_size=1, max_length=9)
     assert heads.heads[0][0].linear.weight.dtype == torch.bfloat16
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
-    assert drafter.propose(running(1)).num_nodes == 3
+    assert drafter.propose(running(1)).width == 3
 
 
 def test_what_it_tells_the_engine() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from drafters.model import ModelDrafter
+from specdec.engine.slots import Slots
+from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import perturbed
@@ -111,7 +111,7 @@ def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any
     assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
     assert tree.draft_probs is not None
     for row, prompt in enumerate(PROMPTS):
-        for node in range(tree.num_nodes):
+        for node in range(tree.width):
             wanted = law_after(twin, prompt + path(tree, row, node), (SamplingParams(temperature=1.0), SAMPLED)[row])
             torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
 

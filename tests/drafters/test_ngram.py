@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ngram import NGramDrafter
-from specdec.slots import Slots
+from specdec.engine.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
@@ -57,7 +57,7 @@ def reference(sequence: list[int], drafter: NGramDrafter, max_depth: int = 100) 
 def leaves(tree: DraftTree, row: int) -> list[list[int]]:
     """The branches of one row, in the order of their last nodes."""
     parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
-    nodes = [node for node in range(tree.num_nodes) if tree.valid[row, node]]
+    nodes = [node for node in range(tree.width) if tree.valid[row, node]]
     paths: list[list[int]] = []
     for node in nodes:
         if node == 0 or node in (parents[other] for other in nodes):
@@ -80,7 +80,7 @@ def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int
     assert [leaves(tree, row) for row in range(len(sequences))] == wanted
     well_formed(tree, drafter, slots)
     prefixes = [{tuple(b[:i]) for b in branches for i in range(1, len(b) + 1)} for branches in wanted]
-    assert tree.num_nodes == 1 + max(len(p) for p in prefixes), "as few columns as the fullest row needs"
+    assert tree.width == 1 + max(len(p) for p in prefixes), "as few columns as the fullest row needs"
     assert tree.max_depth == max((len(b) for branches in wanted for b in branches), default=0)
     fanouts = [sum(p[:-1] == above for p in row) for row in prefixes for above in [(), *row]]
     assert tree.max_children == max(fanouts)
@@ -88,14 +88,14 @@ def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int
 
 def well_formed(tree: DraftTree, drafter: NGramDrafter, slots: Slots) -> None:
     assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
-    assert tree.num_nodes - 1 <= drafter.max_nodes and tree.max_depth <= drafter.max_depth
+    assert tree.width - 1 <= drafter.max_nodes and tree.max_depth <= drafter.max_depth
     assert torch.equal(tree.tokens[:, 0], slots.roots)
     assert (tree.parents[:, 0] == -1).all() and tree.valid[:, 0].all()
-    assert (tree.parents[:, 1:] < torch.arange(1, tree.num_nodes)).all() and (tree.parents[:, 1:] >= 0).all()
+    assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all() and (tree.parents[:, 1:] >= 0).all()
     assert tree.valid.gather(1, tree.parents.clamp(min=0))[tree.valid].all(), "closed under ancestors"
     for row, parents in enumerate(tree.parents.tolist()):
         children = [
-            (parents[node], int(tree.tokens[row, node])) for node in range(1, tree.num_nodes) if tree.valid[row, node]
+            (parents[node], int(tree.tokens[row, node])) for node in range(1, tree.width) if tree.valid[row, node]
         ]
         assert len(set(children)) == len(children), "siblings are distinct"
     if drafter.is_chain:
@@ -174,14 +174,14 @@ def test_a_row_without_a_match_proposes_nothing() -> None:
 
 def test_a_batch_without_matches_is_a_plain_step() -> None:
     tree = NGramDrafter(4).propose(slots_of([[1, 2, 3], [1]]))
-    assert tree.num_nodes == 1 and tree.max_depth == 0 and tree.max_children == 0
+    assert tree.width == 1 and tree.max_depth == 0 and tree.max_children == 0
     assert tree.tokens.tolist() == [[3], [1]]
 
 
 def test_rows_that_do_not_draft_are_left_out() -> None:
     sequence = [1, 2, 1, 2, 1]
     tree = NGramDrafter(4).propose(slots_of([sequence, sequence], drafting=[False, False]))
-    assert tree.num_nodes == 1
+    assert tree.width == 1
     tree = NGramDrafter(4).propose(slots_of([sequence, sequence], max_depth=[0, 2]))
     assert [leaves(tree, row) for row in range(2)] == [[], [[2, 1]]]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.verifiers import LAWS, SHAPES, Row, accepted_by, break_even, cases_of, make_case, time_rule
-from specdec.checks import check_drafts
+from specdec.exactness.checks import check_drafts
 from specdec.types import DraftSampling
 from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier
 
@@ -27,7 +27,7 @@ def test_what_the_table_says(took: float, accepted: float, pays: str) -> None:
 def test_drafts_are_such_as_rules_take(law: DraftSampling, chain: bool) -> None:
     case = make_case(8, 50, 3, chain=chain, law=law)
     tree = case.tree()
-    assert tree.num_nodes - 1 == 8
+    assert tree.width - 1 == 8
     check_drafts(RejectionVerifier(), tree, case.p)
     if law is not DraftSampling.IID and not chain:
         assert (tree.tokens[:, 1] != tree.tokens[:, 2]).all(), "siblings are distinct"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from experiments.compressed import pack, unpack
-from specdec.exactness import Drafts, Tables, enumerate_drafts
+from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

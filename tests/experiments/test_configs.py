@@ -11,8 +11,8 @@ from drafters.model import ModelDrafter
 from experiments.config import CONF, build
 from specdec import bundled
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.tree import TreeShape
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))

@@ -18,10 +18,10 @@ from experiments.measure import PLAIN, Contender, measure
 from experiments.records import Record
 from experiments.run import run
 from experiments.summary import Bootstrap, summarize
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.types import Completion, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments.divergence import step_divergence
-from specdec.exactness import Tables, emitted_law, enumerate_drafts, sample_drafts
+from specdec.exactness.enumeration import Tables, emitted_law, enumerate_drafts, sample_drafts
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling

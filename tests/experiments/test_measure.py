@@ -14,10 +14,10 @@ from experiments.datasets.prompt import Prompt
 from experiments.jobs import Job, prepare, render, stream_of
 from experiments.measure import PLAIN, Contender, failure, measure
 from experiments.records import Record, RecordWriter, read_records
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.types import Completion, Exactness, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model

@@ -22,7 +22,7 @@ from experiments.run import run
 from experiments.scoring import find_drafts, refusal, score
 from experiments.summary import Bootstrap
 from experiments.trace import TraceWriter
-from specdec.exactness import Drafts, Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome
 from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape

@@ -15,7 +15,7 @@ from experiments.demo import demo
 from experiments.records import read_records
 from experiments.resume import difference
 from experiments.run import run
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
 TIMES = (
@@ -156,7 +156,7 @@ def test_a_complete_run_is_left_alone(
 ) -> None:
     first = run(configure("run", *tiny, *NGRAM))
     files = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    monkeypatch.setattr("specdec.target.Target.from_pretrained", None)  # no model is loaded for nothing
+    monkeypatch.setattr("specdec.modeling.target.Target.from_pretrained", None)  # no model is loaded for nothing
     assert run(configure("run", *tiny, *NGRAM, "resume=true")) == first
     assert "complete already" in capsys.readouterr().out
     assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}

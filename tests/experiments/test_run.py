@@ -16,7 +16,7 @@ from experiments.demo import demo
 from experiments.records import read_records
 from experiments.run import run
 from experiments.summary import Bootstrap, summarize
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 
 ROOT = Path(__file__).parents[2]
 Configure = Callable[..., DictConfig]

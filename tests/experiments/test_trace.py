@@ -14,10 +14,10 @@ from experiments.records import Record, read_records
 from experiments.run import run
 from experiments.scoring import find_drafts, score
 from experiments.trace import FOLDER, Shard, read_trace, shards
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 from specdec.interfaces import Round
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS
 from tests.experiments.test_run import Stop, local

@@ -8,10 +8,10 @@ from torch.overrides import TorchFunctionMode
 
 import specdec.random
 from drafters.ngram import NGramDrafter
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.checks import check_drafts
-from specdec.exactness import (
+from specdec.exactness.checks import check_drafts
+from specdec.exactness.enumeration import (
     Tables,
     enumerate_drafts,
     enumerate_outcome,

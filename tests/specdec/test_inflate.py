@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.model import ModelDrafter
-from specdec.engine import Engine
+from specdec.engine.engine import Engine
 from specdec.inflate import SHAPES, LlamaShape, describe, inflate, place_heads, resolve_shape, rotary_places
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

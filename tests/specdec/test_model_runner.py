@@ -15,7 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from specdec.model_runner import ModelRunner
+from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.models import ARCHITECTURES, COMMON, tiny_model
 
@@ -54,7 +54,7 @@ def test_every_node_sees_its_own_path(architecture: str, attention: str) -> None
     tree = drafted(runner)
     output = runner.verify(tree, torch.tensor(LENGTHS), np.array(LENGTHS))
     for b, row in enumerate(rows):
-        for node in range(tree.num_nodes):
+        for node in range(tree.width):
             path = tree.ancestors[b, node].nonzero()[:, 0]
             plain = model(torch.cat([row, tree.tokens[b, path]])[None], output_hidden_states=True)
             torch.testing.assert_close(output.logits[b, node], plain.logits[0, -1], atol=1e-5, rtol=1e-5)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import specdec.packing
-from specdec.engine import Engine
-from specdec.packing import PackedLinears, can_pack, packed_linears
+import specdec.execution.packing
+from specdec.engine.engine import Engine
+from specdec.execution.packing import PackedLinears, can_pack, packed_linears
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from tests.models import tiny_model
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
@@ -102,7 +102,7 @@ def test_changed_weights_are_packed_again() -> None:
 
 
 def test_nothing_is_packed_that_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.packing, "free_memory", lambda device: 3 * 640 * 704)
+    monkeypatch.setattr(specdec.execution.packing, "free_memory", lambda device: 3 * 640 * 704)
     packed = PackedLinears(nn.Linear(640, 704))
     assert len(packed) == packed.bytes == 0
 

@@ -9,13 +9,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters.model import ModelDrafter
-from specdec.engine import Engine
-from specdec.model_runner import ModelRunner
+from specdec.engine.engine import Engine
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target, load_model
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.base import QuantizedLinear, weights_read
 from specdec.quantization.int8 import KERNEL_ROWS, Int8Linear, from_int8, to_int8
 from specdec.requests import SamplingParams
-from specdec.target import Target, load_model
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import specdec.model_runner
+import specdec.modeling.runner
 from drafters import ModelDrafter
-from specdec.engine import Engine
-from specdec.model_runner import ModelRunner
-from specdec.recording import RecordingCache, UnrecordableError, record, recordable
+from specdec.engine.engine import Engine
+from specdec.execution.recording import RecordingCache, UnrecordableError, record, recordable
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.models import ARCHITECTURES, tiny_model
 from verifiers import RejectionVerifier
@@ -24,13 +24,13 @@ LENGTHS = np.array([9, 4])
 
 @pytest.fixture(params=[1, 10**9], ids=["recorded", "eager"])
 def record_after(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(specdec.model_runner, "RECORD_AFTER", request.param)
+    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", request.param)
     return request.param
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.model_runner, "RECORD_AFTER", 1)
+    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", 1)
 
 
 def runner_of(model: nn.Module, **kwargs: object) -> ModelRunner:
@@ -57,7 +57,7 @@ def rounds(runner: ModelRunner, batch: int = 2) -> Iterator[Tensor]:
 def test_a_recording_gives_what_the_model_gives(architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(architecture)
     eager = list(rounds(runner_of(model, hidden_layers=(-1, 2)), batch))
-    monkeypatch.setattr(specdec.model_runner, "RECORD_AFTER", 1)
+    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", 1)
     runner = runner_of(model, hidden_layers=(-1, 2))
     recorded = list(rounds(runner, batch))
     assert runner._programs[batch, 4] is not None, "it was not recorded"
@@ -139,7 +139,7 @@ def test_a_module_of_somebody_else_is_not_recorded(at_once: None) -> None:
 
 def calls_attention(change: str):
     """A model's forward, of which only the way from the cache to the attention function matters."""
-    import specdec.recording
+    import specdec.execution.recording
 
     def call(tokens: Tensor, positions: Tensor) -> list[Tensor]:
         states = positions.float()[:, None, :, None].expand(-1, 2, -1, 4) * 1.0

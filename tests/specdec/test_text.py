@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.text import Detokenizer, encode_prompt
+from specdec.engine.text import Detokenizer, encode_prompt
 
 CORPUS = [
     "Hello world, hello there! The naïve café served crème brûlée.",

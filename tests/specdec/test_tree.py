@@ -143,7 +143,7 @@ def test_static_shapes_need_no_computation_and_agree_with_it() -> None:
     assert {"depth", "ancestors", "children"} <= vars(static).keys()
     for name in ("depth", "ancestors", "children", "parents", "valid", "law"):
         assert torch.equal(getattr(static, name), getattr(computed, name)), name
-    assert (static.max_depth, static.max_children, static.num_nodes) == (3, 3, 8)
+    assert (static.max_depth, static.max_children, static.width) == (3, 3, 8)
 
 
 def test_static_shapes_with_invalid_nodes() -> None:
@@ -177,7 +177,7 @@ def test_gather_path_takes_the_root_and_the_path() -> None:
 def test_root_only() -> None:
     root = DraftTree.root_only(torch.tensor([3, 4]))
     assert root.tokens.tolist() == [[3], [4]] and root.parents.tolist() == [[-1], [-1]]
-    assert (root.num_nodes, root.max_depth, root.max_children) == (1, 0, 0)
+    assert (root.width, root.max_depth, root.max_children) == (1, 0, 0)
     assert root.children.shape == (2, 1, 0)
     assert root.depth.tolist() == [[0], [0]] and root.ancestors.tolist() == [[[True]], [[True]]]
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import verifiers.block
-from specdec.exactness import Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.enumeration import Tables, enumerate_drafts, enumerate_outcome
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, expected_in_post_order, needs_tables
@@ -252,6 +252,6 @@ def test_the_bound_for_accelerators_changes_nothing(shape: TreeShape, monkeypatc
     made = enumerate_drafts(tables, shape, SWOR)
     expected = TraversalVerifier().stop_law(made.tree, made.target_probs)
     monkeypatch.setattr(
-        verifiers.block, "_most_parents", lambda tree, here, depth: 1 if depth == 0 else (tree.num_nodes - depth) // 2
+        verifiers.block, "_most_parents", lambda tree, here, depth: 1 if depth == 0 else (tree.width - depth) // 2
     )
     assert torch.equal(TraversalVerifier().stop_law(made.tree, made.target_probs), expected)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from drafters.model import ModelDrafter
-from specdec.checks import check_drafts
-from specdec.engine import Engine
-from specdec.exactness import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.engine.slots import Slots
+from specdec.exactness.checks import check_drafts
+from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS, TREE, perturbed
@@ -43,7 +43,7 @@ def test_the_output_law_is_the_mixture(deferral: str, shape: str, laws: Laws) ->
     if tree.is_chain and not isinstance(laws, DraftSampling):
         pytest.skip("a chain has no siblings that could mix laws")
     for kinds in KINDS:
-        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
         result = enumerate_outcome(rule, tables, tree, laws)
         assert result.tv < EXACT, kinds
         if kinds == "dense":
@@ -169,7 +169,7 @@ def test_both_laws_are_laws_in_float32() -> None:
             assert stop_law.dtype == torch.float32 and (stop_law >= 0).all()
             assert (stop_law[~tree.valid] == 0).all()
             assert (stop_law.sum(1) - 1).abs().max() < 1e-5
-            for node in range(tree.num_nodes):
+            for node in range(tree.width):
                 next_law = rule.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
                 assert (next_law >= 0).all() and (next_law.sum(1) - 1).abs().max() < 1e-5
                 assert tree.draft_probs is not None

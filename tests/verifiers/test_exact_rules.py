@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec import exactness
-from specdec.exactness import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
@@ -85,7 +84,7 @@ CASES = [
 def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str) -> None:
     tree = SHAPES[shape]
     for kinds in KINDS:
-        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
         assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT, kinds
 
 
@@ -240,7 +239,7 @@ def test_both_laws_are_laws_in_float32(rule: str) -> None:
         assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
         assert (stop_law[~tree.valid] == 0).all()
         assert (stop_law.sum(1) - 1).abs().max() < 1e-6
-        for node in range(tree.num_nodes):
+        for node in range(tree.width):
             next_law = verifier.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
             assert next_law.dtype == torch.float32
             assert torch.isfinite(next_law).all() and (next_law >= 0).all()
@@ -274,7 +273,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(rule: str) -> None:
                 max_children=tree.max_children,
             )
             torch.testing.assert_close(together[mine], verifier.stop_law(alone, p[mine]), atol=1e-12, rtol=0)
-            for node in range(tree.num_nodes):
+            for node in range(tree.width):
                 # Where a path all but never ends, the residual is all rounding: compare what it contributes.
                 weight = together[row, node]
                 both = verifier.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))[mine]
@@ -311,7 +310,7 @@ def test_random_trees_are_exact(rule: str) -> None:
                 }
             )
         vocab = data.draw(st.integers(2, 3 if shape.num_nodes < 6 else 2))
-        kinds = data.draw(st.lists(st.sampled_from(sorted(exactness.KINDS)), min_size=1, max_size=3))
+        kinds = data.draw(st.lists(st.sampled_from(sorted(enumeration.KINDS)), min_size=1, max_size=3))
         laws = data.draw(st.sampled_from(laws_taken) | st.tuples(*[st.sampled_from(laws_taken)] * 3))
         if verifier.paths_only:
             laws = data.draw(st.sampled_from(laws_taken))

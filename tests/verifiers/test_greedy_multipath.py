@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import verifiers.greedy_multipath
-from specdec.checks import check_drafts
-from specdec.exactness import Drafts, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.checks import check_drafts
+from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome, outcome
 from specdec.interfaces import Drafter, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -49,7 +49,7 @@ def merged(drafts: Drafts) -> Drafts:
     trie = DraftTree.build(
         tree.tokens,
         torch.cat([tree.parents[:, :1], first.gather(1, tree.parents[:, 1:])], 1),
-        valid=first == torch.arange(tree.num_nodes),
+        valid=first == torch.arange(tree.width),
         sampling=SWOR,
         draft_probs=tree.draft_probs,
         max_depth=tree.max_depth,

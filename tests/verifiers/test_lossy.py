@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.exactness import Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.enumeration import Tables, enumerate_drafts, enumerate_outcome
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specdec.checks import check_drafts
-from specdec.exactness import Drafts, Tables, enumerate_outcome, outcome
+from specdec.exactness.checks import check_drafts
+from specdec.exactness.enumeration import Drafts, Tables, enumerate_outcome, outcome
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

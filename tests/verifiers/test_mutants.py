@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness import Tables, enumerate_outcome
+from specdec.exactness.enumeration import Tables, enumerate_outcome
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
@@ -54,7 +54,7 @@ class OneCoinForAllChildren(Mutant):
     def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
         law = self.rule.stop_law(tree, target_probs)
         # The order of trial: a chain from its end, siblings from the first, the root last.
-        order = list(range(1, tree.num_nodes)) if tree.max_depth == 1 else list(range(tree.num_nodes - 1, 0, -1))
+        order = list(range(1, tree.width)) if tree.max_depth == 1 else list(range(tree.width - 1, 0, -1))
         tried, highest = torch.zeros_like(law[:, 0]), torch.zeros_like(law[:, 0])
         result = torch.zeros_like(law)
         for node in order:

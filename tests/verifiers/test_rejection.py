@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.exactness import (
+from specdec.exactness.enumeration import (
     Laws,
     Tables,
     enumerate_drafts,
@@ -30,7 +30,7 @@ CASES = [
 @pytest.mark.parametrize(("shape", "laws"), CASES)
 def test_the_output_law_is_the_targets(shape: str, laws: str, kinds: str) -> None:
     tree = SHAPES[shape]
-    tables = Tables.random(3 if tree.num_nodes > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    tables = Tables.random(3 if tree.width > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
     result = enumerate_outcome(RejectionVerifier(), tables, tree, LAWS[laws])
     assert result.tv < EXACT
 
@@ -239,7 +239,7 @@ def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
     stop_law = RejectionVerifier().stop_law(tree, p)
     expected_stop, expected_next = (torch.tensor(law, dtype=torch.float64) for law in literal_laws(tree, p))
     torch.testing.assert_close(stop_law, expected_stop, atol=1e-12, rtol=0)
-    for node in range(tree.num_nodes):
+    for node in range(tree.width):
         next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
         # Where a path all but never ends, the residual is all rounding: compare what it contributes.
         weight = expected_stop[:, node, None]
@@ -255,7 +255,7 @@ def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
     assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
     assert (stop_law[~tree.valid] == 0).all()
     assert (stop_law.sum(1) - 1).abs().max() < 1e-6
-    for node in range(tree.num_nodes):
+    for node in range(tree.width):
         next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
         assert next_law.dtype == torch.float32
         assert torch.isfinite(next_law).all() and (next_law >= 0).all()

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.engine
+import specdec.engine.engine
 from drafters.model import ModelDrafter
 from specdec.coupling import coupled_acceptance, decided, winners
-from specdec.engine import Engine
-from specdec.exactness import Tables
-from specdec.exactness_shared import check_shared, expected_coupled
+from specdec.engine.engine import Engine
+from specdec.engine.slots import Slots
+from specdec.exactness.enumeration import Tables
+from specdec.exactness.reference import reference_decode
+from specdec.exactness.shared import check_shared, expected_coupled
 from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
-from specdec.reference import reference_decode
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
 from tests.components import DRAFTERS, TREE, perturbed
@@ -70,12 +70,12 @@ def test_a_wrong_rule_differs(mutant: type[SharedNoiseVerifier]) -> None:
 
 def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: numbers that are a little too large for improbable tokens."""
-    import specdec.exactness_shared
+    import specdec.exactness.shared
 
     def tilted(probs: Tensor, noise: Tensor) -> Tensor:
         return winners(probs**1.1, noise)
 
-    monkeypatch.setattr(specdec.exactness_shared, "winners", tilted)
+    monkeypatch.setattr(specdec.exactness.shared, "winners", tilted)
     result = check_shared(SharedNoiseVerifier(), Tables.random(4, 2, seed=2), SHAPES["2x2"], COUPLED, samples=20_000)
     assert result.p_value < LEVEL
 
@@ -203,7 +203,7 @@ class Selects(Drafter):
 
     def propose(self, slots: Slots) -> DraftTree:
         tree = self.drafter.propose(slots)
-        if tree.num_nodes == 1:
+        if tree.width == 1:
             return tree
         dropped = (tree.tokens % 3 == 0) | (tree.tokens == tree.tokens.amin(1, keepdim=True))
         dropped[:, 0] = False
@@ -254,7 +254,7 @@ def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]],
     def by_root(target_probs: Tensor, tree: DraftTree, keys: Tensor, lengths: Tensor) -> Tensor:
         return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
 
-    monkeypatch.setattr(specdec.engine, "decided", by_root)
+    monkeypatch.setattr(specdec.engine.engine, "decided", by_root)
     engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from specdec.engine import Engine
-from specdec.reference import reference_decode
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Exactness
 from tests.components import DRAFTERS

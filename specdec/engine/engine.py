@@ -11,16 +11,16 @@ from torch import Tensor
 
 from specdec.acceptance import Plain, accept
 from specdec.coupling import decided
+from specdec.engine.clock import StageTimer
+from specdec.engine.processors import apply_processors
+from specdec.engine.slots import Slots
+from specdec.engine.text import Detokenizer, encode_prompt
 from specdec.interfaces import Drafter, Round, Verifier
-from specdec.model_runner import ModelRunner
-from specdec.processors import apply_processors
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import Request, SamplingParams
 from specdec.sampling import adjust, distribution, path_tokens, warmed
-from specdec.slots import Slots
-from specdec.target import Target
-from specdec.text import Detokenizer, encode_prompt
-from specdec.timing import StageTimer
 from specdec.tree import DraftTree
 from specdec.types import Committed, Completion, Noise, Step, Verdict
 

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.acceptance import accept
-from specdec.checks import check_drafts
 from specdec.coupling import coupled_acceptance, decided, race, winners
-from specdec.exactness import Drafts, Tables, sample_drafts
+from specdec.exactness.checks import check_drafts
+from specdec.exactness.enumeration import Drafts, Tables, sample_drafts
 from specdec.interfaces import Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.tree import DraftTree, TreeShape

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.cache import OwnLayout
-from specdec.packing import PackedWeight
+from specdec.cache.slots import OwnLayout
+from specdec.execution.packing import PackedWeight
 
 NAME = "specdec_recorded"
 """What a model's attention is called while it is recorded."""

@@ -10,7 +10,7 @@ tokens can be compared with other rules' on the same drafts::
     result.tv, result.expected_accepted
 
 A rule that is ``EXACT_WRT`` another distribution is compared with that one, and ``target_tv`` says how far it is from
-the target. With ``noise = SHARED`` nothing is left to enumerate: see ``specdec.exactness_shared``.
+the target. With ``noise = SHARED`` nothing is left to enumerate: see ``specdec.exactness.shared``.
 
 Small bugs hide at small total variation: SpecInfer's rule on drafts without replacement is off by 0.028, which no eye
 sees in text. Where the drafts are too many to enumerate, ``estimate`` draws them at random.
@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.checks import check_drafts, check_laws
+from specdec.exactness.checks import check_drafts, check_laws
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
@@ -323,7 +323,7 @@ def outcome(verifier: Verifier, tables: Tables, drafts: Drafts) -> Outcome:
     check_drafts(verifier, tree, drafts.target_probs)
     stop_law = verifier.stop_law(tree, drafts.target_probs)
     emitted = [torch.zeros(vocab ** (depth + 1), dtype=torch.float64) for depth in range(tree.max_depth + 1)]
-    for node in range(tree.num_nodes):
+    for node in range(tree.width):
         weight = drafts.probability * stop_law[:, node]
         some = weight != 0
         if not some.any():

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.slots import Slots
+from specdec.engine.slots import Slots
 from specdec.tree import DraftTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]

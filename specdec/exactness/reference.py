@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.coupling import winners
-from specdec.processors import process
+from specdec.engine.processors import process
+from specdec.engine.slots import Slots
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
 from specdec.types import Noise
 
 

@@ -22,7 +22,7 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
         ValueError: Says what is wrong, in which row and at which node.
     """
     rule, vocab = type(verifier).__name__, target_probs.shape[2]
-    index = torch.arange(tree.num_nodes)
+    index = torch.arange(tree.width)
     _first((tree.parents[:, :1] != -1), lambda row, _: f"row {row}: the root, node 0, has a parent: give it -1")
     wrong = (tree.parents >= index) | (tree.parents < 0) & (index > 0)
     _first(

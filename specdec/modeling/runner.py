@@ -18,12 +18,11 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import grouped
 from specdec.attention.mask import row_mask, tree_mask
-from specdec.cache import ShapeProbe, SlotCache, UnsupportedError
-from specdec.packing import PackedLinears, packed_linears
-from specdec.quantization.base import weights_read
-from specdec.recording import NAME as RECORDED
-from specdec.recording import Program, RecordingCache, record, recordable
-from specdec.support import (
+from specdec.cache.slots import ShapeProbe, SlotCache, UnsupportedError
+from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.recording import NAME as RECORDED
+from specdec.execution.recording import Program, RecordingCache, record, recordable
+from specdec.modeling.support import (
     Reach,
     check_length,
     check_supported,
@@ -33,6 +32,7 @@ from specdec.support import (
     reaches,
     recorded_masks,
 )
+from specdec.quantization.base import weights_read
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import TargetOutput
 
@@ -66,7 +66,7 @@ class ModelRunner:
         attention: ``"grouped"`` (our function, where the model takes one), ``"eager"`` (the model's own), or
             ``"auto"`` for the first of them that the model supports.
         hidden_layers: Hidden states to return (``Drafter.hidden_layers``).
-        optimize: On a CPU, pack linear weights and record forwards (``specdec/packing.py``, ``specdec/recording.py``);
+        optimize: On a CPU, pack linear weights and record forwards (``specdec/execution``);
             False runs the model's own code throughout.
 
     Attributes:
