@@ -3,7 +3,7 @@
 A weight becomes ``scale[out] * integer[out, in]`` with integers from -127 to 127. Few rows run through torch's packed
 int8 kernel, which reads half of bfloat16's bytes. It reads them again for every four rows, and bfloat16's own
 kernels use the processor's dot products; so beyond ``KERNEL_ROWS`` rows the same numbers, scale x integer rounded to
-the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``execution/packing.py``). That keeps the cost
+the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``execution/packing.py``). This keeps cost
 at bfloat16's there and makes the two paths one function up to rounding.
 """
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.exactness import enumeration
 from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
