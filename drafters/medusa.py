@@ -11,12 +11,12 @@ from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
-from specdec.engine.slots import Slots
-from specdec.execution.packing import packed_linears
+from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target, resolve_dtype
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling
 
@@ -44,6 +44,7 @@ class MedusaDrafter(Drafter):
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices). None
             is ``DEFAULT_SHAPE``, as deep as there are heads.
         dtype: What the heads compute in; None for the target's own.
+        optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
 
     Raises:
         ValueError: The shape needs more heads or tokens than there are.
@@ -58,7 +59,9 @@ class MedusaDrafter(Drafter):
         shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         dtype: str | torch.dtype | None = None,
+        optimize: bool = True,
     ):
+        self.optimize = optimize
         self.heads = heads.eval()
         self.shape = DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else TreeShape.of(shape)
         if self.shape.max_depth > heads.num_heads:
@@ -85,6 +88,7 @@ class MedusaDrafter(Drafter):
         shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        optimize: bool = True,
     ) -> "MedusaDrafter":
         """Load heads from a folder, the hub, or this package (``"bundled/medusa"``).
 
@@ -93,9 +97,10 @@ class MedusaDrafter(Drafter):
             shape: See the class.
             dtype: See the class.
             device: Where to load them; None for the CPU, from where ``bind`` moves them to the target's device.
+            optimize: See the class.
         """
         heads = MedusaHeads.from_pretrained(bundled.resolve(str(path)), device=device or "cpu")
-        return cls(heads, shape, dtype=dtype)
+        return cls(heads, shape, dtype=dtype, optimize=optimize)
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """Check the widths, move the heads to the target, and make room for one hidden state per slot."""
@@ -117,7 +122,7 @@ class MedusaDrafter(Drafter):
             )
         dtype = self.dtype or target.dtype
         self._bound = heads.to(device=target.device, dtype=dtype)
-        self._packed = packed_linears(self._bound)
+        self._heads = ModuleCaller(self._bound, optimize=self.optimize)
         self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
         self._ready = np.zeros(max_batch_size, dtype=bool)
         self._choices = {
@@ -126,30 +131,26 @@ class MedusaDrafter(Drafter):
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin without a hidden state."""
-        self._packed.refresh()
         self._ready[slot] = False
 
     @torch.inference_mode()
     def observe(self, committed: Committed) -> None:
         """Keep the hidden state at every row's last committed position."""
-        rows = np.flatnonzero(committed.active)
-        slots = committed.first_slot + rows
-        # One copy to the device for all three indices, and no boolean one, which would synchronize.
-        index = np.stack([slots, rows, committed.counts[rows] - 1])
-        slot, row, position = torch.from_numpy(index).to(self._hidden.device, non_blocking=True).unbind()
-        self._hidden[slot] = committed.hidden_states[-1][row, position].to(self._hidden.dtype)
-        self._ready[slots] = True
+        hidden = committed.hidden_states[-1]
+        last = torch.from_numpy(committed.counts - 1).to(hidden.device, non_blocking=True)
+        chosen = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+        self._hidden[committed.slots] = chosen.to(self._hidden.dtype)
+        self._ready[committed.host_slots] = True
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
         """One forward of the heads for all rows."""
-        batch = len(slots)
-        ready = self._ready[:batch]
+        ready = self._ready[slots.host_index]
         depth = min(self.max_depth, int(np.where(slots.host_drafting & ready, slots.host_max_depth, 0).max()))
         if depth == 0:
             return DraftTree.root_only(slots.roots)
         choices = self._choices[depth]
-        top = self._top(self._hidden[:batch], depth, choices.width)
+        top = self._top(self._hidden[slots.index], depth, choices.width)
         tokens = torch.cat([slots.roots[:, None], top[choices.heads, :, choices.ranks].T], dim=1)
         valid = None
         if (slots.host_drafting & ~ready).any():
@@ -159,8 +160,7 @@ class MedusaDrafter(Drafter):
 
     def _top(self, hidden: Float[Tensor, "batch hidden"], depth: int, width: int) -> Int[Tensor, "head batch rank"]:
         """The first ``depth`` heads' most probable tokens, in order."""
-        with self._packed.in_use():
-            return self._bound(hidden, depth).topk(width, dim=-1).indices
+        return self._heads(hidden, depth).topk(width, dim=-1).indices
 
 
 @dataclass(frozen=True, eq=False)

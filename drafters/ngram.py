@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 

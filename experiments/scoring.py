@@ -11,10 +11,10 @@ from experiments.bounds import sibling_bound
 from experiments.compressed import unpack
 from experiments.divergence import step_divergence
 from experiments.trace import Shard, TraceKey, read_trace
-from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 from specdec.requests import GREEDY_BELOW
+from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
 

@@ -13,8 +13,8 @@ from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
 
 if TYPE_CHECKING:
-    from specdec.engine.slots import Slots
     from specdec.modeling.target import Target
+    from specdec.slots import Slots
 
 
 class Drafter(ABC):
@@ -33,8 +33,8 @@ class Drafter(ABC):
         is_paths: Its drafts are paths from the root, of one length, that share no other node.
         hidden_layers: Hidden states it wants in ``Committed``: -1 for the normalized last one, which the output
             layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
-        has_leaf_probs: It can give q at the leaves, too.
-        leaf_probs: It has to, because the verifier ``needs_leaf_probs``. Set by the engine before ``bind``.
+        has_leaf_probs: It can give q at the leaves, too: its ``bind`` takes ``leaf_probs=True``, which the engine
+            passes where the verifier ``needs_leaf_probs``.
     """
 
     max_nodes: int
@@ -44,11 +44,15 @@ class Drafter(ABC):
     is_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
     has_leaf_probs: bool = False
-    leaf_probs: bool = False
 
     @abstractmethod
     def bind(self, target: "Target", *, max_batch_size: int, max_length: int) -> None:
         """Check that this drafter fits the target (vocabulary, widths, device) and allocate its state.
+
+        Args:
+            target: The target.
+            max_batch_size: Slots.
+            max_length: Positions of a slot.
 
         Raises:
             ValueError: It does not fit.
@@ -64,10 +68,12 @@ class Drafter(ABC):
     def propose(self, slots: "Slots") -> DraftTree:
         """Draft for every row of ``slots`` (rows that are not ``slots.drafting`` may hold anything valid).
 
+        Tokens, hidden states and other state come from ``slots`` and from what ``observe`` was told of these slots.
+
         A row's branches must not be longer than ``slots.max_depth`` says; the engine makes deeper nodes invalid.
 
-        With ``leaf_probs``, ``draft_probs`` has a row for every node, also where nothing can be drafted; of greedy
-        requests (``DETERMINISTIC`` rows) at temperature 1; and zeros in rows that are not ``slots.drafting``.
+        Bound with ``leaf_probs``, ``draft_probs`` has a row for every node, also where nothing can be drafted. For
+        greedy requests (``DETERMINISTIC`` rows) it is q at temperature 1; rows not in ``slots.drafting`` are zero.
         """
 
     def release(self, slot: int) -> None:  # noqa: B027

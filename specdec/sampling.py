@@ -3,11 +3,14 @@
 The same function serves both, so a token is never drawn from one distribution and tested with another.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from specdec.requests import SamplingParams
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,33 @@ class SamplingTensors:
     any_sampled: bool
     any_filtered: bool
     any_min_p: bool
+
+    @classmethod
+    def of(
+        cls,
+        params: Sequence[SamplingParams],
+        *,
+        temperature: Float[Tensor, " batch"],
+        top_k: Int[Tensor, " batch"],
+        top_p: Float[Tensor, " batch"],
+        min_p: Float[Tensor, " batch"],
+        repetition_penalty: Float[Tensor, " batch"],
+        seen: Bool[Tensor, "batch vocab"] | None,
+    ) -> "SamplingTensors":
+        """Returns the tensors with what the host knows of them: which parameters any of the requests uses."""
+        sampled = [each for each in params if not each.greedy]
+        return cls(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seen=seen,
+            any_greedy=len(sampled) < len(params),
+            any_sampled=bool(sampled),
+            any_filtered=any(each.top_k > 0 or each.top_p < 1 for each in sampled),
+            any_min_p=any(each.min_p > 0 for each in sampled),
+        )
 
 
 def penalize(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -46,19 +47,6 @@ class Exactness(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class TargetOutput:
-    """What one verify forward returns.
-
-    Attributes:
-        logits: The model's raw logits at every node.
-        hidden_states: Hidden states at every node, by the layer index that the drafter asked for.
-    """
-
-    logits: Float[Tensor, "batch node vocab"]
-    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
-
-
-@dataclass(frozen=True, eq=False)
 class Verdict:
     """What the acceptance of one round decided.
 
@@ -81,15 +69,15 @@ class Verdict:
 class Committed:
     """Tokens that became final: their keys and values are in the target's cache now.
 
-    Rows stand for the consecutive slots from ``first_slot`` on. After a prefill chunk the tokens are a piece of
-    the prompt; after a round they are the root and the accepted path.
+    After a prefill chunk the tokens are a piece of the prompt; after a round they are the root and the accepted path.
+    Rows are those of requests that speculate, in any order of slots.
 
     Attributes:
-        first_slot: Slot of row 0.
-        active: Rows that took part; all else of the others is meaningless. On the host.
+        slots: The slot of every row.
+        host_slots: The same on the host.
         tokens: The committed tokens, in order of position; behind ``counts`` of them, padding.
         starts: Position of the first one. On the host.
-        counts: How many; at least 1 in an active row. On the host.
+        counts: How many, at least 1. On the host.
         next_tokens: The token that follows the last one (known, but not in the cache): pairs
             (hidden state at t, token t+1) are complete.
         path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
@@ -97,14 +85,28 @@ class Committed:
         hidden_states: Hidden states at the committed positions, by layer index.
     """
 
-    first_slot: int
-    active: np.ndarray
+    slots: Int[Tensor, " batch"]
+    host_slots: np.ndarray
     tokens: Int[Tensor, "batch position"]
     starts: np.ndarray
     counts: np.ndarray
     next_tokens: Int[Tensor, " batch"]
     path: Int[Tensor, "batch depth"] | None
     hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
+
+    def rows(self, rows: np.ndarray) -> "Committed":
+        """Returns some of the rows."""
+        index = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
+        return Committed(
+            slots=self.slots.index_select(0, index),
+            host_slots=self.host_slots[rows],
+            tokens=self.tokens.index_select(0, index),
+            starts=self.starts[rows],
+            counts=self.counts[rows],
+            next_tokens=self.next_tokens.index_select(0, index),
+            path=None if self.path is None else self.path.index_select(0, index),
+            hidden_states={layer: states.index_select(0, index) for layer, states in self.hidden_states.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

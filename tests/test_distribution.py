@@ -17,12 +17,12 @@ from torch import Tensor
 
 from specdec.engine.engine import Engine
 from specdec.engine.processors import process
-from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.slots import Slots
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, EVERYWHERE, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.models import tiny_model
@@ -244,9 +244,9 @@ def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.Mo
 
 def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: requests share their random numbers."""
-    import specdec.engine.slots
+    import specdec.slots
 
-    monkeypatch.setattr(specdec.engine.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
+    monkeypatch.setattr(specdec.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 

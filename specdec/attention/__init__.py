@@ -1,5 +1,13 @@
-"""Attention over a ragged cache with a tree mask.
+"""Attention over a ragged cache: one file per backend, ``masks`` for those that read a dense mask.
 
-``mask`` says what a query sees, once per round; ``grouped`` is the attention function that runs on it. To add a
-backend, write a module with such a function and name it in ``ModelRunner(attention=…)``.
+To add a backend: a file with a subclass of ``AttentionBackend``, and its name in ``BACKENDS``.
 """
+
+from specdec.attention.base import AttentionBackend
+from specdec.attention.grouped import GroupedAttention
+from specdec.attention.own import OwnAttention
+
+BACKENDS: dict[str, AttentionBackend] = {"grouped": GroupedAttention(), "eager": OwnAttention()}
+"""What ``attention=`` names, in the order in which ``"auto"`` tries them."""
+
+__all__ = ["BACKENDS", "AttentionBackend", "GroupedAttention", "OwnAttention"]

@@ -7,6 +7,7 @@ softcapping (Gemma-2) and attention sinks (gpt-oss), which SDPA refuses, run as 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -14,25 +15,77 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from specdec.attention.base import AttentionBackend, AttentionState
+from specdec.attention.masks import dense_masks
+from specdec.batch import ForwardBatch
+from specdec.cache.base import Cache
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
 NAME = "specdec_grouped"
 IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says
 
-_recorders: list[list[int]] = []
+_notes: list[list[int]] = []
+
+
+class GroupedAttention(AttentionBackend):
+    """This file's function with a dense mask, its rows repeated once per query head of a group."""
+
+    name = NAME
+    replayable = True
+
+    def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
+        """Returns one dense mask per reach."""
+        length = cache.get_mask_sizes(batch.nodes, 0)[0]
+        return AttentionState(dense_masks(batch, length, plan, groups=plan.groups))
+
+    def attend(
+        self,
+        state: AttentionState,
+        cache: Cache,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        layer: int,
+        mask: int,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention run by run of consecutive slots, so that no key or value is copied."""
+        cache.write(layer, key, value)
+        rows = state.masks[mask]
+        if len(cache.segments) == 1:
+            keys, values = cache.read(layer)
+            return attend(query, keys, values, rows, scaling=scaling, softcap=softcap, sinks=sinks)
+        outputs = []
+        for segment in cache.segments:
+            keys, values = cache.read_segment(layer, segment)
+            part, seen = query[segment.rows], rows[segment.rows]
+            outputs.append(attend(part, keys, values, seen, scaling=scaling, softcap=softcap, sinks=sinks))
+        return torch.cat(outputs)
+
+    def check(self, model: Any) -> str | None:
+        """Models say whether they take an attention function."""
+        if getattr(model, "_supports_attention_backend", False):
+            return None
+        return f"{model.config.model_type} does not take an attention function"
 
 
 @contextmanager
-def recorded_groups() -> Iterator[list[int]]:
+def noted_groups() -> Iterator[list[int]]:
     """Note how many query heads share a key head, for every call meanwhile: one number per layer.
 
     Only a call tells: a configuration may leave the number out, or name it for keys that are expanded first. And
     calls meanwhile are checked for arguments that this function does not know.
     """
     groups: list[int] = []
-    _recorders.append(groups)
+    _notes.append(groups)
     try:
         yield groups
     finally:
-        _recorders.pop()
+        _notes.pop()
 
 
 def grouped_attention(
@@ -61,10 +114,10 @@ def grouped_attention(
         **kwargs: Position ids and the like, which the mask has already.
 
     Raises:
-        TypeError: While groups are recorded: a tensor among ``kwargs`` would be ignored.
+        TypeError: While groups are noted: a tensor among ``kwargs`` would be ignored.
     """
-    if _recorders:
-        _recorders[-1].append(query.shape[1] // key.shape[1])
+    if _notes:
+        _notes[-1].append(query.shape[1] // key.shape[1])
         _check_arguments(kwargs)
     return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.engine.slots import Slots
+from specdec.slots import Slots
 from specdec.tree import DraftTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ def apply_processors(
     """
     logits = logits.clone()
     for row, processors in enumerate(slots.processors):
-        if not processors or not slots.host_active[row]:
+        if not processors:
             continue
         length = int(slots.host_lengths[row])
         before = torch.from_numpy(slots.host_tokens[row, :length]).long().to(logits.device)

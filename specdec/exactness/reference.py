@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from specdec.coupling import winners
 from specdec.engine.processors import process
-from specdec.engine.slots import Slots
+from specdec.engine.slot_table import SlotTable
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
@@ -41,10 +41,11 @@ def reference_decode(
     sequence = list(prompt_ids)
     output = model.get_output_embeddings()
     assert output is not None, "a causal LM has one"
-    slots = Slots(1, len(sequence) + sampling.max_new_tokens, output.weight.shape[0], model.device)
+    length = len(sequence) + sampling.max_new_tokens
     for step in range(sampling.max_new_tokens):
-        slots.admit(0, sequence, sampling, speculate=False)
-        state = slots.first(1)
+        table = SlotTable(1, length, output.weight.shape[0], model.device)
+        table.admit(0, sequence, sampling, speculate=False)
+        state = table.rows(np.zeros(1, dtype=np.int64))
         tokens = torch.tensor([sequence], device=model.device)
         logits = model(tokens).logits[:, -1:]
         scores = adjust(logits, state.sampling, tokens[:, None, -1:])

@@ -1,1 +1,17 @@
-"""Ways of running a model's forward: one file per executor, and the packed weights behind them."""
+"""Ways of running a model's forward: one file per executor, and what they stand on (captures, packed weights)."""
+
+from transformers import PreTrainedModel
+
+from specdec.execution.base import Executor
+from specdec.execution.eager import EagerExecutor
+from specdec.execution.replay import ReplayExecutor
+
+
+def executor_for(model: PreTrainedModel, *, optimize: bool) -> Executor:
+    """Returns the fastest executor for a model where it is; without ``optimize`` the model's own code."""
+    if optimize and model.device.type == "cpu":
+        return ReplayExecutor(model)
+    return EagerExecutor(model)
+
+
+__all__ = ["EagerExecutor", "Executor", "ReplayExecutor", "executor_for"]

@@ -8,22 +8,23 @@ The model itself is not touched: the packed copies take the layers' place during
 give the same bits; in float32 sums are ordered otherwise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
+from specdec.execution.freshness import Values
 from specdec.memory import free_memory
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _ROWS = 8  # rows that the layout is chosen for; others lose little
-_SHARE = 0.5  # of the free memory that copies may take
+_SHARE = 0.5  # the part of the free memory that copies may take
 
-_MOST_JOINT = 1 << 21  # weights of layers that are multiplied as one
+_MOST_JOINT = 1 << 21  # weights, over layers that are multiplied together
 
 _LEAST_BFLOAT16 = 1 << 14
 _LEAST_FLOAT32 = 400_000
@@ -59,15 +60,15 @@ class _Layer:
 
     Attributes:
         module: The layer.
-        forward: Of the packed weight; an attribute of this name in the module hides that of its class.
+        forward: The packed weight's product; as an attribute of the module it hides that of its class.
         packed: The packed weight, read by ``forward``.
-        version: Of the parameters when they were packed.
+        values: Tells when the layer's parameters have changed since they were packed.
     """
 
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
     packed: PackedWeight
-    version: tuple[int, ...]
+    values: Values
 
 
 class PackedLinears:
@@ -77,45 +78,60 @@ class PackedLinears:
     devices, in other dtypes, or without oneDNN. Copies are made if half of the free memory holds them.
 
     Args:
-        model: Whose layers to pack.
+        model: Whose layers to pack; it is not kept alive, but its layers are.
 
     Attributes:
         bytes: Memory of the copies.
     """
 
     def __init__(self, model: nn.Module):
+        self._model = ref(model)
         self._layers: list[_Layer] = []
         self._joint: dict[tuple[int, ...], PackedWeight] = {}
         self._changes = 0
         self.bytes = 0
-        linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
-        weights = {module.weight for module in linears}
-        needed = sum(weight.numel() * weight.element_size() for weight in weights)
-        if needed > _SHARE * free_memory(torch.device("cpu")):
-            return
-        self.bytes = needed
-        self._layers = [_layer(module) for module in linears]
+        self._pack(model)
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def refresh(self) -> int:
+    def belongs_to(self, model: nn.Module) -> bool:
+        """Returns whether these are copies of this very model's layers."""
+        return self._model() is model
+
+    def refresh(self, *, modules_changed: bool = False, all_values: bool = False) -> int:
         """Pack those weights again that have been changed in place or replaced (by training, say).
 
+        Args:
+            modules_changed: The model's modules are no longer those that it had.
+            all_values: Every weight may have changed, whatever it looks like.
+
         Returns:
-            A number that grows when there were any.
+            A number that grows when there were any changes.
         """
-        if any(_version(layer.module) != layer.version for layer in self._layers):
-            known = {layer.module: layer for layer in self._layers}
-            # A model may also have been moved to another device or dtype, where nothing is packed.
-            self._layers = [
-                layer if _version(module) == layer.version else _layer(module)
-                for module, layer in known.items()
-                if _version(module) == layer.version or _packable(module)
-            ]
-            self._joint.clear()
-            self._changes += 1
+        if not (modules_changed or all_values or self._values.changed()):
+            return self._changes
+        model = self._model()
+        if model is not None:
+            self._pack(model, known={} if all_values else {layer.module: layer for layer in self._layers})
+        self._joint.clear()
+        self._changes += 1
         return self._changes
+
+    def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
+        """Pack all layers that can be, except those of which the copy is right still."""
+        known = known or {}
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
+        weights = {module.weight for module in linears}
+        self._layers = []
+        self.bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        if self.bytes > _SHARE * free_memory(torch.device("cpu")) and not known:
+            linears, self.bytes = [], 0
+        for module in linears:
+            layer = known.get(module)
+            keep = layer is not None and layer.packed.dtype is module.weight.dtype and not layer.values.changed()
+            self._layers.append(layer if layer is not None and keep else _layer(module))
+        self._values = Values(p for layer in self._layers for p in _parameters(layer.module))
 
     def joint(self, packed: Sequence[Tensor]) -> PackedWeight | None:
         """Several layers' weights as one, their outputs side by side; the same sums in fewer calls.
@@ -135,7 +151,7 @@ class PackedLinears:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the copies take the layers' place."""
-        # Not that of a forward which somebody has given a layer since.
+        # Leave a layer alone if its `forward` has been replaced since packing.
         free = [(vars(layer.module), layer.forward) for layer in self._layers if "forward" not in vars(layer.module)]
         for names, forward in free:
             names["forward"] = forward
@@ -146,14 +162,16 @@ class PackedLinears:
                 del names["forward"]
 
 
-_packed: WeakKeyDictionary[nn.Module, PackedLinears] = WeakKeyDictionary()
+# By the model's identity, for as long as an executor uses them: copies must not outlive the engines.
+_packed: WeakValueDictionary[int, PackedLinears] = WeakValueDictionary()
 
 
 def packed_linears(model: nn.Module) -> PackedLinears:
-    """The packed copies of a model, made once however many engines use it."""
-    if model not in _packed:
-        _packed[model] = PackedLinears(model)
-    return _packed[model]
+    """Returns the packed copies of a model: made once however many engines use it, dropped with the last of them."""
+    known = _packed.get(id(model))
+    if known is None or not known.belongs_to(model):
+        _packed[id(model)] = known = PackedLinears(model)
+    return known
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -181,10 +199,8 @@ def _layer(module: nn.Linear) -> _Layer:
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 
-    return _Layer(module, forward, packed, _version(module))
+    return _Layer(module, forward, packed, Values(_parameters(module)))
 
 
-def _version(module: nn.Linear) -> tuple[int, ...]:
-    """Changes whenever a layer's parameters do (but for writes through ``.data``)."""
-    parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
-    return tuple(n for p in parameters for n in (p.data_ptr(), 0 if p.is_inference() else p._version))
+def _parameters(module: nn.Linear) -> list[Tensor]:
+    return [module.weight] if module.bias is None else [module.weight, module.bias]

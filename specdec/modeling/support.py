@@ -7,13 +7,15 @@ Nothing here lists models. A configuration rules some out at once (with the best
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from specdec.attention.base import Reach
 
 # Layer types of transformers' configurations. Sparse layers that select single positions by an indexer see them
 # through the mask; those that select blocks of positions count them along the cache, where a tree's nodes stand side
@@ -33,13 +35,6 @@ RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
 # and now and then another expert in half precision or quantized. A wrong position or mask gives 30% and more.
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 0.3
-
-
-class Reach(NamedTuple):
-    """How far back the queries of a layer see: a window, a chunk of the row, or (None) everything."""
-
-    window: int | None = None
-    chunk: int | None = None
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -163,7 +158,7 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
 
 
 @contextmanager
-def recorded_masks(configs: list[PreTrainedConfig]) -> Iterator[set[int | None]]:
+def noted_masks(configs: list[PreTrainedConfig]) -> Iterator[set[int | None]]:
     """Note the window of every mask that a model makes for itself by transformers' functions."""
     asked: set[int | None] = set()
     names = {config._attn_implementation for config in configs} & set(ALL_MASK_ATTENTION_FUNCTIONS)

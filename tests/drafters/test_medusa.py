@@ -12,10 +12,10 @@ from torch import Tensor
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from specdec.engine.engine import Engine
-from specdec.engine.slots import Slots
 from specdec.inflate import inflate
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
 from tests.models import tiny_model

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ngram import NGramDrafter
-from specdec.engine.slots import Slots
+from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 

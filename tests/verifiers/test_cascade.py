@@ -10,13 +10,13 @@ from torch import Tensor
 
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
-from specdec.engine.slots import Slots
 from specdec.exactness.checks import check_drafts
 from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
 from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS, TREE, perturbed

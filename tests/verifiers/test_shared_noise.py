@@ -10,7 +10,6 @@ import specdec.engine.engine
 from drafters.model import ModelDrafter
 from specdec.coupling import coupled_acceptance, decided, winners
 from specdec.engine.engine import Engine
-from specdec.engine.slots import Slots
 from specdec.exactness.enumeration import Tables
 from specdec.exactness.reference import reference_decode
 from specdec.exactness.shared import check_shared, expected_coupled
@@ -18,6 +17,7 @@ from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
 from tests.components import DRAFTERS, TREE, perturbed

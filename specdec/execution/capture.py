@@ -1,17 +1,15 @@
-"""A model's forward, recorded once for a shape and replayed as a flat list of tensor operations.
+"""A model's forward, captured once for a shape and turned into a flat sequence of tensor operations.
 
 The Python between a model's operations (modules, wrappers, configurations) costs as much as the operations themselves
-where these are small: a drafter's, or a small target's for a few tokens on a CPU. A recording leaves it out. It is
-to the CPU what a captured graph is to a GPU, but for what changes between calls: attention is one opaque step, which
-reads the cache and the masks of the moment, so a recording depends on the numbers of rows and tokens alone and not
-on any length.
+where these are small: a drafter's, or a small target's for a few tokens on a CPU. A captured forward leaves it out. It
+is to the CPU what a captured graph is to a GPU, with one difference: attention stays one opaque step, which reads the
+cache and the masks of the moment. So it depends on the numbers of rows and nodes alone, and not on any length.
 
-Nothing is assumed: a recording is made from other tokens and positions than those it is first compared on, where it
-must give the eager forward's very logits, and a model that cannot be recorded (its steps depend on values, its
-attention is its own, it has code or hooks of somebody else's) goes on as it was.
+A model that cannot be captured (its operations depend on values, its attention is its own) raises here, and the
+executor goes on without.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,54 +23,52 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.cache.slots import OwnLayout
+from specdec.cache.base import OwnLayout
 from specdec.execution.packing import PackedWeight
 
-NAME = "specdec_recorded"
-"""What a model's attention is called while it is recorded."""
-
-OURS = ("torch", "transformers", "specdec")
-"""Whose modules and hooks can be recorded: others may keep a state that a recording would not see change."""
+NAME = "specdec_captured"
+"""What a model's attention is called while it is captured."""
 
 Attend = Callable[..., Tensor]
 Joint = Callable[[Sequence[Tensor]], PackedWeight | None]
-Program = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+Program = Callable[..., tuple[Tensor, ...]]
 
 
-class UnrecordableError(RuntimeError):
-    """A model does something that a recording cannot repeat."""
+class UncapturableError(RuntimeError):
+    """A model does something that a captured forward could not repeat."""
 
 
-def record(
-    call: Callable[[Tensor, Tensor], Sequence[Tensor]],
-    tokens: Tensor,
-    positions: Tensor,
+def capture(
+    call: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
     *,
-    cache: "RecordingCache",
+    cache: "CapturingCache",
     attend: Attend,
     joint: Joint = lambda packed: None,
 ) -> Program:
-    """Record a forward.
+    """Capture a forward.
 
     Args:
-        call: The model with everything but tokens and positions given: ``NAME`` for its attention, ``cache``, and the
-            masks that ``cache`` knows. Returns tensors.
-        tokens: Of the shape to be recorded; the values do not matter.
-        positions: Of the same shape.
+        call: The model with everything but the inputs given: ``NAME`` for its attention, ``cache``, and the masks that
+            ``cache`` knows. Returns tensors.
+        inputs: Of the shapes to be captured; their values do not matter.
         cache: Sees what goes from a layer's projections to its attention.
-        attend: What a layer's attention is when the recording runs, ``attend(query, key, value, sinks, layer, mask,
-            scaling, softcap)``: the arguments of the recorded attention call with the *new* keys and values, the
+        attend: What a layer's attention is when the program runs, ``attend(query, key, value, sinks, layer, mask,
+            scaling, softcap)``: the arguments of the captured attention call with the *new* keys and values, the
             layer's index, and the number of the mask. Returns ``[batch, query, head, value_dim]``.
         joint: Makes one packed weight of several that are multiplied with the same inputs, or None.
 
+    Returns:
+        A function of the inputs, which returns what ``call`` does.
+
     Raises:
-        Exception: Whatever tracing raises; the model cannot be recorded.
+        Exception: Whatever tracing raises; the model cannot be captured.
     """
-    with torch.inference_mode(), _recording(cache), _NoValues(), _Recorder() as recorder:
-        outputs = call(tokens, positions)
+    with torch.inference_mode(), _capturing(cache), _NoValues(), _Capturer() as capturer:
+        outputs = call(*inputs)
     if cache.waiting is not None:
-        raise UnrecordableError("a layer's keys do not go to the attention function")
-    return _program(recorder.steps, [tokens, positions], outputs, attend, joint)
+        raise UncapturableError("a layer's keys do not go to the attention function")
+    return _program(capturer.steps, inputs, outputs, attend, joint)
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class _Step:
     outputs: Any
 
 
-class _Recorder(TorchDispatchMode):
+class _Capturer(TorchDispatchMode):
     """Notes every operation, and keeps its tensors so that each is known by its identity."""
 
     def __init__(self) -> None:
@@ -94,12 +90,12 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _FORBIDDEN.intersection(func.tags):
-            raise UnrecordableError(f"{func} depends on values")
+            raise UncapturableError(f"{func} depends on values")
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             if outputs is not args[0]:
-                raise UnrecordableError(f"{func} draws random numbers")
+                raise UncapturableError(f"{func} draws random numbers")
             return outputs  # dropout, which is off
         self.steps.append(_Step(func, args, kwargs, outputs))
         return outputs
@@ -110,7 +106,7 @@ class _NoValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SHOWS_VALUES:
-            raise UnrecordableError(f"{func.__name__} depends on values")
+            raise UncapturableError(f"{func.__name__} depends on values")
         return func(*args, **(kwargs or {}))
 
 
@@ -118,20 +114,7 @@ _SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _FORBIDDEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def recordable(modules: Iterable[nn.Module]) -> bool:
-    """Whether all of a model's modules, and all hooks on them, are known code."""
-    for module in modules:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(_home(code) not in OURS for code in (type(module), *hooks)) or "forward" in vars(module):
-            return False
-    return True
-
-
-def _home(code: Any) -> str:
-    return (getattr(code, "__module__", None) or type(code).__module__).split(".")[0]
-
-
-class RecordingCache(OwnLayout):
+class CapturingCache(OwnLayout):
     """Hands keys and values through to the attention function, and notes which layer they are of.
 
     Args:
@@ -149,20 +132,20 @@ class RecordingCache(OwnLayout):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
         if self.waiting is not None:
-            raise UnrecordableError("a layer's keys do not go to the attention function")
+            raise UncapturableError("a layer's keys do not go to the attention function")
         self.waiting = key_states, value_states, layer_idx
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
-        raise UnrecordableError("a layer selects keys by an indexer")
+        raise UncapturableError("a layer selects keys by an indexer")
 
     def take(self, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, int]:
         """The layer whose keys and values these are, and the number of the mask."""
         if self.waiting is None or self.waiting[0] is not key or self.waiting[1] is not value:
-            raise UnrecordableError("keys or values are changed between the cache and the attention function")
+            raise UncapturableError("keys or values are changed between the cache and the attention function")
         number = next((i for i, known in enumerate(self.masks) if known is mask), None)
         if number is None:
-            raise UnrecordableError("the mask is changed on its way to the attention function")
+            raise UncapturableError("the mask is changed on its way to the attention function")
         layer, self.waiting = self.waiting[2], None
         return layer, number
 
@@ -173,11 +156,11 @@ class RecordingCache(OwnLayout):
         return query_length, 0
 
 
-_caches: list[RecordingCache] = []
+_caches: list[CapturingCache] = []
 
 
 @contextmanager
-def _recording(cache: RecordingCache) -> Iterator[None]:
+def _capturing(cache: CapturingCache) -> Iterator[None]:
     _caches.append(cache)
     try:
         yield
@@ -185,7 +168,7 @@ def _recording(cache: RecordingCache) -> Iterator[None]:
         _caches.pop()
 
 
-def _recorded_attention(
+def _captured_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -196,7 +179,7 @@ def _recorded_attention(
     s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Stands for the attention function while a model is recorded: one opaque step."""
+    """Stands for the attention function while a model is captured: one opaque step."""
     layer, mask = _caches[-1].take(key, value, attention_mask)
     return torch.ops.specdec.attend(query, key, value, s_aux, layer, mask, scaling, softcap), None
 
@@ -212,14 +195,14 @@ _library.define(
     " -> Tensor"
 )
 _library.impl("attend", _shape_of_attention, "CompositeExplicitAutograd")
-AttentionInterface.register(NAME, _recorded_attention)
+AttentionInterface.register(NAME, _captured_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
 def _program(
     steps: list[_Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], attend: Attend, joint: Joint
 ) -> Program:
-    """A Python function of recorded steps: a line per operation, everything else bound beforehand."""
+    """A Python function of the captured steps: a line per operation, everything else bound beforehand."""
     together = _products_of_the_same(steps, joint)
     names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
     parameters = ", ".join(f"v{number}" for number in range(len(inputs)))
@@ -275,7 +258,7 @@ def _program(
     # Constants are cells of an enclosing function: quicker to read than globals.
     source = f"def make({', '.join(bound)}):\n    def replay({parameters}):\n        {replay}\n    return replay\n"
     scope: dict[str, Any] = {}
-    exec(compile(source, "<recorded forward>", "exec"), scope)
+    exec(compile(source, "<captured forward>", "exec"), scope)
     return scope["make"](**bound)
 
 

@@ -1,8 +1,50 @@
 """Additive attention masks for queries that stand in a tree behind a committed prefix."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from specdec.attention.base import Reach
+from specdec.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+
+def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: int = 1) -> list[Tensor]:
+    """Returns the masks of a forward, one per reach of the model's layers, ``[batch, 1, groups * node, key]``.
+
+    Args:
+        batch: The forward.
+        length: Key positions in all.
+        plan: Knows the reaches and the dtype.
+        groups: How often the queries' rows are repeated: once per query head that shares a key head, where a backend
+            lays those heads along the query axis.
+    """
+    return [_mask(batch, length, plan.dtype, reach, groups) for reach in plan.distinct_reaches]
+
+
+def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach, groups: int) -> Tensor:
+    topology, nodes = batch.topology, batch.nodes
+    rows = batch.size[0]
+    if rows == 1 and reach == Reach() and batch.host_lengths is not None:
+        start = int(batch.host_lengths[0])
+        visible = topology.ancestors[0, -nodes:]
+        return row_mask(start, visible, length, dtype, groups=groups, sees_all=batch.sees_all)
+    cells = batch.lengths[:, None] + topology.depth
+    mask = tree_mask(
+        batch.lengths,
+        topology.ancestors[:, -nodes:].expand(rows, -1, -1),
+        length,
+        dtype,
+        query_positions=cells[:, -nodes:],
+        cell_positions=cells,
+        window=reach.window,
+        chunk=reach.chunk,
+    )
+    return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
 
 
 def tree_mask(

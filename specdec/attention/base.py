@@ -1,0 +1,95 @@
+"""What an attention backend is: it owns masks, and how the cache is read."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from specdec.batch import ForwardBatch
+from specdec.cache.base import Cache
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+
+class Reach(NamedTuple):
+    """How far back the queries of a layer see: a window, a chunk of the row, or (None) everything."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+@dataclass(eq=False)
+class AttentionState:
+    """What a backend has prepared for one forward.
+
+    Attributes:
+        masks: One per reach of the model's layers, in the order of ``ModelPlan.distinct_reaches``.
+    """
+
+    masks: list[Tensor]
+
+    def argument(self, plan: "ModelPlan") -> Tensor | Mapping[str, Tensor]:
+        """Returns what a transformers model takes as ``attention_mask``: a dict where layers differ."""
+        if len(plan.reaches) == 1:
+            return self.masks[0]
+        by_reach = dict(zip(plan.distinct_reaches, self.masks, strict=True))
+        return {layer_type: by_reach[reach] for layer_type, reach in plan.reaches.items()}
+
+
+class AttentionBackend(ABC):
+    """One way of computing attention over the cache.
+
+    Before a model runs, ``prepare`` makes what the forward needs once for all layers. The model's layers then call the
+    attention function that transformers knows by ``name``. A backend that is ``replayable`` also answers ``attend``,
+    which a replayed forward calls in its place.
+
+    Attributes:
+        name: What the model's configuration is switched to during our forwards.
+        replayable: ``attend`` works.
+    """
+
+    name: str
+    replayable: bool = False
+
+    @abstractmethod
+    def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
+        """Returns what all layers of a forward share. The cache has been aimed at the batch."""
+
+    def attend(
+        self,
+        state: AttentionState,
+        cache: Cache,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        layer: int,
+        mask: int,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Store a layer's new keys and values and return its attention's output.
+
+        Args:
+            state: What ``prepare`` returned.
+            cache: Where keys and values go.
+            query: ``[batch, head, node, head_dim]``.
+            key: ``[batch, kv_head, node, head_dim]``, the new ones.
+            value: ``[batch, kv_head, node, value_dim]``, the new ones.
+            sinks: Attention sinks, one logit per head, or None.
+            layer: Index of the layer.
+            mask: Index into ``state.masks``.
+            scaling: Factor of the scores; None for ``head_dim ** -0.5``.
+            softcap: Cap of the scores, or None.
+
+        Returns:
+            ``[batch, node, head, value_dim]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be replayed")
+
+    def check(self, model: Any) -> str | None:
+        """Returns why a model cannot use this backend, or None; whether its numbers are right, a trial shows."""
+        return None

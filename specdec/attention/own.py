@@ -1,0 +1,21 @@
+"""The model's own attention, as transformers wrote it for this model: what every other backend is compared with."""
+
+from typing import TYPE_CHECKING
+
+from specdec.attention.base import AttentionBackend, AttentionState
+from specdec.attention.masks import dense_masks
+from specdec.batch import ForwardBatch
+from specdec.cache.base import Cache
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+
+class OwnAttention(AttentionBackend):
+    """transformers' ``eager`` attention with a dense mask."""
+
+    name = "eager"
+
+    def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
+        """Returns one dense mask per reach."""
+        return AttentionState(dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], plan))

@@ -1,0 +1,203 @@
+"""A forward as a value: everything that a model's forward over the cache depends on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.topology import Topology
+from specdec.tree import DraftTree
+
+
+class Wants(NamedTuple):
+    """What a forward is to return besides the keys and values that it leaves in the cache.
+
+    Attributes:
+        logits: For how many of the last nodes; None for all of them, 0 for none.
+        hidden_layers: Hidden states at every node: -1 for the normalized last one, which the output layer reads, i for
+            the input of decoder layer i (transformers' ``hidden_states[i]``).
+        top_k: The most probable tokens at every node that has logits; 0 for none.
+    """
+
+    logits: int | None = None
+    hidden_layers: tuple[int, ...] = ()
+    top_k: int = 0
+
+
+LOGITS = Wants()
+"""A forward that returns the logits of all its nodes."""
+
+
+class Bucket(NamedTuple):
+    """The sizes that a recorded or captured forward is made for.
+
+    Attributes:
+        batch: Rows.
+        nodes: Nodes per row.
+        keys: Positions that attention reads, rounded up; None where the host does not know them.
+    """
+
+    batch: int
+    nodes: int
+    keys: int | None
+
+
+KEYS_PER_BUCKET = 256
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ForwardBatch:
+    """One forward over the cache.
+
+    Every row appends nodes behind the committed prefix of its slot. The nodes are the *last* ones of a topology, whose
+    other nodes, if there are any, are in the cache already: that is how a tree is gone down level by level. Node j of
+    the topology stands at position ``length + j`` of the cache and is rotated (or embedded) as position
+    ``length + depth[j]``. A piece of a prompt is a chain.
+
+    Attributes:
+        tokens: What goes in, or None with ``embeds``.
+        slots: The slot of every row, in any order, no slot twice.
+        lengths: Committed positions of every row, hence where node 0 of the topology stands.
+        topology: How the nodes hang together, for all rows alike (one row of parents) or row by row.
+        host_slots: ``slots`` on the host.
+        host_lengths: ``lengths`` on the host, or None: attention then reads whole rows of the cache, masked.
+        embeds: Input embeddings in place of tokens.
+        features: A further input of the model, such as the hidden states that an EAGLE head takes.
+        wants: What to return.
+    """
+
+    tokens: Int[Tensor, "batch node"] | None
+    slots: Int[Tensor, " batch"]
+    lengths: Int[Tensor, " batch"]
+    topology: Topology
+    host_slots: np.ndarray
+    host_lengths: np.ndarray | None = None
+    embeds: Float[Tensor, "batch node hidden"] | None = None
+    features: Float[Tensor, "batch node width"] | None = None
+    wants: Wants = LOGITS
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.embeds is None):
+            raise ValueError("a forward takes either tokens or embeds: give one of the two")
+        if self.nodes > self.topology.width:
+            raise ValueError(
+                f"the batch has {self.nodes} nodes per row and its topology {self.topology.width}: give the topology "
+                f"that these are the last nodes of"
+            )
+
+    @classmethod
+    def of_tree(
+        cls,
+        tree: DraftTree,
+        *,
+        slots: Int[Tensor, " batch"],
+        lengths: Int[Tensor, " batch"],
+        host_slots: np.ndarray,
+        host_lengths: np.ndarray | None = None,
+        wants: Wants = LOGITS,
+    ) -> "ForwardBatch":
+        """Returns the forward that verifies all nodes of a batch of trees."""
+        return cls(
+            tokens=tree.tokens,
+            slots=slots,
+            lengths=lengths,
+            topology=tree.topology,
+            host_slots=host_slots,
+            host_lengths=host_lengths,
+            wants=wants,
+        )
+
+    @classmethod
+    def of_chunk(
+        cls,
+        tokens: Int[Tensor, "batch node"],
+        *,
+        host_slots: np.ndarray,
+        host_lengths: np.ndarray,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> "ForwardBatch":
+        """Returns the forward that appends a piece of every row's prompt, and no logits.
+
+        Args:
+            tokens: The pieces, padded at the end. Padding is written behind them and never read.
+            host_slots: The rows' slots.
+            host_lengths: Tokens that each row has in the cache already.
+            hidden_layers: Hidden states to return.
+        """
+        device = tokens.device
+        return cls(
+            tokens=tokens,
+            slots=slot_index(host_slots, device),
+            lengths=torch.from_numpy(host_lengths).to(device, non_blocking=True),
+            topology=Topology.chain(tokens.shape[1], device),
+            host_slots=host_slots,
+            host_lengths=host_lengths,
+            wants=Wants(logits=0, hidden_layers=hidden_layers),
+        )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows, and nodes per row."""
+        given = self.embeds if self.tokens is None else self.tokens
+        assert given is not None, "checked when it was made"
+        return given.shape[0], given.shape[1]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes per row that go through the model."""
+        return self.size[1]
+
+    @property
+    def bucket(self) -> Bucket:
+        """The sizes of this forward, as a capture tells forwards apart."""
+        batch, nodes = self.size
+        keys = None
+        if self.host_lengths is not None:
+            needed = int(self.host_lengths.max()) + self.topology.width
+            keys = -(-needed // KEYS_PER_BUCKET) * KEYS_PER_BUCKET
+        return Bucket(batch, nodes, keys)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every node sees all nodes up to itself and itself is the last: no node is hidden from another."""
+        return self.nodes == 1 and self.topology.in_line
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardOutput:
+    """What a forward returns.
+
+    Attributes:
+        logits: The model's raw logits at the nodes that were asked for; None if at none.
+        hidden_states: Hidden states at every node, by layer index.
+        top_tokens: The most probable tokens at every node with logits, the most probable first; None if not asked for.
+    """
+
+    logits: Float[Tensor, "batch some vocab"] | None
+    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]] = field(default_factory=dict)
+    top_tokens: Int[Tensor, "batch some rank"] | None = None
+
+    @property
+    def scores(self) -> Float[Tensor, "batch some vocab"]:
+        """The logits of a forward that was asked for them."""
+        assert self.logits is not None, "the forward was not asked for logits"
+        return self.logits
+
+
+def slot_index(host_slots: np.ndarray, device: torch.device) -> Int[Tensor, " batch"]:
+    """Returns the slots of a batch's rows on the device; of the first slots in order, without a copy."""
+    count = len(host_slots)
+    if count and int(host_slots[0]) + count - 1 == int(host_slots[-1]) and (np.diff(host_slots) == 1).all():
+        return _range(int(host_slots[0]), count, device)
+    return torch.from_numpy(np.ascontiguousarray(host_slots)).long().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=4096)
+def _range(first: int, count: int, device: torch.device) -> Int[Tensor, " batch"]:
+    with torch.inference_mode(False):
+        return torch.arange(first, first + count, device=device)

@@ -1,0 +1,168 @@
+"""What a KV cache is to the engine, and the part of transformers' ``Cache`` that any of ours answers."""
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import Cache as TransformersCache
+
+from specdec.batch import ForwardBatch
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps per position."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_position(self) -> int:
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+
+
+class UnsupportedError(ValueError):
+    """A model asked its cache for something that cannot be rolled back to an accepted path."""
+
+
+class _LayerStub:
+    """What transformers' mask code asks a layer for; our masks are made before it is reached."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+    is_initialized = False  # a cross-attention layer without anything to attend to
+    supports_early_init = True
+    record_past = False
+
+
+class OwnLayout(TransformersCache):
+    """A cache that only ``update`` and ``update_indexer`` write to, whatever its layers are."""
+
+    def __init__(self, num_layers: int):
+        # Not the parent's: it makes layer objects that keep tensors of their own.
+        self.layers = [_LayerStub() for _ in range(num_layers)]
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    def _refuse_state(self, *args: object, **kwargs: object):
+        raise UnsupportedError("its recurrent state cannot be rolled back after a rejection")
+
+    update_conv_state = update_recurrent_state = get_conv_state = get_recurrent_state = _refuse_state
+    has_previous_state = _refuse_state
+
+
+class Segment(NamedTuple):
+    """Consecutive rows of a batch whose slots are consecutive, too."""
+
+    rows: slice
+    slots: slice
+
+
+@lru_cache(maxsize=4096)
+def _segments(slots: bytes) -> tuple[Segment, ...]:
+    numbers = np.frombuffer(slots, dtype=np.int64)
+    breaks = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    return tuple(
+        Segment(slice(a, b), slice(int(numbers[a]), int(numbers[a]) + b - a)) for a, b in itertools.pairwise(breaks)
+    )
+
+
+def segments(host_slots: np.ndarray) -> tuple[Segment, ...]:
+    """Returns the runs of consecutive slots in a batch: ``[0, 1, 4, 5, 2]`` has rows 0-1, 2-3 and 4.
+
+    A cache that keeps slots side by side can show a run without copying it.
+    """
+    return _segments(np.ascontiguousarray(host_slots, dtype=np.int64).tobytes())
+
+
+class Cache(OwnLayout, ABC):
+    """Keys and values of all slots.
+
+    A forward is announced with ``aim``; the model's layers then ``write`` what they compute and ``read`` what attention
+    may see (transformers calls both together, as ``update``). After a round, ``commit`` moves the accepted path's
+    entries to their places.
+
+    Attributes:
+        slots: How many requests it holds.
+        max_length: Committed positions of a slot at most.
+        positions: Positions of a slot, those for the nodes of a tree included.
+        bytes_per_position: Bytes that one position of one slot takes, over all layers.
+        segments: The runs of consecutive slots of the batch that it is aimed at, where it can show them without a
+            copy; one run of all rows otherwise.
+        length_used: A layer has asked how long the cache is, for which a ragged batch has no answer.
+    """
+
+    slots: int
+    max_length: int
+    positions: int
+    segments: tuple[Segment, ...]
+    bytes_per_position: int
+    length_used: bool
+
+    @abstractmethod
+    def reserve(self, slot: int, positions: int) -> None:
+        """Make room for a request.
+
+        Args:
+            slot: Its slot.
+            positions: Committed positions that it will need at most.
+
+        Raises:
+            ValueError: There is no room.
+        """
+
+    @abstractmethod
+    def aim(self, batch: ForwardBatch) -> None:
+        """Say which forward comes: where it writes, and what it may read."""
+
+    @abstractmethod
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's new entries, ``[batch, kv_head, node, head_dim]``."""
+
+    @abstractmethod
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns all keys and values that attention may see, ``[batch, kv_head, key, head_dim]``."""
+
+    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Returns what attention may see of one of the ``segments``."""
+        return self.read(layer)
+
+    @abstractmethod
+    def commit(
+        self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
+    ) -> None:
+        """Move an accepted path's keys and values to their final positions, over all layers at once.
+
+        Args:
+            slots: Slot of every row.
+            lengths: Committed positions of each row; the root is at this position, node j at ``length + j``.
+            path: Accepted nodes, root left out, -1 padded; the node of depth d ends at ``length + d``.
+        """
+
+    @abstractmethod
+    def free(self, slot: int, *, written: int | None = None) -> None:
+        """Forget a request whose entries may be NaN, so that they cannot leak through masked positions.
+
+        Args:
+            slot: Its slot.
+            written: Positions that may have been written; None for all.
+        """
+
+    @abstractmethod
+    def release(self, slot: int) -> None:
+        """Give back what ``reserve`` took."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        """What a model's layers call: ``write``, then ``read``."""
+        self.write(layer_idx, key_states, value_states)
+        return self.read(layer_idx)

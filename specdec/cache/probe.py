@@ -1,0 +1,35 @@
+"""Finding out what a model keeps in a cache, by letting it run once with one that only looks."""
+
+from torch import Tensor
+
+from specdec.cache.base import LayerShape, OwnLayout
+
+
+class ShapeProbe(OwnLayout):
+    """Passes keys and values through and notes their shapes: how a model's cache needs are found out.
+
+    Attributes:
+        shapes: One shape per layer that stores keys and values; a layer may have none, or borrow another's.
+        indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
+    """
+
+    def __init__(self, num_layers: int):
+        super().__init__(num_layers)
+        self.shapes: dict[int, LayerShape] = {}
+        self.indexers: dict[int, LayerShape] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        self.shapes[layer_idx] = LayerShape(
+            key_states.shape[1], key_states.shape[3], value_states.shape[1], value_states.shape[3], key_states.dtype
+        )
+        return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        self.indexers[layer_idx] = LayerShape(1, indexer_key_states.shape[2], 0, 0, indexer_key_states.dtype)
+        return indexer_key_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0

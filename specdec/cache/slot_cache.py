@@ -1,0 +1,233 @@
+"""The slot cache: every slot has a row of positions, preallocated; written in tree order, committed in one move.
+
+A slot's row holds its committed prefix, and behind it whatever the last tree forward wrote: nothing at or behind
+``length`` is ever read without being written first. One row, prefix of 3, then a root and a tree of two
+branches, of which the path 2, 3 is accepted::
+
+    position   0   1   2   3   4   5   6
+    before     p0  p1  p2  r   n1  n2  n3
+    commit     p0  p1  p2  r   n2  n3  n3      new length 6, the rest is garbage
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.batch import ForwardBatch
+from specdec.cache.base import Cache, LayerShape, Segment, segments
+from specdec.memory import free_memory
+
+
+class SlotCache(Cache):
+    """Keys and values of all slots and layers, a row per slot.
+
+    Layers of equal shape share two tensors, ``[layer, slot, position, kv_head, head_dim]`` for K and V, so that
+    a commit is one gather and one scatter per tensor.
+
+    Args:
+        shapes: One shape per layer that stores keys and values.
+        max_batch_size: Slots.
+        max_length: Committed positions per slot.
+        max_nodes: Further positions, for the nodes of a tree.
+        device: Where to put it.
+        indexers: One shape per layer that selects keys by other keys.
+
+    Raises:
+        ValueError: It does not fit into the device's free memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        *,
+        max_batch_size: int,
+        max_length: int,
+        max_nodes: int,
+        device: torch.device,
+        indexers: Mapping[int, LayerShape] | None = None,
+    ):
+        super().__init__(max(shapes, default=-1) + 1)
+        indexers = indexers or {}
+        self.slots = max_batch_size
+        self.max_length = max_length
+        self.positions = max_length + max_nodes
+        self.length_used = False
+        kept = [*shapes.values(), *indexers.values()]
+        self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
+        needed = self.bytes_per_position * self.positions * max_batch_size
+        free = free_memory(device)
+        if needed > free:
+            raise ValueError(
+                f"the KV cache needs {needed / 2**30:.2f} GiB ({max_batch_size} slots x {self.positions} positions x "
+                f"{self.bytes_per_position} bytes), but {device} has {free / 2**30:.2f} GiB free: "
+                f"lower max_batch_size or max_length"
+            )
+        # Zeros, not empty: a masked position still enters 0 * value, and garbage could be NaN.
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._where: dict[int, tuple[int, int]] = {}
+        with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
+            for shape in dict.fromkeys(shapes.values()):
+                size = self._place(shapes, shape, self._where, len(self.keys))
+                self.keys.append(_by_head(size, shape.key_heads, shape.key_dim, shape.dtype, device))
+                self.values.append(_by_head(size, shape.value_heads, shape.value_dim, shape.dtype, device))
+            self.indexer_keys: list[Tensor] = []
+            self._where_indexed: dict[int, tuple[int, int]] = {}
+            for shape in dict.fromkeys(indexers.values()):
+                size = self._place(indexers, shape, self._where_indexed, len(self.indexer_keys))
+                self.indexer_keys.append(torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=device))
+            self._cells = torch.arange(self.positions, device=device)
+        self._views: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
+        self.segments: tuple[Segment, ...] = ()
+        self.length = 0
+        self._batch: ForwardBatch | None = None
+        self._start = -1
+        self._index: tuple[Tensor, Tensor] | None = None
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _place(
+        self, shapes: Mapping[int, LayerShape], shape: LayerShape, where: dict[int, tuple[int, int]], group: int
+    ) -> tuple[int, int, int]:
+        """Give the layers of a shape their places in a group; returns the leading sizes of its tensors."""
+        members = [layer for layer, other in shapes.items() if other == shape]
+        where.update({layer: (group, index) for index, layer in enumerate(members)})
+        return len(members), self.slots, self.positions
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """Nothing to take: every slot has its row. Refuses a request that is longer than the row."""
+        if positions > self.positions:
+            raise ValueError(f"{positions} positions do not fit into the cache's {self.positions}: raise max_length")
+
+    def release(self, slot: int) -> None:
+        """Nothing to give back: the next request writes over it."""
+
+    def aim(self, batch: ForwardBatch) -> None:
+        """Say which forward comes: where it writes, and how much of the rows it reads.
+
+        One row whose length the host knows is written as a slice; more rows, or unknown lengths, by an index.
+        """
+        (rows, nodes), width = batch.size, batch.topology.width
+        known = batch.host_lengths
+        # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
+        self.length = self.positions if known is None else min(int(known.max()) + width, self.positions)
+        self.segments = segments(batch.host_slots)
+        self._batch = batch
+        if len(self.segments) == 1:
+            self._layers = self.views(self.segments[0])
+        if rows == 1 and known is not None:
+            self._start = int(known[0]) + width - nodes
+        else:
+            self._start = -1
+            cells = batch.lengths[:, None] + self._cells[width - nodes : width]
+            # The slots' own index stays right however the rows are cut into segments.
+            self._index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))
+
+    def views(self, segment: Segment) -> dict[int, tuple[Tensor, Tensor]]:
+        """Returns keys and values of every layer in a run of slots, ``[slot, kv_head, position, head_dim]``."""
+        ends = (segment.slots.start, segment.slots.stop)
+        if ends not in self._views:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            self._views[ends] = {
+                index: (
+                    self.keys[group][layer, segment.slots].transpose(1, 2),
+                    self.values[group][layer, segment.slots].transpose(1, 2),
+                )
+                for index, (group, layer) in self._where.items()
+            }
+        return self._views[ends]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store ``[batch, kv_head, node, head_dim]`` where ``aim`` said."""
+        if self._start >= 0:
+            nodes = keys.shape[2]
+            kept_keys, kept_values = self._layers[layer]
+            kept_keys.narrow(2, self._start, nodes).copy_(keys)
+            kept_values.narrow(2, self._start, nodes).copy_(values)
+        else:
+            assert self._index is not None
+            group, place = self._where[layer]
+            self.keys[group][place][self._index] = keys.transpose(1, 2)
+            self.values[group][place][self._index] = values.transpose(1, 2)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns all that attention may see: a view of consecutive slots, a copy of others."""
+        if len(self.segments) == 1:
+            keys, values = self._layers[layer]
+            return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
+        parts = [self.read_segment(layer, segment) for segment in self.segments]
+        return torch.cat([keys for keys, _ in parts]), torch.cat([values for _, values in parts])
+
+    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Returns views of what attention may see of one run of slots."""
+        keys, values = self.views(segment)[layer]
+        return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """Write ``[batch, node, dim]`` and return all that the indexer may choose from."""
+        assert self._batch is not None
+        group, place = self._where_indexed[layer_idx]
+        kept = self.indexer_keys[group][place]
+        if self._start >= 0:
+            row = kept[self.segments[0].slots]
+            row.narrow(1, self._start, indexer_key_states.shape[1]).copy_(indexer_key_states)
+        else:
+            assert self._index is not None
+            kept[self._index] = indexer_key_states
+        if len(self.segments) == 1:
+            return kept[self.segments[0].slots].narrow(1, 0, self.length)
+        return kept.index_select(0, self._batch.slots).narrow(1, 0, self.length)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing a model may rely on: every row has its own length, and positions and masks are given.
+
+        Models ask before they look at the positions they were given; layers ask to use it (``length_used``).
+        """
+        self.length_used |= layer_idx > 0
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.length, 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is kept, each ``[layer, slot, position, ...]``."""
+        return [*self.keys, *self.values, *self.indexer_keys]
+
+    def commit(
+        self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
+    ) -> None:
+        """See ``Cache.commit``."""
+        depth = path.shape[1]
+        if depth == 0:
+            return
+        goal = lengths[:, None] + self._cells[1 : depth + 1]
+        # Padding moves a position onto itself; length + depth <= (max_length - 1) + max_nodes is inside the row.
+        source = torch.where(path >= 0, lengths[:, None] + path, goal)
+        rows = slots[:, None]
+        for tensor in self.tensors:
+            tensor[:, rows, goal] = tensor[:, rows, source]
+
+    def free(self, slot: int, *, written: int | None = None) -> None:
+        """Zero a slot: NaN left behind by a failed request would leak through masked positions."""
+        for tensor in self.tensors:
+            tensor[:, slot, :written] = 0
+
+
+_MOST_VIEWS = 256  # runs of slots whose views are kept
+
+
+def _by_head(size: tuple[int, int, int], heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of shape ``[layer, slot, position, head, dim]`` that lie head by head in memory.
+
+    Attention multiplies one head's positions with its queries: they stand side by side, and slots and heads make one
+    batch of matrices without a copy. (Measured on a CPU in bf16 at 1024 positions: up to ten times faster.)
+    """
+    layers, slots, positions = size
+    return torch.zeros(layers, slots, heads, positions, dim, dtype=dtype, device=device).transpose(2, 3)

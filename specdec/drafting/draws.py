@@ -1,0 +1,62 @@
+"""Drawing the children of a level's nodes, by the law that their acceptance will be judged by."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.coupling import race
+from specdec.drafting.levels import Level
+from specdec.random import draw
+from specdec.types import DraftSampling
+
+
+def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
+    """Returns every parent's most probable tokens, in order, for its children (``DETERMINISTIC``)."""
+    if level.one_each:
+        return scores.argmax(-1)
+    return scores.topk(level.width, dim=-1).indices[:, level.row_of, level.rank_of]
+
+
+def drawn(
+    q: Float[Tensor, "batch parent vocab"],
+    level: Level,
+    uniform: Float[Tensor, "batch child"],
+    law: DraftSampling,
+) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+    """Draw every parent's children (``IID`` or ``WITHOUT_REPLACEMENT``).
+
+    Args:
+        q: What they are drawn from.
+        level: Whose children.
+        uniform: One number per child.
+        law: How.
+
+    Returns:
+        The tokens; and which children exist, where q may run out of tokens.
+    """
+    if law is DraftSampling.IID or level.width == 1:
+        weights = q if level.one_each else q.index_select(1, level.row_of)
+        return draw(weights, uniform), None
+    left = q.clone()
+    tokens = torch.zeros_like(uniform, dtype=torch.long)
+    exists = torch.ones_like(uniform, dtype=torch.bool)
+    for rank, (columns, rows) in enumerate(level.by_rank):
+        weights = left.index_select(1, rows)
+        token = draw(weights, uniform[:, columns])
+        tokens[:, columns] = token
+        if rank > 0:
+            exists[:, columns] = weights.sum(-1) > 0
+        if rank + 1 < level.width:
+            left[:, rows] = weights.scatter_(2, token[..., None], 0.0)
+    return tokens, exists
+
+
+def first_arrivals(
+    q: Float[Tensor, "batch parent vocab"], level: Level, noise: Float[Tensor, "batch 1 vocab"]
+) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+    """Returns every parent's first children in the race that the target watches (``COUPLED``), and which exist."""
+    arrivals = race(q, noise)
+    if level.one_each:
+        return arrivals.argmax(-1), None
+    earliest, token = arrivals.topk(level.width, dim=-1)
+    return token[:, level.row_of, level.rank_of], earliest[:, level.row_of, level.rank_of] > 0

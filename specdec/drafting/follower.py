@@ -1,0 +1,140 @@
+"""A drafting model with a KV cache of its own, which follows the target's sequences."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.batch import LOGITS, ForwardBatch, Wants
+from specdec.modeling.runner import ModelRunner
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.types import Committed
+
+_LAST = Wants(logits=1)
+
+
+class Follower:
+    """Keeps a drafting model's cache in step with what the target has committed.
+
+    For every slot it is known up to which position keys and values are right. The last committed token may be missing,
+    because it was a leaf of the tree and never forwarded: ``root_logits`` forwards it again with the root. More is
+    missing where rounds went by without a draft (``catch_up``).
+
+    Args:
+        runner: The drafting model.
+        max_batch_size: Slots.
+        to_model: Token ids as the model has them.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
+    ):
+        self.runner = runner
+        self._to_model = to_model
+        self._known = np.zeros(max_batch_size, dtype=np.int64)
+        with torch.inference_mode(False):
+            self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
+        self._pair = Topology.chain(2, runner.device)
+
+    def admit(self, slot: int) -> None:
+        """Begin with an empty row."""
+        self._known[slot] = 0
+
+    def release(self, slot: int) -> None:
+        """Forget a row, which may hold NaN."""
+        cache = self.runner.cache
+        nodes = cache.positions - cache.max_length
+        cache.free(slot, written=int(self._known[slot]) + 1 + nodes)
+
+    def observe(self, committed: Committed, *, in_place: bool) -> None:
+        """Prefill pieces of prompts; commit an accepted path.
+
+        Args:
+            committed: What became final.
+            in_place: Accepted nodes stand where they belong already, as along a chain.
+        """
+        counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
+        last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
+        slots, starts = committed.host_slots, committed.starts
+        known = self._known[slots]
+        if committed.path is None:
+            ready = known == starts
+            if ready.any():
+                self._prefill(committed if ready.all() else committed.rows(np.flatnonzero(ready)))
+        else:
+            if not in_place:
+                lengths = torch.from_numpy(starts).to(self.runner.device, non_blocking=True)
+                self.runner.cache.commit(committed.slots, lengths, committed.path)
+            # All but the last committed token had children, so they were forwarded.
+            self._known[slots] = np.where(known >= starts, starts + committed.counts - 1, known)
+        self._last_token[committed.slots] = last
+
+    def _prefill(self, committed: Committed) -> None:
+        tokens = self._to_model(committed.tokens)
+        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=committed.host_slots, host_lengths=committed.starts))
+        self._known[committed.host_slots] += committed.counts
+
+    def catch_up(self, slots: Slots) -> None:
+        """Prefill what was committed while this drafter was not asked to propose."""
+        missing = np.where(slots.host_drafting, slots.host_lengths - self._known[slots.host_index], 0)
+        rows = np.flatnonzero(missing > 1)
+        if not len(rows):
+            return
+        host_slots, missing = slots.host_index[rows], missing[rows]
+        starts = self._known[host_slots]
+        index = np.minimum(starts[:, None] + np.arange(int(missing.max())), slots.host_tokens.shape[1] - 1)
+        tokens = torch.from_numpy(np.take_along_axis(slots.host_tokens[rows], index, axis=1).astype(np.int64))
+        tokens = self._to_model(tokens.to(self.runner.device))
+        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host_slots, host_lengths=starts))
+        self._known[host_slots] += missing
+
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns logits at the root, after forwarding the last committed token again."""
+        before = slots.host_lengths > 0
+        every = bool(before.all())  # as nearly always: a prompt of one token has nothing before its root
+        lengths, last = slots.lengths, self._last_token[slots.index]
+        if every:
+            lengths = lengths - 1
+        else:
+            again = lengths > 0
+            lengths, last = lengths - again.long(), torch.where(again, last, slots.roots)
+        output = self.runner.run(
+            ForwardBatch(
+                tokens=self._to_model(torch.stack([last, slots.roots], dim=1)),
+                slots=slots.index,
+                lengths=lengths,
+                topology=self._pair,
+                host_slots=slots.host_index,
+                host_lengths=slots.host_lengths - before,
+                wants=_LAST if every else LOGITS,
+            )
+        )
+        self._known[slots.host_index] = slots.host_lengths
+        if every:
+            return output.scores
+        return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
+
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns logits at the next nodes of a tree, whose nodes above are in the cache.
+
+        Args:
+            slots: The rows.
+            tokens: Of the nodes to forward.
+            topology: Of all nodes so far; those to forward are its last.
+        """
+        output = self.runner.run(
+            ForwardBatch(
+                tokens=self._to_model(tokens),
+                slots=slots.index,
+                lengths=slots.lengths,
+                topology=topology,
+                host_slots=slots.host_index,
+                host_lengths=slots.host_lengths,
+            )
+        )
+        return output.scores

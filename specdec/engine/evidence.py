@@ -1,0 +1,59 @@
+"""What a rule is shown of the target: p, but for two kinds of rules that say so (see ``Verifier``)."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from specdec.coupling import decided
+from specdec.interfaces import Verifier
+from specdec.sampling import distribution, warmed
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Noise
+
+Evidence = Callable[[Tensor, Tensor, DraftTree, Slots], Tensor]
+"""``evidence(scores, target_probs, tree, slots)``: what takes the place of p, all ``[batch, node, vocab]``."""
+
+
+def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
+    """Returns what a rule is shown, in rounds that speculate or in plain ones."""
+    if verifier.noise is Noise.SHARED:
+        return shared_noise  # in plain decoding, too: that is what the output is compared with
+    if verifier.needs_leaf_probs and speculating:
+        return at_temperature_one
+    return as_it_is
+
+
+def as_it_is(
+    scores: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    tree: DraftTree,
+    slots: Slots,
+) -> Float[Tensor, "batch node vocab"]:
+    """Returns p."""
+    return target_probs
+
+
+def shared_noise(
+    scores: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    tree: DraftTree,
+    slots: Slots,
+) -> Float[Tensor, "batch node vocab"]:
+    """Returns the token that the shared noise draws from p at every node, one-hot."""
+    if not slots.sampling.any_sampled:
+        return target_probs
+    return decided(target_probs, tree, slots.keys, slots.lengths)
+
+
+def at_temperature_one(
+    scores: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    tree: DraftTree,
+    slots: Slots,
+) -> Float[Tensor, "batch node vocab"]:
+    """Returns p, for greedy rows at temperature 1: a cascade decides by probabilities there, too."""
+    if not slots.sampling.any_greedy:
+        return target_probs
+    return distribution(scores, warmed(slots.sampling, slots.drafting))

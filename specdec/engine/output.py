@@ -1,0 +1,116 @@
+"""From a round's results to steps: where the output ends, its text, and the completion that they add up to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from specdec.engine.round import ReadBack
+from specdec.engine.text import Detokenizer
+from specdec.requests import Request
+from specdec.types import Completion, Step
+
+
+class Outputs:
+    """The texts of the running requests.
+
+    Args:
+        tokenizer: The target's; None for a target without one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
+        self._tokenizer = tokenizer
+        self._texts: dict[int, Detokenizer] = {}
+
+    def begin(self, request: Request) -> None:
+        """A request begins."""
+        stop = tuple(request.sampling.stop)
+        self._texts[request.id] = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
+
+    def end(self, request: Request) -> None:
+        """A request has ended; one that never began is ignored."""
+        self._texts.pop(request.id, None)
+
+    def step(self, request: Request, read: ReadBack, row: int, seconds: Mapping[str, float]) -> Step:
+        """Returns what a round did for a request, which takes the tokens.
+
+        Args:
+            request: The request.
+            read: The round's results.
+            row: The request's.
+            seconds: The round's times.
+        """
+        accepted = int(read.num_accepted[row])
+        step = Step(
+            request=request.id,
+            round=request.rounds,
+            token_ids=tuple(read.tokens[row, : accepted + 1].tolist()),
+            logprobs=tuple(read.logprobs[row, : accepted + 1].tolist()),
+            proposed_nodes=int(read.proposed_nodes[row]),
+            proposed_depth=int(read.proposed_depth[row]),
+            accepted=accepted,
+            expected_accepted=float(read.expected_accepted[row]),
+            seconds=seconds,
+        )
+        request.rounds += 1
+        if not read.valid[row]:
+            message = f"the logits or the draft's probabilities were not finite in round {step.round}"
+            return self.failed(request, message, step)
+        try:
+            step = self._cut(request, step)
+        except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
+            return self.failed(request, f"the tokenizer failed: {type(error).__name__}: {_first_line(error)}", step)
+        request.output_ids += step.token_ids
+        return step
+
+    def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
+        """Returns the last step of a request that ends in an error.
+
+        Args:
+            request: The request.
+            message: What happened.
+            step: The round in which it did, if it got that far; its tokens are not taken.
+        """
+        try:
+            text = self._texts[request.id].flush() if request.id in self._texts else ""
+        except Exception:  # the tokenizer is what failed: there is no text to be had from it
+            text = ""
+        step = step or Step(request=request.id, round=request.rounds, token_ids=())
+        return replace(step, token_ids=(), logprobs=(), text=text, finish_reason="error", error=message)
+
+    def _cut(self, request: Request, step: Step) -> Step:
+        """End the request where it ends inside the emitted tokens, and turn them into text."""
+        reason = None
+        tokens = step.token_ids
+        for count, token in enumerate(tokens, start=1):
+            if token in request.stop_ids:
+                reason, tokens = "stop", tokens[:count]
+                break
+        if len(tokens) >= request.remaining:
+            if len(tokens) > request.remaining:
+                reason, tokens = "length", tokens[: request.remaining]
+            reason = reason or "length"
+        detokenizer = self._texts[request.id]
+        text = detokenizer.push(tokens)
+        if detokenizer.stopped_at is not None:
+            reason, tokens = "stop", tokens[: detokenizer.stopped_at - len(request.output_ids)]
+        elif reason is not None:
+            text += detokenizer.flush()
+        return replace(step, token_ids=tokens, logprobs=step.logprobs[: len(tokens)], text=text, finish_reason=reason)
+
+
+def completion(request: Request, steps: Sequence[Step]) -> Completion:
+    """Returns what a request's steps add up to; one that was dropped before its end is an error."""
+    reason = steps[-1].finish_reason if steps else None
+    return Completion(
+        prompt_ids=tuple(request.prompt_ids),
+        token_ids=tuple(request.output_ids),
+        text="".join(step.text for step in steps),
+        finish_reason=reason or "error",
+        steps=tuple(steps),
+        error=steps[-1].error if steps and reason is not None else "the request was aborted before it ended",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

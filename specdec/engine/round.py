@@ -1,0 +1,209 @@
+"""One round: propose, verify, accept. What it decides is committed by the engine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.acceptance import Plain, accept
+from specdec.batch import LOGITS, ForwardBatch, Wants
+from specdec.engine.clock import StageTimer
+from specdec.engine.evidence import Evidence, as_it_is, evidence_for
+from specdec.engine.processors import apply_processors
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.runner import ModelRunner
+from specdec.random import Purpose, uniforms
+from specdec.sampling import adjust, distribution, path_tokens
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """How rounds draft and judge.
+
+    Attributes:
+        propose: Drafts for the rows of a round.
+        verifier: The acceptance rule.
+        evidence: What the rule is shown of the target.
+        wants: What the verify forward returns.
+    """
+
+    propose: Callable[[Slots], DraftTree]
+    verifier: Verifier
+    evidence: Evidence
+    wants: Wants
+
+    @classmethod
+    def plain(cls, verifier: Verifier | None) -> "Mode":
+        """Returns plain decoding: the same round with a tree of the root alone."""
+        evidence = as_it_is if verifier is None else evidence_for(verifier, speculating=False)
+        return cls(propose=_nothing, verifier=Plain(), evidence=evidence, wants=LOGITS)
+
+    @classmethod
+    def speculative(cls, drafter: Drafter, verifier: Verifier) -> "Mode":
+        """Returns speculative decoding."""
+        return cls(
+            propose=lambda slots: _drafted(drafter, slots),
+            verifier=verifier,
+            evidence=evidence_for(verifier, speculating=True),
+            wants=Wants(hidden_layers=tuple(drafter.hidden_layers)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What a round has decided.
+
+    Attributes:
+        tree: What was proposed.
+        evidence: What the rule was shown of the target.
+        verdict: What became of the tree.
+        tokens: The root and the accepted path, padded with the root.
+        hidden_states: The hidden states that were asked for, at every node, by layer index.
+        read: What the host needs of all this.
+    """
+
+    tree: DraftTree
+    evidence: Float[Tensor, "batch node vocab"]
+    verdict: Verdict
+    tokens: Int[Tensor, "batch position"]
+    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
+    read: "ReadBack"
+
+
+def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Played:
+    """Draft for all rows, verify the drafts in one forward, and decide what is accepted."""
+    with timer.stage("draft"):
+        tree = mode.propose(slots)
+    with timer.stage("verify"):
+        output = runner.run(
+            ForwardBatch.of_tree(
+                tree,
+                slots=slots.index,
+                lengths=slots.lengths,
+                host_slots=slots.host_index,
+                host_lengths=slots.host_lengths,
+                wants=mode.wants,
+            )
+        )
+    with timer.stage("accept"):
+        logits = output.scores
+        largest = logits.amax(-1)
+        scores = _processed(logits, tree, slots)
+        target_probs = distribution(scores, slots.sampling)
+        evidence = mode.evidence(scores, target_probs, tree, slots)
+        sound = torch.isfinite(largest)
+        # On the host a look is free; elsewhere it would synchronize.
+        if tree.width > 1 and (sound.device.type != "cpu" or not sound.all()):
+            tree, evidence = _without_broken(tree, evidence, sound)
+        verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+        nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
+        tokens = tree.tokens.gather(1, nodes)
+        read = ReadBack.of(tree, verdict, nodes, tokens, sound, target_probs)
+    return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
+
+
+def _nothing(slots: Slots) -> DraftTree:
+    return DraftTree.root_only(slots.roots)
+
+
+def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
+    """What the drafter proposes, without the nodes that are too deep for their row."""
+    tree = drafter.propose(slots)
+    if tree.width > drafter.max_nodes + 1:
+        raise ValueError(
+            f"{type(drafter).__name__} proposed {tree.width - 1} nodes and announced max_nodes={drafter.max_nodes}: "
+            f"the cache has no room for more; propose fewer, or announce them"
+        )
+    if (slots.host_max_depth < tree.max_depth).any():
+        tree = tree.limited(slots.max_depth)
+    return tree
+
+
+def _processed(
+    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
+) -> Float[Tensor, "batch node vocab"]:
+    """What ``distribution`` makes p of: logits with penalties and the user's own processors applied."""
+    paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
+    scores = adjust(logits, slots.sampling, paths)
+    return apply_processors(scores, tree, slots) if any(slots.processors) else scores
+
+
+def _without_broken(
+    tree: DraftTree, evidence: Float[Tensor, "batch node vocab"], sound: Bool[Tensor, "batch node"]
+) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]]:
+    """The tree without what stands below nodes whose logits are not finite, and no NaN in the tables.
+
+    Such a node decides nothing unless the path ends there: then the request fails, as plain decoding would.
+    """
+    itself = torch.eye(tree.width, dtype=torch.bool, device=sound.device)
+    below = (tree.ancestors & ~itself & ~sound[:, None]).any(-1)
+    kept = replace(tree, valid=tree.valid & ~below)
+    return kept, evidence.masked_fill(~sound[..., None], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadBack:
+    """A round's results on the host, row by row: one copy, one synchronization.
+
+    Attributes:
+        tokens: The emitted tokens; behind ``num_accepted + 1`` of them, padding.
+        logprobs: Their log-probabilities under p.
+        num_accepted: Accepted nodes.
+        expected_accepted: Their expectation, given the tree.
+        proposed_nodes: Drafted nodes that were verified.
+        proposed_depth: Depth of the longest branch.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing else means anything then.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    num_accepted: np.ndarray
+    expected_accepted: np.ndarray
+    proposed_nodes: np.ndarray
+    proposed_depth: np.ndarray
+    valid: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        tree: DraftTree,
+        verdict: Verdict,
+        nodes: Int[Tensor, "batch position"],
+        tokens: Int[Tensor, "batch position"],
+        sound: Bool[Tensor, "batch node"],
+        target_probs: Float[Tensor, "batch node vocab"],
+    ) -> "ReadBack":
+        """Copy a round's results to the host.
+
+        Args:
+            tree: What was proposed.
+            verdict: What became of it.
+            nodes: The root and the accepted path.
+            tokens: Their tokens.
+            sound: Where the model's logits are finite.
+            target_probs: p.
+        """
+        batch, _, vocab = target_probs.shape
+        last = verdict.next_token[:, None]
+        emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
+        chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
+        figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, verdict.valid]
+        columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], sound.gather(1, nodes)]
+        packed = torch.cat([column.to(torch.float64) for column in columns], dim=1).cpu().numpy()
+        width = emitted.shape[1]
+        rest = packed[:, 2 * width :]
+        return cls(
+            tokens=packed[:, :width].astype(np.int64),
+            logprobs=packed[:, width : 2 * width],
+            num_accepted=rest[:, 0].astype(np.int64),
+            expected_accepted=rest[:, 1],
+            proposed_nodes=rest[:, 2].astype(np.int64),
+            proposed_depth=rest[:, 3].astype(np.int64),
+            valid=(rest[:, 4:] > 0).all(1),
+        )

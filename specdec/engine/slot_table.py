@@ -1,0 +1,217 @@
+"""State of the running requests, on the device and mirrored on the host."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from specdec.batch import slot_index
+from specdec.random import request_key
+from specdec.requests import SamplingParams
+from specdec.sampling import SamplingTensors
+from specdec.slots import Slots
+
+
+class SlotTable:
+    """State of all slots.
+
+    ``admit`` gives a slot to a request, ``prefilled`` counts the pieces of its prompt, and from ``start`` on it takes
+    part in rounds, each of which ends with ``advance`` on the device and ``advance_host`` on the host, until
+    ``release``.
+
+    Args:
+        max_batch_size: Slots.
+        max_length: Positions of a slot.
+        vocab_size: Width of the target's logits.
+        device: The target's.
+    """
+
+    def __init__(self, max_batch_size: int, max_length: int, vocab_size: int, device: torch.device):
+        def tensor(value: int | float, dtype: torch.dtype) -> Tensor:
+            return torch.full((max_batch_size,), value, dtype=dtype, device=device)
+
+        self.device = device
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
+            self._roots = tensor(0, torch.long)
+            self._lengths = tensor(0, torch.long)
+            self._drafting = tensor(0, torch.bool)
+            self._max_depth = tensor(0, torch.long)
+            self._keys = tensor(0, torch.long)
+            self._rounds = tensor(0, torch.long)
+            self._temperature = tensor(0, torch.float32)
+            self._top_k = tensor(0, torch.long)
+            self._top_p = tensor(1, torch.float32)
+            self._min_p = tensor(0, torch.float32)
+            self._repetition_penalty = tensor(1, torch.float32)
+        self._seen: Bool[Tensor, "batch vocab"] | None = None
+        self._host_tokens = np.zeros((max_batch_size, max_length + 1), dtype=np.int32)
+        self._host_lengths = np.zeros(max_batch_size, dtype=np.int64)
+        self._host_drafting = np.zeros(max_batch_size, dtype=bool)
+        self._host_remaining = np.zeros(max_batch_size, dtype=np.int64)
+        self._running = np.zeros(max_batch_size, dtype=bool)
+        self._params: list[SamplingParams | None] = [None] * max_batch_size
+        self._views: dict[bytes, Slots] = {}
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> None:
+        """Give a slot to a request (seeded), with nothing in its cache yet."""
+        assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
+        assert self._params[slot] is None, f"slot {slot} is taken"
+        self._views.clear()
+        self._params[slot] = sampling
+        self._host_tokens[slot, : len(prompt_ids)] = prompt_ids
+        self._host_lengths[slot] = 0
+        self._host_drafting[slot] = speculate
+        self._host_remaining[slot] = sampling.max_new_tokens
+        self._roots[slot] = prompt_ids[0]
+        self._lengths[slot] = 0
+        self._drafting[slot] = speculate
+        self._keys[slot] = request_key(sampling.seed, sampling.stream)
+        self._rounds[slot] = 0
+        self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
+        self._top_k[slot] = 0 if sampling.greedy else sampling.top_k
+        self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
+        self._min_p[slot] = 0.0 if sampling.greedy else sampling.min_p
+        self._repetition_penalty[slot] = sampling.repetition_penalty
+        if sampling.repetition_penalty != 1.0 and self._seen is None:
+            self._seen = torch.zeros(len(self), self.vocab_size, dtype=torch.bool, device=self.device)
+        if self._seen is not None:
+            self._seen[slot] = False
+            self._seen[slot, torch.tensor(prompt_ids, device=self.device)] = True
+
+    def prefilled(self, slot: int, length: int) -> None:
+        """The cache holds ``length`` tokens of the slot's prompt."""
+        self._host_lengths[slot] = length
+        self._lengths[slot] = length
+
+    def start(self, slot: int) -> None:
+        """The prompt is in the cache but for its last token, the root: the slot takes part in rounds from now on."""
+        self._views.clear()
+        self._running[slot] = True
+        self._roots[slot] = int(self._host_tokens[slot, self._host_lengths[slot]])
+
+    def release(self, slot: int) -> None:
+        """The request in the slot has ended."""
+        self._views.clear()
+        self._params[slot] = None
+        self._running[slot] = False
+        if not any(params is not None and params.repetition_penalty != 1.0 for params in self._params):
+            self._seen = None
+
+    @property
+    def running(self) -> np.ndarray:
+        """Slots that take part in rounds, ascending."""
+        return np.flatnonzero(self._running)
+
+    def is_running(self, slot: int) -> bool:
+        """Returns whether a slot takes part in rounds: its prompt is in the cache."""
+        return bool(self._running[slot])
+
+    def rows(self, host_index: np.ndarray) -> Slots:
+        """Returns the state of some running slots for a round.
+
+        Of consecutive slots these are views, made once for as long as the same requests run; of others, copies.
+        """
+        key = host_index.tobytes()
+        first, last = int(host_index[0]), int(host_index[-1]) + 1
+        whole = last - first == len(host_index)
+        rows = self._views.get(key)
+        if rows is None:
+            rows = self._slice(slice(first, last), host_index) if whole else self._gather(host_index)
+            if whole:
+                self._views[key] = rows
+        self._limit_depth(rows, host_index)
+        return rows
+
+    def _limit_depth(self, rows: Slots, host_index: np.ndarray) -> None:
+        """Deeper nodes would be beyond the tokens still wanted, or the row's last position."""
+        left = np.minimum(self._host_remaining[host_index], self.max_length - self._host_lengths[host_index]) - 1
+        rows.host_max_depth[:] = np.where(rows.host_drafting, left.clip(min=0), 0)
+        rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
+
+    def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
+        seen = None if self._seen is None else self._seen[where]
+        return self._make(lambda tensor: tensor[where], seen, host_index, where)
+
+    def _gather(self, host_index: np.ndarray) -> Slots:
+        index = slot_index(host_index, self.device)
+        seen = None if self._seen is None else self._seen.index_select(0, index)
+        return self._make(lambda tensor: tensor.index_select(0, index), seen, host_index, host_index)
+
+    def _make(
+        self,
+        take: Callable[[Tensor], Tensor],
+        seen: Bool[Tensor, "batch vocab"] | None,
+        host_index: np.ndarray,
+        where: slice | np.ndarray,
+    ) -> Slots:
+        params = [self._params[slot] for slot in host_index]
+        return Slots(
+            index=slot_index(host_index, self.device),
+            host_index=host_index,
+            roots=take(self._roots),
+            lengths=take(self._lengths),
+            drafting=take(self._drafting),
+            max_depth=take(self._max_depth),
+            keys=take(self._keys),
+            rounds=take(self._rounds),
+            sampling=SamplingTensors.of(
+                [each for each in params if each is not None],
+                temperature=take(self._temperature),
+                top_k=take(self._top_k),
+                top_p=take(self._top_p),
+                min_p=take(self._min_p),
+                repetition_penalty=take(self._repetition_penalty),
+                seen=seen,
+            ),
+            processors=[() if each is None else each.processors for each in params],
+            host_tokens=self._host_tokens[where],
+            host_lengths=self._host_lengths[where],
+            host_drafting=self._host_drafting[where],
+            host_max_depth=np.zeros(len(host_index), dtype=np.int64),
+            vocab_size=self.vocab_size,
+            are_views=isinstance(where, slice),
+        )
+
+    def advance(
+        self,
+        rows: Slots,
+        tokens: Int[Tensor, "batch position"],
+        num_accepted: Int[Tensor, " batch"],
+        next_token: Int[Tensor, " batch"],
+    ) -> None:
+        """End a round on the device.
+
+        Args:
+            rows: Of this round.
+            tokens: The root and the accepted path, padded with the root.
+            num_accepted: Length of the path.
+            next_token: The new root.
+        """
+        longer, seen = rows.lengths + (num_accepted + 1), rows.sampling.seen
+        if rows.are_views:
+            rows.lengths.copy_(longer)
+            rows.roots.copy_(next_token)
+            rows.rounds.add_(1)
+        else:
+            self._lengths[rows.index] = longer
+            self._roots[rows.index] = next_token
+            self._rounds[rows.index] = rows.rounds + 1
+        if seen is not None:
+            assert self._seen is not None
+            seen.scatter_(1, torch.cat([tokens, next_token[:, None]], dim=1), True)
+            if not rows.are_views:
+                self._seen[rows.index] = seen
+
+    def advance_host(self, slot: int, emitted: Sequence[int]) -> None:
+        """End a round of one slot on the host; the last of the emitted tokens is the new root."""
+        start = int(self._host_lengths[slot]) + 1
+        self._host_tokens[slot, start : start + len(emitted)] = emitted
+        self._host_lengths[slot] += len(emitted)
+        self._host_remaining[slot] -= len(emitted)

@@ -1,0 +1,35 @@
+"""What an executor is: one way of running a model's forward."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from specdec.batch import ForwardBatch, ForwardOutput
+from specdec.cache.base import Cache
+from specdec.execution.freshness import Change, Freshness
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+
+class Executor(ABC):
+    """Runs forwards of one model, and knows when what it keeps for that has gone stale.
+
+    Args:
+        model: The model. The caller of ``run`` holds its lock (``model_lock``).
+    """
+
+    def __init__(self, model: nn.Module):
+        self.freshness = Freshness(model)
+
+    def look(self) -> Change:
+        """Notice what has changed about the model, and drop what was derived from it."""
+        return Change.STRUCTURE if self.freshness.look() else Change.NONE
+
+    def weights_changed(self) -> None:  # noqa: B027 (many keep nothing)
+        """Drop everything that was derived from weights: for a change that ``look`` cannot see."""
+
+    @abstractmethod
+    def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        """Returns what the batch wants; its nodes' keys and values are in the cache then."""

@@ -1,0 +1,198 @@
+"""Noticing that a model is not what it was when something was derived from it.
+
+Packed weights, captured forwards and plans are made from a model that stays in its owner's hands, who may train it,
+replace a module, change its configuration or move it. ``Freshness`` compares what can be compared quickly. It looks
+whenever a forward begins, but only once within ``steady``, in which nothing but this project's code runs.
+"""
+
+import copy
+import enum
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+class Change(enum.IntEnum):
+    """What has become of a model since the last look; the larger includes the smaller."""
+
+    NONE = 0
+    WEIGHTS = 1
+    """Values of its parameters."""
+    STRUCTURE = 2
+    """Its modules, tensors, hooks, settings or configuration."""
+
+
+class _Region(threading.local):
+    token: object | None = None
+
+
+_region = _Region()
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Promise that no model changes in here: each is looked at once."""
+    before = _region.token
+    if before is None:
+        _region.token = object()
+    try:
+        yield
+    finally:
+        _region.token = before
+
+
+class Freshness:
+    """Looks at a module's structure: its modules, the identity of its tensors, hooks, modes and configurations.
+
+    Args:
+        model: What to look at; it is not kept alive.
+
+    Attributes:
+        modules: All modules, as of the last look.
+        training: Those of them in training mode.
+        known: Whether all modules and hooks are code of torch, transformers or this project, which keeps no state that
+            a captured forward would not see change.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = ref(model)
+        self._looked: object | None = None
+        self._note(model)
+
+    def look(self) -> bool:
+        """Returns whether the structure has changed since the last look."""
+        token = _region.token
+        if token is not None and token is self._looked:
+            return False
+        self._looked = token
+        model = self._model()
+        assert model is not None, "whoever looks holds the model"
+        if self._state() == self._known_state and self._settings() == self._known_settings:
+            return False
+        self._note(model)
+        return True
+
+    def expired(self) -> bool:
+        """Returns whether the next ``look`` will really look."""
+        token = _region.token
+        return token is None or token is not self._looked
+
+    def _note(self, model: nn.Module) -> None:
+        self.modules = list(model.modules())
+        self.training = [module for module in self.modules if module.training]
+        self.known = all_known(self.modules)
+        self._tables = [table for module in self.modules for table in _tables(module)]
+        self._scalars = [(vars(module), name) for module in self.modules for name in _scalar_names(module)]
+        configs = {id(c): c for c in (getattr(m, "config", None) for m in self.modules) if c is not None}
+        self._configs = [config for config in configs.values() if isinstance(config, PreTrainedConfig)]
+        # Kept, so that no identity in the state is given to a new object.
+        self._alive = [value for table in self._tables for value in table.values()]
+        # Moving a module to another dtype or device leaves its parameters' identities alone.
+        parameters = list(model.parameters())
+        self._anchors = [*parameters[:1], *parameters[-1:]]
+        self._known_state = self._state()
+        self._known_settings = copy.deepcopy(self._settings())
+
+    def _state(self) -> tuple[object, ...]:
+        """What identifies modules, tensors, hooks and modes. Written for speed: it runs at every look."""
+        identities = [id(value) for table in self._tables for value in table.values()]
+        scalars = [names.get(name) for names, name in self._scalars]
+        places = [(anchor.dtype, anchor.device) for anchor in self._anchors]
+        return identities, scalars, [len(vars(module)) for module in self.modules], places
+
+    def _settings(self) -> list[dict[str, Any]]:
+        return [vars(config) for config in self._configs]
+
+
+def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    return (
+        module._modules,
+        module._parameters,
+        module._buffers,
+        module._forward_hooks,
+        module._forward_pre_hooks,
+    )
+
+
+def _scalar_names(module: nn.Module) -> list[str]:
+    """Attributes that a captured forward has as constants; torch's own modules have only their mode."""
+    if type(module).__module__.startswith("torch."):
+        return ["training"]
+    return [name for name, value in vars(module).items() if isinstance(value, _SIMPLE) and not name.startswith("_")]
+
+
+OURS = ("torch", "transformers", "specdec", "drafters")
+
+
+def all_known(modules: Iterable[nn.Module]) -> bool:
+    """Returns whether all modules, and all hooks on them, are known code."""
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(_home(code) not in OURS for code in (type(module), *hooks)) or "forward" in vars(module):
+            return False
+    return True
+
+
+def _home(code: Any) -> str:
+    return (getattr(code, "__module__", None) or type(code).__module__).split(".")[0]
+
+
+class Values:
+    """Looks at the values of some tensors: their storage, their version counters, and a few of their numbers.
+
+    The numbers are there because fused optimizers and writes to ``.data`` move no counter. A write to ``.data`` that
+    leaves all sampled numbers as they were goes unnoticed: tell (``weights_changed``).
+
+    Args:
+        tensors: What to look at.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        self._tensors = list(tensors)
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._note()
+
+    def changed(self) -> bool:
+        """Returns whether any tensor has changed since the last look."""
+        if self._counters() == self._known_counters and torch.equal(self._numbers(), self._known_numbers):
+            return False
+        self._note()
+        return True
+
+    def _note(self) -> None:
+        self._samples = [_sample(tensor) for tensor in self._tensors]
+        self._known_counters = self._counters()
+        self._known_numbers = self._numbers()
+
+    def _counters(self) -> tuple[list[int], list[int], list[torch.dtype]]:
+        return (
+            [tensor.data_ptr() for tensor in self._tensors],
+            [tensor._version for tensor in self._counted],
+            [tensor.dtype for tensor in self._tensors],
+        )
+
+    def _numbers(self) -> Tensor:
+        if not self._samples:
+            return torch.empty(0)
+        # As integers: NaN differs from itself.
+        return torch.cat(self._samples).float().view(torch.int32)
+
+
+_SAMPLED = 5
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """A view of a few numbers, from the first to the last."""
+    flat = tensor.detach()
+    if tensor.is_contiguous():
+        flat = flat.view(-1)
+        return flat[:: max(1, (flat.numel() - 1) // (_SAMPLED - 1))]
+    return flat.select(0, 0).reshape(-1)[:1] if flat.numel() else flat.reshape(-1)

@@ -1,0 +1,145 @@
+"""Forwards that come often, replayed without the model's Python, on packed weights."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdec.attention.base import AttentionState
+from specdec.batch import ForwardBatch, ForwardOutput, Wants
+from specdec.cache.base import Cache
+from specdec.execution.base import Executor
+from specdec.execution.capture import NAME, CapturingCache, Program, capture
+from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
+from specdec.execution.freshness import Change
+from specdec.execution.packing import packed_linears
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+logger = logging.getLogger(__name__)
+
+CAPTURE_AFTER = 24
+"""Forwards of one shape before it is captured: capturing costs what about as many replays save."""
+
+
+class _Key(NamedTuple):
+    """What a captured forward is made for, besides the model."""
+
+    batch: int
+    nodes: int
+    wants: Wants
+    embeds: bool
+    features: bool
+    autocast: torch.dtype | None
+
+
+class ReplayExecutor(Executor):
+    """Runs a model on packed weights (``packing``) and captures forwards that come often (``capture``). CPU only.
+
+    Nothing is assumed: a forward is captured from other inputs than those on which it is first compared, where it must
+    give the eager forward's very numbers. Models with code or hooks of somebody else's, which may keep a state that a
+    capture would not see change, are not captured.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self._packed = packed_linears(model)
+        self._packing = self._packed.refresh()
+        self._programs: dict[_Key, Program | None] = {}
+        self._forwards: Counter[_Key] = Counter()
+        # What a program's attention reads: of the forward that runs.
+        self._plan: ModelPlan | None = None
+        self._state = AttentionState([])
+        self._cache: Cache | None = None
+
+    def look(self) -> Change:
+        """See ``Executor.look``; packs weights anew that have changed, and drops captured forwards."""
+        if not self.freshness.expired():
+            return Change.NONE
+        change = super().look()
+        packing = self._packed.refresh(modules_changed=change is Change.STRUCTURE)
+        if packing != self._packing:
+            self._packing = packing
+            change = max(change, Change.WEIGHTS)
+        if change is not Change.NONE:
+            self._programs.clear()
+        return change
+
+    def weights_changed(self) -> None:
+        """See ``Executor.weights_changed``."""
+        self._packing = self._packed.refresh(all_values=True)
+        self._programs.clear()
+
+    def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        """See ``Executor.run``."""
+        cache.aim(batch)
+        self._plan, self._cache = plan, cache
+        self._state = plan.attention.prepare(batch, cache, plan)
+        inputs = inputs_of(batch, cache)
+        key = _Key(*batch.size, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
+        program = self._programs.get(key)
+        if program is not None:
+            return output_of(batch.wants, program(*inputs))
+        with self._packed.in_use(), evaluating(self.freshness.training):
+            outputs = call_model(plan, self._state, cache, batch.wants, inputs)
+            self._consider(key, plan, inputs, outputs)
+        return output_of(batch.wants, outputs)
+
+    def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Capture a forward that comes often, if the capture gives what the model has just given."""
+        self._forwards[key] += 1
+        often = self._forwards[key] >= CAPTURE_AFTER and key not in self._programs
+        # Prompts come in too many lengths.
+        if not often or key.wants.logits == 0 or not plan.attention.replayable or not self.freshness.known:
+            return
+        self._programs[key] = None
+        assert self._cache is not None
+        cache = CapturingCache(len(self._cache.layers), self._state.masks)
+        try:
+            program = capture(
+                lambda *given: call_model(plan, self._state, cache, key.wants, given, attention=NAME),
+                _others(inputs, plan, self._cache),
+                cache=cache,
+                attend=self._attend,
+                joint=self._packed.joint,
+            )
+            # The same inputs again: the cache is given what it has.
+            if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
+                self._programs[key] = program
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model does that tracing does not take; it runs as it is
+            logger.debug("%s is not captured: %s", plan.model_type, error)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        layer: int,
+        mask: int,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """A layer's attention in a captured forward: over the cache and with the masks of the moment."""
+        assert self._plan is not None and self._cache is not None
+        return self._plan.attention.attend(
+            self._state, self._cache, query, key, value, sinks, layer, mask, scaling, softcap
+        )
+
+
+def _others(inputs: Sequence[Tensor], plan: "ModelPlan", cache: Cache) -> list[Tensor]:
+    """Inputs of the same shapes with other values."""
+    given, positions, *features = inputs
+    other = given.flip(-1) if given.is_floating_point() else (given + 1) % plan.vocab_size
+    return [other, (positions + 1).clamp(max=cache.max_length - 1), *(each.flip(-1) for each in features)]
+
+
+def _autocast() -> torch.dtype | None:
+    """The dtype of autocasting on the CPU; None where it is off."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None

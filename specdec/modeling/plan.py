@@ -1,0 +1,249 @@
+"""What is known of a model before it decodes: found out once, frozen, and everything else is built from it."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec.attention import BACKENDS, AttentionBackend
+from specdec.attention.base import Reach
+from specdec.attention.grouped import noted_groups
+from specdec.batch import ForwardBatch
+from specdec.cache.base import LayerShape, UnsupportedError
+from specdec.cache.probe import ShapeProbe
+from specdec.cache.slot_cache import SlotCache
+from specdec.execution.eager import EagerExecutor, evaluating, switched
+from specdec.execution.locks import model_lock
+from specdec.modeling.support import check_supported, differs, explain, noted_masks, position_limit, reaches
+from specdec.topology import Topology
+from specdec.tree import TreeShape
+
+# The trial of a model: two rows of tokens with prefixes of different lengths, and behind each a tree in which the
+# row's next tokens are a path among others (nodes 0, 2, 4).
+TRIAL_LENGTH = 7
+TRIAL_PREFIXES = (4, 2)
+TRIAL_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
+TRIAL_PATH = [0, 2, 4]
+
+EXPERTS = ("grouped_mm", "eager")
+"""How experts are run if they were loaded as ``eager``: by a kernel that does not wait for the device at every layer,
+or where that does not work by their own loop."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelPlan:
+    """How to run a model over the cache.
+
+    Attributes:
+        model: The model, unmodified.
+        attention: The backend.
+        experts: The implementation of a mixture's experts.
+        groups: Query heads per key head, in most layers.
+        reaches: How far back the layers of every type see.
+        layers: What every layer that stores keys and values keeps per position.
+        indexers: The same for layers that select keys by other keys.
+        vocab_size: Width of the logits.
+        dtype: The model's.
+        device: The model's.
+        keeps_logits: The model can be asked for the logits of the last nodes alone.
+    """
+
+    model: PreTrainedModel
+    attention: AttentionBackend
+    experts: str
+    groups: int
+    reaches: Mapping[str, Reach]
+    layers: Mapping[int, LayerShape]
+    indexers: Mapping[int, LayerShape]
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    keeps_logits: bool
+
+    @classmethod
+    def find(cls, model: PreTrainedModel, *, attention: str = "auto") -> "ModelPlan":
+        """Find a way to run the model that gives its own logits: what a model type needs cannot be known for all.
+
+        Costs the model's own forward and three over a small cache, of a few tokens each.
+
+        Args:
+            model: Any causal LM.
+            attention: Name of a backend (``specdec.attention.BACKENDS``), or ``"auto"`` for the first one that works.
+
+        Raises:
+            ValueError: There is no such backend, or no way; names the model type and the reason.
+        """
+        candidates = _backends(model, attention)
+        check_supported(model)
+        with model_lock(model):
+            return _settle(model, candidates)
+
+    @cached_property
+    def distinct_reaches(self) -> tuple[Reach, ...]:
+        """Every reach once: a forward has one mask for each."""
+        return tuple(dict.fromkeys(self.reaches.values()))
+
+    @cached_property
+    def configs(self) -> Sequence[PreTrainedConfig]:
+        """Every configuration that a part of the model reads: parts may have one of their own."""
+        return configs_of(self.model)
+
+    @property
+    def model_type(self) -> str:
+        return self.model.config.model_type
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of KV cache per position and slot."""
+        return sum(shape.bytes_per_position for shape in (*self.layers.values(), *self.indexers.values()))
+
+    def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int) -> SlotCache:
+        """Returns an empty cache.
+
+        Raises:
+            ValueError: It does not fit into the device's free memory.
+        """
+        return SlotCache(
+            self.layers,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=max_nodes,
+            device=self.device,
+            indexers=self.indexers,
+        )
+
+
+def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Returns every configuration that a part of the model reads."""
+    found = [getattr(part, "config", None) for part in model.modules()]
+    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
+
+
+def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
+    """Backends to try, in order."""
+    if attention == "auto":
+        return [backend for backend in BACKENDS.values() if backend.check(model) is None]
+    if attention not in BACKENDS:
+        raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
+    refusal = BACKENDS[attention].check(model)
+    if refusal is not None:
+        raise ValueError(f"attention={attention!r}: {refusal}; use attention='auto'")
+    return [BACKENDS[attention]]
+
+
+def _settle(model: PreTrainedModel, candidates: Sequence[AttentionBackend]) -> ModelPlan:
+    """Try backends and ways of running experts until one gives the model's own logits."""
+    finding = ""
+    cause: Exception | None = None
+    for attention in candidates:
+        for experts in EXPERTS:
+            try:
+                plan, own = _probe(model, attention, experts)
+                plan, error = _trial(plan, own)
+                if error is None:
+                    return plan
+                problem = f"its logits differ by {error:.0%} from the model's own"
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as exception:  # whatever a model raises is the reason to refuse it
+                cause = exception
+                first_line = str(exception).strip().split("\n", 1)[0]
+                problem = (
+                    first_line if isinstance(exception, ValueError) else f"{type(exception).__name__}: {first_line}"
+                )
+            finding = finding or problem
+    raise ValueError(explain(model, finding)) from cause
+
+
+@torch.inference_mode()
+def _probe(
+    model: PreTrainedModel, attention: AttentionBackend, experts: str
+) -> tuple[ModelPlan, Float[Tensor, "batch position vocab"]]:
+    """Run the model on its own, which shows what it keeps in a cache and which masks it makes.
+
+    Returns:
+        A plan to try, and the logits.
+    """
+    config = model.config.get_text_config(decoder=True)
+    output_layer = model.get_output_embeddings()
+    assert output_layer is not None, "check_supported has refused the model"
+    probe = ShapeProbe(getattr(config, "num_hidden_layers", 1))
+    configs = configs_of(model)
+    vocab_size = output_layer.weight.shape[0]
+    training = [module for module in model.modules() if module.training]
+    # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
+    with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
+        tokens = _trial_tokens(config, vocab_size, model.device)
+        output = model(input_ids=tokens, past_key_values=probe, use_cache=True)
+    plan = ModelPlan(
+        model=model,
+        attention=attention,
+        experts=experts,
+        groups=1,
+        reaches=reaches(config, asked),
+        layers=probe.shapes,
+        indexers=probe.indexers,
+        vocab_size=vocab_size,
+        dtype=model.dtype,
+        device=model.device,
+        keeps_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters,
+    )
+    return plan, output.logits
+
+
+def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.device) -> Int[Tensor, "batch position"]:
+    """Two rows of distinct tokens, none of the ids at either end, where special tokens stand."""
+    length = min(TRIAL_LENGTH, position_limit(config) or TRIAL_LENGTH)
+    ids = torch.arange(2 * length, device=device).view(2, length)
+    return (101 + 37 * ids) % min(vocab_size, config.vocab_size)
+
+
+@torch.inference_mode()
+def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple[ModelPlan, float | None]:
+    """A ragged prefill, one token and a branching tree over a small cache.
+
+    Returns:
+        The plan with the number of groups, and how far the logits are from the model's own; None if within rounding.
+    """
+    config, device = plan.model.config.get_text_config(decoder=True), plan.device
+    tokens = _trial_tokens(config, plan.vocab_size, device)
+    if tokens.shape[1] < TRIAL_LENGTH:
+        return plan, None
+    executor = EagerExecutor(plan.model)
+    cache = plan.make_cache(max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
+    lengths, slots = np.array(TRIAL_PREFIXES), np.arange(2)
+    prefix = tokens[:, : lengths.max() - 1]
+    with noted_groups() as groups:
+        executor.run(plan, ForwardBatch.of_chunk(prefix, host_slots=slots, host_lengths=np.zeros_like(lengths)), cache)
+    plan = replace(plan, groups=max(set(groups), key=groups.count, default=1))
+
+    starts = torch.tensor(TRIAL_PREFIXES, device=device)
+    path = starts[:, None] + torch.arange(-1, len(TRIAL_PATH), device=device)
+    nodes = tokens[:, :1].repeat(1, TRIAL_SHAPE.num_nodes + 1)
+    nodes[:, TRIAL_PATH] = tokens.gather(1, path[:, 1:])
+
+    def forward(given: Tensor, topology: Topology, after: np.ndarray) -> Tensor:
+        batch = ForwardBatch(
+            tokens=given,
+            slots=torch.from_numpy(slots).to(device),
+            lengths=torch.from_numpy(after).to(device),
+            topology=topology,
+            host_slots=slots,
+            host_lengths=after,
+        )
+        return executor.run(plan, batch, cache).scores
+
+    single = forward(tokens.gather(1, path[:, :1]), Topology.chain(1, device), lengths - 1)
+    tree = forward(nodes, Topology.of_shape(TRIAL_SHAPE, device), lengths)
+    logits = torch.cat([single, tree[:, TRIAL_PATH]], dim=1)
+    if cache.length_used and not getattr(config, "attn_temperature_tuning", False):  # see check_length
+        raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
+    wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
+    precise = plan.dtype in (torch.float32, torch.float64) and not getattr(plan.model, "is_quantized", False)
+    return plan, differs(logits, wanted, precise=precise)

@@ -1,0 +1,60 @@
+"""The running requests as a round and a drafter see them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from specdec.sampling import SamplingTensors
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slots:
+    """The requests of one round: row b is the request in slot ``host_index[b]``.
+
+    What a drafter sees of them. Nothing here may be changed.
+
+    Attributes:
+        index: The slot of every row, ascending.
+        host_index: The same on the host.
+        roots: The token of the root: the last of the sequence.
+        lengths: Tokens whose keys and values are in the target's cache, hence the root's position.
+        drafting: Rows whose request wants speculation.
+        max_depth: No node may be deeper: what is left of the output and of the cache.
+        keys: Random key of the request.
+        rounds: Rounds of the request so far.
+        sampling: Sampling parameters.
+        processors: Logits processors of each row's request.
+        host_tokens: Int[batch position] on the host: the sequence, root included.
+        host_lengths, host_drafting, host_max_depth: The same as on the device.
+        vocab_size: Width of the target's logits.
+        are_views: The slots are consecutive, and the tensors views of the table's.
+    """
+
+    index: Int[Tensor, " batch"]
+    host_index: np.ndarray
+    roots: Int[Tensor, " batch"]
+    lengths: Int[Tensor, " batch"]
+    drafting: Bool[Tensor, " batch"]
+    max_depth: Int[Tensor, " batch"]
+    keys: Int[Tensor, " batch"]
+    rounds: Int[Tensor, " batch"]
+    sampling: SamplingTensors
+    processors: Sequence[tuple[Callable[..., Any], ...]]
+    host_tokens: np.ndarray
+    host_lengths: np.ndarray
+    host_drafting: np.ndarray
+    host_max_depth: np.ndarray
+    vocab_size: int
+    are_views: bool = False
+
+    def __len__(self) -> int:
+        return len(self.host_index)
+
+    @property
+    def device(self) -> torch.device:
+        return self.roots.device

@@ -1,0 +1,165 @@
+"""How the nodes of a draft tree hang together: parents, and what follows from them."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from specdec.shape import TreeShape
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """Parents of the nodes of some trees, with bounds on their depth and width that the host knows.
+
+    Node 0 is the root, and every parent stands before its children. Rows that share one topology store it once:
+    ``rows`` is then 1, and everything here broadcasts over the batch.
+
+    Make one with ``of_shape``, ``chain`` or ``from_parents``. The first two derive the bounds from the shape, the last
+    one derives them from the parents or takes those that it is given, which ``DraftTree`` checks.
+
+    Attributes:
+        parents: Index of every node's parent; -1 for the root.
+        max_depth: No node is deeper.
+        max_children: No node has more children.
+        in_line: Every node's parent is the node before it. False where that is not known.
+    """
+
+    parents: Int[Tensor, "rows node"]
+    max_depth: int
+    max_children: int
+    in_line: bool = False
+
+    @classmethod
+    def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
+        """Returns the topology of a static shape, with all that can be derived from it; made once per device."""
+        return _of_shape(shape, device)
+
+    @classmethod
+    def chain(cls, width: int, device: torch.device) -> "Topology":
+        """Returns a root and ``width - 1`` nodes in line below it; of one node: a root alone. Made once per device."""
+        return _chain(width, device)
+
+    @classmethod
+    def from_parents(
+        cls, parents: Int[Tensor, "rows node"], *, max_depth: int | None = None, max_children: int | None = None
+    ) -> "Topology":
+        """Returns the topology of trees that differ from row to row.
+
+        Bounds save loops and memory. On the host they are derived where they are not given. On a GPU, where a look at
+        the parents would wait for the device, they are what any tree of this many nodes can have.
+
+        Args:
+            parents: Every parent before its children.
+            max_depth: Depth of the deepest node at most.
+            max_children: Children of a node at most.
+        """
+        nodes = parents.shape[1]
+        if parents.device.type == "cpu":
+            max_depth = _deepest(parents) if max_depth is None else max_depth
+            max_children = _most_children(parents) if max_children is None else max_children
+        return cls(
+            parents,
+            max_depth=nodes - 1 if max_depth is None else min(max_depth, nodes - 1),
+            max_children=nodes - 1 if max_children is None else min(max_children, nodes - 1),
+        )
+
+    @property
+    def width(self) -> int:
+        """The number of nodes of a row, root included."""
+        return self.parents.shape[1]
+
+    @cached_property
+    def depth(self) -> Int[Tensor, "rows node"]:
+        """Depth of every node; 0 for the root. Nodes that are ``deeper`` than the bound have the bound."""
+        depth = torch.zeros_like(self.parents)
+        above = self.parents
+        for _ in range(self.max_depth):
+            depth += above >= 0
+            above = self.parents.gather(1, above.clamp(min=0)).where(above >= 0, -1)
+        vars(self)["deeper"] = above >= 0
+        return depth
+
+    @cached_property
+    def deeper(self) -> Bool[Tensor, "rows node"] | None:
+        """Nodes deeper than ``max_depth``, which only padding may be; None where the bound was derived."""
+        _ = self.depth  # finds them
+        return vars(self)["deeper"]
+
+    @cached_property
+    def ancestors(self) -> Bool[Tensor, "rows node node"]:
+        """``ancestors[b, i, j]``: node j is node i or above it.
+
+        The chain 0 - 1 - 2 with a second child 3 of node 1::
+
+            parents    -1 0 1 1
+            ancestors  1 0 0 0
+                       1 1 0 0
+                       1 1 1 0
+                       1 1 0 1
+        """
+        rows, nodes = self.parents.shape
+        marks = torch.eye(nodes, dtype=torch.bool, device=self.parents.device).repeat(rows, 1, 1)
+        above = self.parents.clamp(min=0)
+        for _ in range(self.max_depth):
+            marks.scatter_(2, above[..., None], True)
+            above = self.parents.gather(1, above).clamp(min=0)
+        return marks
+
+    def first(self, count: int) -> "Topology":
+        """Returns the topology of the first ``count`` nodes alone, which are closed under ancestors."""
+        if count == self.width:
+            return self
+        part = Topology(self.parents[:, :count], self.max_depth, self.max_children, self.in_line)
+        vars(part).update(depth=self.depth[:, :count], ancestors=self.ancestors[:, :count, :count], deeper=None)
+        return part
+
+
+def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
+    """Refuse a bound that does not hold everywhere.
+
+    Raises:
+        ValueError: On the host. On a GPU an assertion fails on the device, without waiting for it here.
+    """
+    if holds.device.type == "cpu":
+        if not holds.all():
+            raise ValueError(message)
+    else:
+        torch._assert_async(holds.all(), message)
+
+
+def _deepest(parents: Int[Tensor, "rows node"]) -> int:
+    """Depth of the deepest node."""
+    depth, above = 0, parents
+    while (above > 0).any():
+        depth += 1
+        above = parents.gather(1, above.clamp(min=0)).where(above >= 0, -1)
+    return depth + bool((above == 0).any())
+
+
+def _most_children(parents: Int[Tensor, "rows node"]) -> int:
+    """Children of the node that has most."""
+    rows, nodes = parents.shape
+    counts = torch.zeros(rows, nodes, dtype=torch.long, device=parents.device)
+    return int(counts.scatter_add_(1, parents.clamp(min=0), (parents >= 0).long()).max())
+
+
+@lru_cache(maxsize=1024)
+def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
+    with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
+        parents = torch.tensor([shape.parents], device=device)
+        topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain)
+        vars(topology).update(depth=topology.depth, ancestors=topology.ancestors, deeper=None)
+    return topology
+
+
+@lru_cache(maxsize=1024)
+def _chain(width: int, device: torch.device) -> Topology:
+    with torch.inference_mode(False):
+        index = torch.arange(width, device=device)[None]
+        topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True)
+        # A chain of a prompt's chunk is long: loops over its depth would be, too.
+        vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
+    return topology
