@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec.host import can_look
 from specdec.shape import TreeShape
 
 
@@ -57,7 +58,7 @@ class Topology:
             max_children: Children of a node at most.
         """
         nodes = parents.shape[1]
-        if parents.device.type == "cpu":
+        if can_look(parents):
             max_depth = _deepest(parents) if max_depth is None else max_depth
             max_children = _most_children(parents) if max_children is None else max_children
         return cls(
@@ -123,7 +124,7 @@ def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
     Raises:
         ValueError: On the host. On a GPU an assertion fails on the device, without waiting for it here.
     """
-    if holds.device.type == "cpu":
+    if can_look(holds):
         if not holds.all():
             raise ValueError(message)
     else:

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
+from tests.forwards import prefill, verify
 
 VOCAB = 64
 POSITIONS = 256
@@ -239,11 +240,11 @@ def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
         tokens = torch.zeros(3, counts.max(), dtype=torch.long)
         for row, start, count, chunk in zip(rows, starts, counts, tokens, strict=True):
             chunk[:count] = row[start : start + count]
-        runner.prefill(tokens, starts, counts)
+        prefill(runner, tokens, starts)
         starts = starts + counts
     tree = DraftTree.from_shape(SHAPE, torch.randint(0, VOCAB, (3, SHAPE.num_nodes + 1), generator=generator))
     lengths = torch.tensor(LENGTHS)
-    logits = runner.verify(tree, lengths, np.array(LENGTHS)).logits
+    logits = verify(runner, tree, LENGTHS).scores
     errors, scale = [], 0.0
     for b, row in enumerate(rows):
         for node in range(tree.width):
@@ -251,10 +252,10 @@ def disagreement(model: PreTrainedModel) -> tuple[float, ModelRunner]:
             errors.append((logits[b, node] - own).abs().max())
             scale = max(scale, float((own - own.mean()).abs().max()))
     path = torch.tensor(PATH)
-    runner.cache.commit(lengths, path)
+    runner.cache.commit(torch.arange(3), lengths, path)
     longer = lengths + 1 + (path >= 0).sum(1)
     roots = torch.tensor([3, 5, 7])
-    logits = runner.verify(DraftTree.root_only(roots), longer, longer.numpy()).logits
+    logits = verify(runner, DraftTree.root_only(roots), longer).scores
     for b, row in enumerate(rows):
         kept = torch.cat([torch.zeros(1, dtype=torch.long), path[b][path[b] >= 0]])
         own = _plain(model, row, torch.cat([tree.tokens[b, kept], roots[b : b + 1]]))
@@ -299,7 +300,7 @@ def outcome(model_type: str) -> Outcome:
             raise AssertionError(f"{model_type}: the test is too long for it: {refusal}") from refusal
         return Outcome("no", _sentence(str(refusal).split(": ", 1)[1]))
     assert error < TOLERANCE, f"{model_type}: logits differ from plain forwards by {error:.1e} of the largest"
-    return Outcome("eager" if runner.attention == "eager" else "yes")
+    return Outcome("eager" if runner.plan.attention.name == "eager" else "yes")
 
 
 def _sentence(text: str) -> str:

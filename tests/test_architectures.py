@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import specdec.modeling.runner
+from specdec.attention import BACKENDS
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import Reach
 from specdec.tree import DraftTree
@@ -62,7 +63,7 @@ def head_dim(runner: ModelRunner) -> int:
 
 
 def windows(*sizes: int | None) -> Callable[[ModelRunner], bool]:
-    return lambda runner: {reach.window or reach.chunk for reach in runner._reaches.values()} == set(sizes)
+    return lambda runner: {reach.window or reach.chunk for reach in runner.plan.reaches.values()} == set(sizes)
 
 
 NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -111,7 +112,7 @@ def test_supported_and_equal(name: str) -> None:
     case = SUPPORTED[name]
     error, runner = disagreement(tiny(case.model_type, **case.fields))
     assert case.shows(runner), f"{name}: the model has nothing of the kind"
-    assert runner.attention == case.attention
+    assert runner.plan.attention is BACKENDS[case.attention]
     assert error < TOLERANCE
 
 

@@ -22,9 +22,9 @@ from specdec.modeling.target import Target
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, EVERYWHERE, TRIED_WITH, VERIFIERS, skip_unfit, tried
+from tests.forwards import slots_of
 from tests.models import tiny_model
 from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
@@ -50,10 +50,8 @@ def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
         longer: dict[tuple[int, ...], float] = {}
         for prefix, mass in law.items():
             sequence = [*PROMPT, *prefix]
-            slots = Slots(1, 32, VOCAB, model.device)
-            slots.admit(0, sequence, sampling.seeded(0), speculate=False)
             tokens = torch.tensor([sequence])
-            state = slots.first(1).sampling
+            state = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
             scores = adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:])
             scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
             p = distribution(scores, state)[0, 0].double()
@@ -244,9 +242,9 @@ def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.Mo
 
 def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: requests share their random numbers."""
-    import specdec.slots
+    import specdec.engine.slot_table
 
-    monkeypatch.setattr(specdec.slots, "request_key", lambda seed, stream: request_key(seed, stream % 50))
+    monkeypatch.setattr(specdec.engine.slot_table, "request_key", lambda seed, stream: request_key(seed, stream % 50))
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 

@@ -13,6 +13,7 @@ from specdec.batch import LOGITS, ForwardBatch, Wants
 from specdec.engine.clock import StageTimer
 from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
+from specdec.host import can_look
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.random import Purpose, uniforms
@@ -98,8 +99,7 @@ def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Pl
         target_probs = distribution(scores, slots.sampling)
         evidence = mode.evidence(scores, target_probs, tree, slots)
         sound = torch.isfinite(largest)
-        # On the host a look is free; elsewhere it would synchronize.
-        if tree.width > 1 and (sound.device.type != "cpu" or not sound.all()):
+        if tree.width > 1 and not (can_look(sound) and sound.all()):
             tree, evidence = _without_broken(tree, evidence, sound)
         verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1

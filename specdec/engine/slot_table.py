@@ -209,7 +209,7 @@ class SlotTable:
             if not rows.are_views:
                 self._seen[rows.index] = seen
 
-    def advance_host(self, slot: int, emitted: Sequence[int]) -> None:
+    def advance_host(self, slot: int, emitted: Int[np.ndarray, " position"]) -> None:
         """End a round of one slot on the host; the last of the emitted tokens is the new root."""
         start = int(self._host_lengths[slot]) + 1
         self._host_tokens[slot, start : start + len(emitted)] = emitted

@@ -25,7 +25,7 @@ class Executor(ABC):
 
     def look(self) -> Change:
         """Notice what has changed about the model, and drop what was derived from it."""
-        return Change.STRUCTURE if self.freshness.look() else Change.NONE
+        return self.freshness.look()
 
     def weights_changed(self) -> None:  # noqa: B027 (many keep nothing)
         """Drop everything that was derived from weights: for a change that ``look`` cannot see."""

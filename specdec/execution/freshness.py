@@ -24,10 +24,10 @@ class Change(enum.IntEnum):
     """What has become of a model since the last look; the larger includes the smaller."""
 
     NONE = 0
-    WEIGHTS = 1
-    """Values of its parameters."""
+    PARTS = 1
+    """Its parameters (or their values), buffers, hooks or modes."""
     STRUCTURE = 2
-    """Its modules, tensors, hooks, settings or configuration."""
+    """Its modules, their settings, its configuration, dtype or device."""
 
 
 class _Region(threading.local):
@@ -50,7 +50,7 @@ def steady() -> Iterator[None]:
 
 
 class Freshness:
-    """Looks at a module's structure: its modules, the identity of its tensors, hooks, modes and configurations.
+    """Looks at what a module is made of: its modules, the identity of its tensors, hooks, modes and configurations.
 
     Args:
         model: What to look at; it is not kept alive.
@@ -67,18 +67,22 @@ class Freshness:
         self._looked: object | None = None
         self._note(model)
 
-    def look(self) -> bool:
-        """Returns whether the structure has changed since the last look."""
+    def look(self) -> Change:
+        """Returns what has changed since the last look, but for the values of parameters (see ``Values``)."""
         token = _region.token
         if token is not None and token is self._looked:
-            return False
+            return Change.NONE
         self._looked = token
+        if self._structure() != self._known_structure or self._settings() != self._known_settings:
+            change = Change.STRUCTURE
+        elif self._parts() != self._known_parts:
+            change = Change.PARTS
+        else:
+            return Change.NONE
         model = self._model()
         assert model is not None, "whoever looks holds the model"
-        if self._state() == self._known_state and self._settings() == self._known_settings:
-            return False
         self._note(model)
-        return True
+        return change
 
     def expired(self) -> bool:
         """Returns whether the next ``look`` will really look."""
@@ -89,6 +93,7 @@ class Freshness:
         self.modules = list(model.modules())
         self.training = [module for module in self.modules if module.training]
         self.known = all_known(self.modules)
+        self._children = [module._modules for module in self.modules]
         self._tables = [table for module in self.modules for table in _tables(module)]
         self._scalars = [(vars(module), name) for module in self.modules for name in _scalar_names(module)]
         configs = {id(c): c for c in (getattr(m, "config", None) for m in self.modules) if c is not None}
@@ -98,35 +103,39 @@ class Freshness:
         # Moving a module to another dtype or device leaves its parameters' identities alone.
         parameters = list(model.parameters())
         self._anchors = [*parameters[:1], *parameters[-1:]]
-        self._known_state = self._state()
+        self._known_parts = self._parts()
+        self._known_structure = self._structure()
         self._known_settings = copy.deepcopy(self._settings())
 
-    def _state(self) -> tuple[object, ...]:
-        """What identifies modules, tensors, hooks and modes. Written for speed: it runs at every look."""
+    # Written for speed: these run at every look.
+
+    def _parts(self) -> tuple[object, ...]:
+        """What identifies tensors, hooks and modes."""
         identities = [id(value) for table in self._tables for value in table.values()]
+        return identities, [module.training for module in self.modules]
+
+    def _structure(self) -> tuple[object, ...]:
+        """What identifies modules and their settings."""
+        children = [id(value) for table in self._children for value in table.values()]
         scalars = [names.get(name) for names, name in self._scalars]
         places = [(anchor.dtype, anchor.device) for anchor in self._anchors]
-        return identities, scalars, [len(vars(module)) for module in self.modules], places
+        return children, scalars, [len(vars(module)) for module in self.modules], places
 
     def _settings(self) -> list[dict[str, Any]]:
         return [vars(config) for config in self._configs]
 
 
 def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
-    return (
-        module._modules,
-        module._parameters,
-        module._buffers,
-        module._forward_hooks,
-        module._forward_pre_hooks,
-    )
+    return module._parameters, module._buffers, module._forward_hooks, module._forward_pre_hooks
 
 
 def _scalar_names(module: nn.Module) -> list[str]:
-    """Attributes that a captured forward has as constants; torch's own modules have only their mode."""
+    """Attributes that a captured forward has as constants; torch's own modules have none that anybody changes."""
     if type(module).__module__.startswith("torch."):
-        return ["training"]
-    return [name for name, value in vars(module).items() if isinstance(value, _SIMPLE) and not name.startswith("_")]
+        return []
+    skipped = ("training",)
+    simple = [name for name, value in vars(module).items() if isinstance(value, _SIMPLE)]
+    return [name for name in simple if name not in skipped and not name.startswith("_")]
 
 
 OURS = ("torch", "transformers", "specdec", "drafters")

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from specdec.execution.eager import evaluating
-from specdec.execution.freshness import Freshness
+from specdec.execution.freshness import Change, Freshness
 from specdec.execution.locks import model_lock
 from specdec.execution.packing import PackedLinears, packed_linears
 
@@ -26,7 +26,7 @@ class ModuleCaller:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with model_lock(self.module):
             if self._freshness.expired():
-                self._packed.refresh(modules_changed=self._freshness.look())
+                self._packed.refresh(modules_changed=self._freshness.look() is not Change.NONE)
             with self._packed.in_use(), evaluating(self._freshness.training):
                 return self.module(*args, **kwargs)
 

@@ -61,12 +61,14 @@ class _Layer:
     Attributes:
         module: The layer.
         forward: The packed weight's product; as an attribute of the module it hides that of its class.
+        weight: What was packed.
         packed: The packed weight, read by ``forward``.
         values: Tells when the layer's parameters have changed since they were packed.
     """
 
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
+    weight: Tensor
     packed: PackedWeight
     values: Values
 
@@ -109,7 +111,7 @@ class PackedLinears:
         Returns:
             A number that grows when there were any changes.
         """
-        if not (modules_changed or all_values or self._values.changed()):
+        if not (modules_changed or all_values or self._replaced() or self._values.changed()):
             return self._changes
         model = self._model()
         if model is not None:
@@ -117,6 +119,9 @@ class PackedLinears:
         self._joint.clear()
         self._changes += 1
         return self._changes
+
+    def _replaced(self) -> bool:
+        return any(layer.module.weight is not layer.weight for layer in self._layers)
 
     def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
         """Pack all layers that can be, except those of which the copy is right still."""
@@ -129,7 +134,7 @@ class PackedLinears:
             linears, self.bytes = [], 0
         for module in linears:
             layer = known.get(module)
-            keep = layer is not None and layer.packed.dtype is module.weight.dtype and not layer.values.changed()
+            keep = layer is not None and layer.weight is module.weight and not layer.values.changed()
             self._layers.append(layer if layer is not None and keep else _layer(module))
         self._values = Values(p for layer in self._layers for p in _parameters(layer.module))
 
@@ -199,7 +204,7 @@ def _layer(module: nn.Linear) -> _Layer:
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 
-    return _Layer(module, forward, packed, Values(_parameters(module)))
+    return _Layer(module, forward, weight, packed, Values(_parameters(module)))
 
 
 def _parameters(module: nn.Linear) -> list[Tensor]:

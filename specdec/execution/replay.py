@@ -61,10 +61,10 @@ class ReplayExecutor(Executor):
         if not self.freshness.expired():
             return Change.NONE
         change = super().look()
-        packing = self._packed.refresh(modules_changed=change is Change.STRUCTURE)
+        packing = self._packed.refresh(modules_changed=change is not Change.NONE)
         if packing != self._packing:
             self._packing = packing
-            change = max(change, Change.WEIGHTS)
+            change = max(change, Change.PARTS)
         if change is not Change.NONE:
             self._programs.clear()
         return change

@@ -18,6 +18,7 @@ from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
+from tests.forwards import slots_of
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier
 
@@ -168,18 +169,15 @@ def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None =
 
 
 def running(batch: int = 3, *, max_depth: int = 10) -> Slots:
-    slots = Slots(batch, 50, VOCAB, torch.device("cpu"))
-    slots.host_active[:] = slots.host_drafting[:] = True
-    slots.host_max_depth[:] = max_depth
-    slots.roots.copy_(torch.arange(batch) + 10)
-    return slots
+    return slots_of([[row + 10] for row in range(batch)], vocab_size=VOCAB, max_depth=max_depth, max_length=50)
 
 
-def committed(hidden: Tensor, counts: list[int], *, first_slot: int = 0, active: list[bool] | None = None) -> Committed:
+def committed(hidden: Tensor, counts: list[int], *, slots: list[int] | None = None) -> Committed:
     batch, positions, _ = hidden.shape
+    host_slots = np.arange(batch) if slots is None else np.array(slots)
     return Committed(
-        first_slot=first_slot,
-        active=np.array([True] * batch if active is None else active),
+        slots=torch.from_numpy(host_slots),
+        host_slots=host_slots,
         tokens=torch.zeros(batch, positions, dtype=torch.long),
         starts=np.zeros(batch, dtype=np.int64),
         counts=np.array(counts),
@@ -221,16 +219,16 @@ def test_the_hidden_state_of_the_latest_commit_counts(target: Target) -> None:
     drafter = bound(target, 1, heads=heads)
     first, second = torch.randn(3, 2, HIDDEN), torch.randn(2, 3, HIDDEN)
     drafter.observe(committed(first, [2, 2, 2]))
-    drafter.observe(committed(second, [3, 1], first_slot=1, active=[False, True]))
+    drafter.observe(committed(second, [3, 1], slots=[2, 0]))
     tokens = drafter.propose(running()).tokens[:, 1].tolist()
-    states = [first[0, 1], first[1, 1], second[1, 0]]
+    states = [second[1, 0], first[1, 1], second[0, 2]]
     assert tokens == [int(heads.heads[0](state).argmax()) for state in states]
 
 
 def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
     drafter = bound(target)
     assert drafter.propose(running()).width == 1
-    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], first_slot=1))
+    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
     tree = drafter.propose(running())
     assert tree.valid.tolist() == [[True] + [False] * 6, [True] * 7, [True] + [False] * 6]
     assert (tree.children[0] == -1).all() and tree.children[1, 0].tolist() == [1, 2]
@@ -253,12 +251,6 @@ def test_no_deeper_than_any_row_may_go(target: Target) -> None:
     assert drafter.propose(slots).max_depth == 2
     slots.host_drafting[:] = False
     assert drafter.propose(slots).width == 1
-
-
-def test_a_view_of_the_first_slots(target: Target) -> None:
-    drafter = bound(target)
-    drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
-    assert drafter.propose(running().first(2)).tokens.shape == (2, 7)
 
 
 def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:

@@ -14,6 +14,7 @@ from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import perturbed
+from tests.forwards import slots_of
 from tests.models import tiny_model
 
 VOCAB = 24
@@ -29,26 +30,28 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
-def ready(drafter: ModelDrafter, model, params: list[SamplingParams], *, room: int = 9, plain: bool = False) -> Slots:
+def ready(
+    drafter: ModelDrafter,
+    model,
+    params: list[SamplingParams],
+    *,
+    room: int = 9,
+    plain: bool = False,
+    leaf_probs: bool = False,
+) -> Slots:
     """Slots whose prompts nobody has prefilled yet: the drafter catches up with them."""
-    drafter.bind(Target(model), max_batch_size=2, max_length=32)
-    slots = Slots(2, 32, VOCAB, model.device)
+    drafter.bind(Target(model), max_batch_size=2, max_length=32, leaf_probs=leaf_probs)
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
-        slots.admit(slot, prompt, sampling.seeded(slot), speculate=not (plain and slot == 1))
-        slots.advance(slot, len(prompt) - 1)
-        slots.activate(slot, prompt[-1])
         drafter.admit(slot, prompt, sampling)
-        drafter._last_token[slot] = prompt[-2]
-    slots.host_max_depth[:] = room
-    return slots.first(2)
+        drafter._follower._last_token[slot] = prompt[-2]
+    drafting = [True, not plain]
+    return slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
 
 
 @torch.inference_mode()
 def law_after(model, sequence: list[int], sampling: SamplingParams) -> torch.Tensor:
     """What a plain forward draws from."""
-    slots = Slots(1, 32, VOCAB, model.device)
-    slots.admit(0, sequence, sampling.seeded(0), speculate=False)
-    state = slots.first(1).sampling
+    state = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling
     tokens = torch.tensor([sequence])
     return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0]
 
@@ -106,8 +109,7 @@ def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any
     params = [GREEDY, SAMPLED]
     drafter = ModelDrafter(twin, shape, sampling=sampling)
     without = drafter.propose(ready(drafter, model, params))
-    drafter.leaf_probs = True
-    tree = drafter.propose(ready(drafter, model, params))
+    tree = drafter.propose(ready(drafter, model, params, leaf_probs=True))
     assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
     assert tree.draft_probs is not None
     for row, prompt in enumerate(PROMPTS):
@@ -120,8 +122,7 @@ def test_leaf_probs_where_nothing_may_be_drafted_and_nobody_drafts(model) -> Non
     """The last token of a request has a q, too; a row that decodes plainly has none."""
     twin = perturbed(model, 0.3)
     drafter = ModelDrafter(twin, 2)
-    drafter.leaf_probs = True
-    tree = drafter.propose(ready(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True))
+    tree = drafter.propose(ready(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True, leaf_probs=True))
     assert tree.draft_probs is not None
     torch.testing.assert_close(tree.draft_probs[0, 0], law_after(twin, PROMPTS[0], SAMPLED), atol=1e-5, rtol=1e-4)
     assert (tree.draft_probs[1] == 0).all()

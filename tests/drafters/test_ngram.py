@@ -10,25 +10,7 @@ from drafters.ngram import NGramDrafter
 from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-
-
-def slots_of(
-    sequences: list[list[int]], *, max_depth: list[int] | None = None, drafting: list[bool] | None = None
-) -> Slots:
-    """Slots that hold these sequences; what lies behind a sequence is tokens of an earlier request."""
-    longest = max(len(sequence) for sequence in sequences)
-    slots = Slots(len(sequences), longest + 3, 1000, torch.device("cpu"))
-    slots.host_tokens[:] = np.random.default_rng(0).integers(0, 3, slots.host_tokens.shape)
-    slots.host_active[:] = True
-    slots.host_drafting[:] = True if drafting is None else drafting
-    slots.host_max_depth[:] = 100 if max_depth is None else max_depth
-    for row, sequence in enumerate(sequences):
-        slots.host_tokens[row, : len(sequence)] = sequence
-        slots.host_lengths[row] = len(sequence) - 1
-        slots.roots[row] = sequence[-1]
-    slots.lengths.copy_(torch.from_numpy(slots.host_lengths))
-    slots.max_depth.copy_(torch.from_numpy(slots.host_max_depth))
-    return slots
+from tests.forwards import slots_of
 
 
 def reference(sequence: list[int], drafter: NGramDrafter, max_depth: int = 100) -> list[list[int]]:
@@ -184,12 +166,6 @@ def test_rows_that_do_not_draft_are_left_out() -> None:
     assert tree.width == 1
     tree = NGramDrafter(4).propose(slots_of([sequence, sequence], max_depth=[0, 2]))
     assert [leaves(tree, row) for row in range(2)] == [[], [[2, 1]]]
-
-
-def test_a_view_of_the_first_slots() -> None:
-    slots = slots_of([[1, 2, 1], [3, 4, 3, 4], [5, 6, 5]])
-    tree = NGramDrafter(2, branches=1).propose(slots.first(2))
-    assert [leaves(tree, row) for row in range(2)] == [[[2, 1]], [[3, 4]]]
 
 
 def test_what_it_tells_the_engine() -> None:

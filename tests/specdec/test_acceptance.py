@@ -48,7 +48,8 @@ def test_path_to_literally() -> None:
 
 def test_path_to_with_nodes_out_of_order_and_loose_bounds() -> None:
     """The root's second child stands before the first one's children."""
-    tree = DraftTree.build(torch.zeros(2, 6, dtype=torch.long), torch.tensor([[-1, 0, 0, 1, 2, 4]] * 2))
+    parents = torch.tensor([[-1, 0, 0, 1, 2, 4]] * 2)
+    tree = DraftTree.build(torch.zeros(2, 6, dtype=torch.long), parents, max_depth=5)
     assert path_to(tree, torch.tensor([5, 3])).tolist() == [[2, 4, 5, -1, -1], [1, 3, -1, -1, -1]]
 
 

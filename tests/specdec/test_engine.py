@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+import specdec.host
 import specdec.random
 from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
@@ -174,14 +175,36 @@ def test_submit_and_step(target) -> None:
     assert [tuple(got[i]) for i in ids] == [wanted[i] for i in range(4)]
 
 
-def test_generate_refuses_to_swallow_submitted_requests(target) -> None:
-    engine = make(target)
-    request = engine.submit([1, 2], SamplingParams(max_new_tokens=4))
-    with pytest.raises(ValueError, match=r"1 submitted requests are unfinished"):
-        engine.generate([[1]], SamplingParams(max_new_tokens=2))
-    engine.abort(request)
-    assert engine.unfinished == 0
-    assert engine.generate([[1]], SamplingParams(max_new_tokens=2))[0].finish_reason == "length"
+def test_generate_leaves_submitted_requests_to_step(target) -> None:
+    engine = make(target, max_batch_size=2)
+    sampling = SamplingParams(max_new_tokens=4)
+    wanted = engine.generate([[1, 2], [1]], sampling)
+    request = engine.submit([1, 2], sampling)
+    assert engine.generate([[1]], sampling)[0].token_ids == wanted[1].token_ids
+    steps = []
+    while engine.unfinished or not steps or steps[-1].finish_reason is None:
+        steps += engine.step()
+    assert {step.request for step in steps} == {request}
+    assert tuple(token for step in steps for token in step.token_ids) == wanted[0].token_ids
+    assert engine.step() == []
+
+
+def test_submitting_and_stepping_while_a_stream_is_read(target) -> None:
+    """Every step goes to whoever asked for the request, whoever makes the engine go on."""
+    engine = make(target, max_batch_size=2)
+    sampling = SamplingParams(max_new_tokens=8)
+    wanted = [output.token_ids for output in engine.generate([[1, 2, 3], [4, 5]], sampling)]
+    stream = engine.stream([[1, 2, 3]], sampling)
+    streamed = [next(stream)]
+    request = engine.submit([4, 5], sampling)
+    stepped = engine.step()
+    streamed += stream
+    while engine.unfinished:
+        stepped += engine.step()
+    stepped += engine.step()
+    assert tuple(token for step in streamed for token in step.token_ids) == wanted[0]
+    assert tuple(token for step in stepped for token in step.token_ids) == wanted[1]
+    assert {step.request for step in stepped} == {request}
 
 
 def test_an_abandoned_stream_leaves_nothing_behind(target) -> None:
@@ -238,6 +261,7 @@ class Synchronizations(TorchFunctionMode):
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS])
 def test_one_synchronization_per_round(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specdec.random, "_FEW", 0)  # on a GPU all draws are made there
+    monkeypatch.setattr(specdec.host, "LOOKS_ARE_FREE", False)
     engine = make(target, drafter, max_batch_size=2)
     for prompt in ([1, 2, 1, 2], [3, 4, 3, 4]):
         engine.submit(prompt, SamplingParams(max_new_tokens=20, temperature=1.0))

@@ -15,8 +15,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from specdec.batch import Wants
 from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
+from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, COMMON, tiny_model
 
 LENGTHS = [11, 4, 17]
@@ -34,7 +36,7 @@ def prefilled(model: PreTrainedModel, *, attention: str = "auto", chunk: int = 5
         tokens = torch.zeros(3, counts.max(), dtype=torch.long)
         for b, row in enumerate(rows):
             tokens[b, : counts[b]] = row[starts[b] : starts[b] + counts[b]]
-        runner.prefill(tokens, starts, counts)
+        prefill(runner, tokens, starts)
         starts = starts + counts
     return runner, rows
 
@@ -50,14 +52,14 @@ def drafted(runner: ModelRunner) -> DraftTree:
 @torch.inference_mode()
 def test_every_node_sees_its_own_path(architecture: str, attention: str) -> None:
     model = tiny_model(architecture)
-    runner, rows = prefilled(model, attention=attention, hidden_layers=(-1, 2))
+    runner, rows = prefilled(model, attention=attention)
     tree = drafted(runner)
-    output = runner.verify(tree, torch.tensor(LENGTHS), np.array(LENGTHS))
+    output = verify(runner, tree, LENGTHS, wants=Wants(hidden_layers=(-1, 2)))
     for b, row in enumerate(rows):
         for node in range(tree.width):
             path = tree.ancestors[b, node].nonzero()[:, 0]
             plain = model(torch.cat([row, tree.tokens[b, path]])[None], output_hidden_states=True)
-            torch.testing.assert_close(output.logits[b, node], plain.logits[0, -1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(output.scores[b, node], plain.logits[0, -1], atol=1e-5, rtol=1e-5)
             for layer in (-1, 2):
                 hidden = output.hidden_states[layer][b, node]
                 torch.testing.assert_close(hidden, plain.hidden_states[layer][0, -1], atol=1e-5, rtol=1e-5)
@@ -70,16 +72,16 @@ def test_commit_equals_recomputation(architecture: str) -> None:
     runner, rows = prefilled(model)
     tree = drafted(runner)
     lengths = torch.tensor(LENGTHS)
-    runner.verify(tree, lengths, np.array(LENGTHS))
+    verify(runner, tree, LENGTHS)
     path = torch.tensor([[1, 4, -1], [2, 5, -1], [-1, -1, -1]])
-    runner.cache.commit(lengths, path)
+    runner.cache.commit(torch.arange(3), lengths, path)
     longer = lengths + 1 + (path >= 0).sum(1)
     roots = torch.tensor([3, 5, 7])
-    output = runner.verify(DraftTree.root_only(roots), longer, longer.numpy())
+    output = verify(runner, DraftTree.root_only(roots), longer)
     for b, row in enumerate(rows):
         kept = torch.cat([torch.zeros(1, dtype=torch.long), path[b][path[b] >= 0]])
         plain = model(torch.cat([row, tree.tokens[b, kept], roots[b : b + 1]])[None]).logits[0, -1]
-        torch.testing.assert_close(output.logits[b, 0], plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.scores[b, 0], plain, atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
@@ -88,12 +90,12 @@ def test_a_commit_of_the_wrong_path_is_noticed() -> None:
     runner, rows = prefilled(model)
     tree = drafted(runner)
     lengths = torch.tensor(LENGTHS)
-    runner.verify(tree, lengths, np.array(LENGTHS))
-    runner.cache.commit(lengths, torch.tensor([[1, 3, 6]] * 3))  # the path that should be: 2, 5
+    verify(runner, tree, LENGTHS)
+    runner.cache.commit(torch.arange(3), lengths, torch.tensor([[1, 3, 6]] * 3))  # the path that should be: 2, 5
     longer = lengths + 3
-    output = runner.verify(DraftTree.root_only(torch.tensor([3, 5, 7])), longer, longer.numpy())
+    output = verify(runner, DraftTree.root_only(torch.tensor([3, 5, 7])), longer)
     plain = model(torch.cat([rows[0], tree.tokens[0, [0, 2, 5]], torch.tensor([3])])[None]).logits[0, -1]
-    assert (output.logits[0, 0] - plain).abs().max() > 1e-3
+    assert (output.scores[0, 0] - plain).abs().max() > 1e-3
 
 
 @torch.inference_mode()
@@ -102,7 +104,7 @@ def test_prefill_is_the_same_whatever_the_chunk() -> None:
     outputs = []
     for chunk in (1, 5, 100):
         runner, _ = prefilled(model, chunk=chunk)
-        outputs.append(runner.verify(drafted(runner), torch.tensor(LENGTHS), np.array(LENGTHS)).logits)
+        outputs.append(verify(runner, drafted(runner), LENGTHS).scores)
     torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs[0], outputs[2], atol=1e-5, rtol=1e-5)
 

@@ -1,6 +1,7 @@
 """Packed linear weights: the same function, the model left alone, changes noticed."""
 
 import gc
+from weakref import ref
 
 import pytest
 import torch
@@ -69,10 +70,14 @@ def test_a_forward_that_was_given_since_stays() -> None:
 def test_a_model_may_change_its_dtype() -> None:
     """An engine was built before, so its weights are packed for another one."""
     model = tiny_model("llama", scale=2.0)
-    Engine(Target(model), max_length=64)
+    before = Engine(Target(model), max_length=64)
     assert len(packed_linears(model)) > 0
     engine = Engine(Target(model.double()), max_length=64)
+    assert len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5
     assert len(packed_linears(model)) == 0
+    with pytest.raises(ValueError, match=r"moved to torch.float64 .* built for torch.float32"):
+        before.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))
+    assert before.unfinished == 0
     assert len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5
 
 
@@ -107,13 +112,50 @@ def test_nothing_is_packed_that_would_fill_the_memory(monkeypatch: pytest.Monkey
     assert len(packed) == packed.bytes == 0
 
 
-def test_engines_share_the_copies_and_the_model_can_go() -> None:
+def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:
     model = tiny_model("llama")
-    assert packed_linears(model) is packed_linears(model)
-    before = len(specdec.packing._packed)
-    del model
+    first, second = (Engine(Target(model), max_length=64) for _ in range(2))
+    copies = ref(packed_linears(model))
+    assert copies() is packed_linears(model) and len(packed_linears(model)) > 0
+    del first
     gc.collect()
-    assert len(specdec.packing._packed) == before - 1
+    assert copies() is not None
+    del second
+    gc.collect()
+    assert copies() is None, "copies of a model's weights outlive the engines that read them"
+
+
+@pytest.mark.parametrize("change", ["fused", "data", "foreach", "bias"])
+def test_changes_that_no_version_tells_are_seen(change: str) -> None:
+    layer = nn.Linear(640, 704)
+    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
+    assert packed.refresh() == 0
+    if change == "fused":
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+        layer(inputs).square().sum().backward()
+        optimizer.step()
+    elif change == "data":
+        layer.weight.data.mul_(2)
+    elif change == "foreach":
+        torch._foreach_mul_([layer.weight.data, layer.bias.data], 2.0)
+    else:
+        layer.bias.data += 1
+    with torch.inference_mode():
+        assert packed.refresh() == 1
+        assert packed.refresh() == 1
+        with packed.in_use():
+            expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+            torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_change_that_nothing_shows_can_be_told() -> None:
+    layer = nn.Linear(640, 704)
+    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
+    layer.weight.data[3, 5] += 1
+    assert packed.refresh(all_values=True) == 1
+    with torch.inference_mode(), packed.in_use():
+        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_trained_target_decodes_with_its_new_weights() -> None:

@@ -16,10 +16,10 @@ from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS, TREE, perturbed
+from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, goodness
 from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, drafts, needs_tables
@@ -208,9 +208,7 @@ def model():
 @torch.inference_mode()
 def law_after(model, sequence: list[int], sampling: SamplingParams) -> Tensor:
     """What a plain forward over the whole sequence draws from, in float64."""
-    slots = Slots(1, 32, VOCAB, model.device)
-    slots.admit(0, sequence, sampling.seeded(0), speculate=False)
-    state, tokens = slots.first(1).sampling, torch.tensor([sequence])
+    state, tokens = slots_of([sequence], vocab_size=VOCAB, params=[sampling]).sampling, torch.tensor([sequence])
     return distribution(adjust(model(tokens).logits[:, -1:], state, tokens[:, None, -1:]), state)[0, 0].double()
 
 
@@ -369,8 +367,13 @@ def test_a_drafter_serves_one_engine_after_the_other() -> None:
     model = tiny_model("llama", vocab_size=LONG)
     drafter = ModelDrafter(perturbed(model, 0.3), 2)
     for rule in (CascadeVerifier(), RejectionVerifier()):
-        Engine(Target(model), drafter, rule, max_length=40)
-        assert drafter.leaf_probs is rule.needs_leaf_probs
+        with Engine(Target(model), drafter, rule, max_length=40) as engine:
+            trees: list[DraftTree] = []
+            engine.on_round = lambda seen, trees=trees: trees.append(seen.tree)
+            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6, temperature=1.0))
+        for tree in trees:
+            assert tree.draft_probs is not None
+            assert bool(tree.draft_probs[0, -1].any()) is rule.needs_leaf_probs
 
 
 def test_drafts_without_q_at_the_leaves_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Recorded forwards: the eager forward's very numbers, and only where that is sure."""
+"""Captured forwards: the eager forward's very numbers, and only where that is sure."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import specdec.modeling.runner
+import specdec.execution.replay
 from drafters import ModelDrafter
+from specdec.batch import Wants
 from specdec.engine.engine import Engine
-from specdec.execution.recording import RecordingCache, UnrecordableError, record, recordable
+from specdec.execution import EagerExecutor, ReplayExecutor
+from specdec.execution.capture import CapturingCache, UncapturableError, capture
+from specdec.execution.freshness import all_known
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.tree import DraftTree, TreeShape
+from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
 from verifiers import RejectionVerifier
 
@@ -22,57 +26,63 @@ SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0)])
 LENGTHS = np.array([9, 4])
 
 
-@pytest.fixture(params=[1, 10**9], ids=["recorded", "eager"])
-def record_after(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", request.param)
+@pytest.fixture(params=[1, 10**9], ids=["captured", "eager"])
+def capture_after(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", request.param)
     return request.param
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", 1)
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
 
 
 def runner_of(model: nn.Module, **kwargs: object) -> ModelRunner:
     runner = ModelRunner(model, max_batch_size=2, max_length=40, max_nodes=3, **kwargs)  # type: ignore[arg-type]
     tokens = torch.arange(2 * LENGTHS.max()).view(2, -1) % runner.vocab_size
-    runner.prefill(tokens, np.zeros_like(LENGTHS), LENGTHS)
+    prefill(runner, tokens, np.zeros_like(LENGTHS))
     return runner
 
 
-def rounds(runner: ModelRunner, batch: int = 2) -> Iterator[Tensor]:
+def captured(runner: ModelRunner) -> list[object]:
+    """The programs that replace forwards."""
+    return [program for program in runner.executor._programs.values() if program is not None]  # type: ignore[attr-defined]
+
+
+def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """Logits of several rounds, each with other tokens, behind prefixes that grow."""
     lengths = LENGTHS[:batch].copy()
     for number in range(4):
         tokens = (torch.arange(4).repeat(batch, 1) * 7 + 5 * number + 1) % runner.vocab_size
         tree = DraftTree.from_shape(SHAPE, tokens)
-        output = runner.verify(tree, torch.from_numpy(lengths), lengths)
-        yield from (output.logits, *output.hidden_states.values())
+        output = verify(runner, tree, lengths, wants=Wants(hidden_layers=hidden_layers))
+        yield from (output.scores, *output.hidden_states.values())
         lengths += 1 + number
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.inference_mode()
-def test_a_recording_gives_what_the_model_gives(architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_forward_gives_what_the_model_gives(
+    architecture: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model(architecture)
-    eager = list(rounds(runner_of(model, hidden_layers=(-1, 2)), batch))
-    monkeypatch.setattr(specdec.modeling.runner, "RECORD_AFTER", 1)
-    runner = runner_of(model, hidden_layers=(-1, 2))
-    recorded = list(rounds(runner, batch))
-    assert runner._programs[batch, 4] is not None, "it was not recorded"
-    for a, b in zip(recorded, eager, strict=True):
+    eager = list(rounds(runner_of(model), batch, (-1, 2)))
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1)
+    runner = runner_of(model)
+    replayed = list(rounds(runner, batch, (-1, 2)))
+    assert captured(runner), "it was not captured"
+    for a, b in zip(replayed, eager, strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decoding_is_the_same(record_after: int, dtype: torch.dtype) -> None:
+def test_decoding_is_the_same(capture_after: int, dtype: torch.dtype) -> None:
     model = tiny_model("llama", vocab_size=50, scale=2.0).to(dtype)
     draft = tiny_model("llama", vocab_size=50, seed=1, scale=2.0, layers=1).to(dtype)
     engine = Engine(Target(model), ModelDrafter(draft, [2, 1]), RejectionVerifier(), max_batch_size=2, max_length=80)
     outputs = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=30, temperature=1.0, n=2, seed=3))
-    recorded = [program for program in engine.runner._programs.values() if program is not None]
-    assert bool(recorded) == (record_after == 1)
+    assert bool(captured(engine.runner)) == (capture_after == 1)
     expected = DECODED.setdefault(dtype, [output.token_ids for output in outputs])
     assert [output.token_ids for output in outputs] == expected
 
@@ -83,17 +93,16 @@ DECODED: dict[torch.dtype, list[tuple[int, ...]]] = {}
 
 @torch.no_grad()
 def test_changed_weights_are_seen(at_once: None) -> None:
-    """In place by the recording itself, packed ones and new ones by the look before each request."""
+    """In place by the program itself, packed ones and new ones by the look before each forward."""
     model = tiny_model("llama")
-    recorded, eager = runner_of(model), runner_of(model, attention="eager")
-    before = [list(rounds(runner)) for runner in (recorded, eager)]
-    assert recorded._programs[2, 4] is not None
+    replaying, eager = runner_of(model), runner_of(model, attention="eager")
+    before = [list(rounds(runner)) for runner in (replaying, eager)]
+    assert captured(replaying)
     model.model.norm.weight.mul_(3)
     gate = model.model.layers[0].mlp.up_proj
     gate.weight = nn.Parameter(torch.randn_like(gate.weight))
-    recorded.refresh()
-    after = [list(rounds(runner)) for runner in (recorded, eager)]
-    assert recorded._programs[2, 4] is not None
+    after = [list(rounds(runner)) for runner in (replaying, eager)]
+    assert captured(replaying)
     torch.testing.assert_close(before[0], before[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(after[0], after[1], atol=1e-5, rtol=1e-5)
     assert (after[0][0] - before[0][0]).abs().max() > 0.1
@@ -104,22 +113,20 @@ def test_a_hook_of_somebody_else_is_called(at_once: None) -> None:
     model = tiny_model("llama")
     runner = runner_of(model)
     list(rounds(runner))
-    assert runner._programs[2, 4] is not None
+    assert captured(runner)
     calls = []
     handle = model.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
-    runner.refresh()
     list(rounds(runner))
     assert len(calls) == 4
     handle.remove()
-    runner.refresh()
     list(rounds(runner))
     assert len(calls) == 4
-    assert runner._programs[2, 4] is not None
+    assert captured(runner)
 
 
-def test_a_module_of_somebody_else_is_not_recorded(at_once: None) -> None:
+def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
     class Scaled(nn.Linear):
-        """Keeps a state that a recording would not see change."""
+        """Keeps a state that a captured forward would not see change."""
 
         factor = 1.0
 
@@ -129,17 +136,17 @@ def test_a_module_of_somebody_else_is_not_recorded(at_once: None) -> None:
     model = tiny_model("llama")
     old = model.model.layers[0].mlp.up_proj
     model.model.layers[0].mlp.up_proj = Scaled(old.in_features, old.out_features, bias=False)
-    assert not recordable(model.modules())
+    assert not all_known(model.modules())
     runner = runner_of(model)
     first = list(rounds(runner))
-    assert runner._programs == {}
+    assert not captured(runner)
     Scaled.factor = 2.0
     assert not torch.equal(first[0], next(rounds(runner)))
 
 
 def calls_attention(change: str):
     """A model's forward, of which only the way from the cache to the attention function matters."""
-    import specdec.execution.recording
+    import specdec.execution.capture
 
     def call(tokens: Tensor, positions: Tensor) -> list[Tensor]:
         states = positions.float()[:, None, :, None].expand(-1, 2, -1, 4) * 1.0
@@ -155,12 +162,12 @@ def calls_attention(change: str):
         mask = CACHE.masks[0] * 1 if change == "mask" else CACHE.masks[0]
         if change == "unused":
             return [states]
-        return [specdec.recording._recorded_attention(nn.Identity(), states, keys, values, mask, 0.5)[0]]
+        return [specdec.execution.capture._captured_attention(nn.Identity(), states, keys, values, mask, 0.5)[0]]
 
     return call
 
 
-CACHE = RecordingCache(1, [])
+CACHE = CapturingCache(1, [])
 
 
 @pytest.mark.parametrize(
@@ -174,11 +181,11 @@ CACHE = RecordingCache(1, [])
         ("array", "__array__ depends on values"),
     ],
 )
-def test_what_a_recording_cannot_repeat_is_refused(change: str, reason: str) -> None:
+def test_what_could_not_be_repeated_is_refused(change: str, reason: str) -> None:
     CACHE.masks[:], CACHE.waiting = [torch.zeros(1, 1, 3, 3)], None
     tokens = torch.ones(1, 3, dtype=torch.long)
-    with pytest.raises(UnrecordableError, match=reason):
-        record(calls_attention(change), tokens, tokens, cache=CACHE, attend=lambda *_: tokens)
+    with pytest.raises(UncapturableError, match=reason):
+        capture(calls_attention(change), [tokens, tokens], cache=CACHE, attend=lambda *_: tokens)
 
 
 def test_attention_is_asked_every_time() -> None:
@@ -190,7 +197,7 @@ def test_attention_is_asked_every_time() -> None:
         return (query + value).transpose(1, 2)
 
     tokens = torch.ones(1, 3, dtype=torch.long)
-    program = record(calls_attention(""), tokens, tokens, cache=CACHE, attend=attend)
+    program = capture(calls_attention(""), [tokens, tokens], cache=CACHE, attend=attend)
     positions = torch.tensor([[5, 6, 7]])
     (output,) = program(tokens, positions)
     assert output[0, :, 0, 0].tolist() == [15.0, 18.0, 21.0]
@@ -206,6 +213,6 @@ def test_it_can_be_switched_off(at_once: None) -> None:
         engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64, optimize=optimize)
         outputs.append(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=20))[0].token_ids)
         for runner in (engine.runner, drafter.runner):
-            assert bool(runner._programs) == optimize
-            assert optimize or len(runner._packed) == 0
+            assert isinstance(runner.executor, ReplayExecutor if optimize else EagerExecutor)
+            assert not optimize or captured(runner)
     assert outputs[0] == outputs[1]

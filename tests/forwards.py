@@ -1,0 +1,78 @@
+"""Forwards and slots for tests that run a runner or a drafter without an engine."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.batch import ForwardBatch, ForwardOutput, Wants, slot_index
+from specdec.engine.slot_table import SlotTable
+from specdec.modeling.runner import ModelRunner
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+
+
+def prefill(
+    runner: ModelRunner,
+    tokens: Tensor,
+    starts: np.ndarray,
+    *,
+    slots: Sequence[int] | None = None,
+    hidden_layers: tuple[int, ...] = (),
+) -> ForwardOutput:
+    """Append pieces of prompts to slots: by default to the first ones, in order."""
+    rows = np.arange(len(tokens)) if slots is None else np.array(slots)
+    return runner.run(ForwardBatch.of_chunk(tokens, host_slots=rows, host_lengths=starts, hidden_layers=hidden_layers))
+
+
+def verify(
+    runner: ModelRunner,
+    tree: DraftTree,
+    lengths: Sequence[int] | np.ndarray | Tensor,
+    *,
+    slots: Sequence[int] | None = None,
+    wants: Wants = Wants(),  # noqa: B008 (immutable)
+) -> ForwardOutput:
+    """Run all nodes of trees behind prefixes of these lengths."""
+    host = lengths.numpy() if isinstance(lengths, Tensor) else np.array(lengths)
+    rows = np.arange(len(host)) if slots is None else np.array(slots)
+    return runner.run(
+        ForwardBatch.of_tree(
+            tree,
+            slots=slot_index(rows, runner.device),
+            lengths=torch.from_numpy(host).to(runner.device),
+            host_slots=rows,
+            host_lengths=host,
+            wants=wants,
+        )
+    )
+
+
+def slots_of(
+    sequences: Sequence[Sequence[int]],
+    *,
+    vocab_size: int = 1000,
+    params: Sequence[SamplingParams] | None = None,
+    drafting: Sequence[bool] | None = None,
+    max_depth: int | Sequence[int] = 100,
+    max_length: int | None = None,
+) -> Slots:
+    """Slots whose requests have these sequences, all but the last token in the cache.
+
+    What lies behind a sequence on the host is tokens of an earlier request.
+    """
+    count, longest = len(sequences), max(len(sequence) for sequence in sequences)
+    table = SlotTable(count, max_length or longest + 3, vocab_size, torch.device("cpu"))
+    table._host_tokens[:] = np.random.default_rng(0).integers(0, 3, table._host_tokens.shape)
+    for slot, sequence in enumerate(sequences):
+        sampling = SamplingParams() if params is None else params[slot]
+        speculate = True if drafting is None else drafting[slot]
+        table.admit(slot, sequence, sampling.seeded(slot), speculate=speculate)
+        table.prefilled(slot, len(sequence) - 1)
+        table.start(slot)
+    rows = table.rows(np.arange(count))
+    rows.host_max_depth[:] = max_depth
+    rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth))
+    return rows
