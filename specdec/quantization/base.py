@@ -20,6 +20,14 @@ class QuantizedLinear(nn.Module, ABC):
     weight: nn.Parameter
 
     @abstractmethod
+    def version(self) -> tuple[object, ...]:
+        """Something that is unequal after the quantized numbers have changed, in place or by being replaced.
+
+        Who has kept a tensor that a forward multiplied by (a recorded forward, say) must give it up then. Writes
+        through ``.data`` go unnoticed.
+        """
+
+    @abstractmethod
     def bytes_read(self, rows: int) -> int:
         """Bytes of weights that a forward of this many rows reads."""
 
