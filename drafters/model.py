@@ -17,8 +17,9 @@ from specdec import bundled
 from specdec.coupling import race
 from specdec.engine.slots import Slots
 from specdec.interfaces import Drafter
+from specdec.modeling.loading import load_model
 from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target, load_model
+from specdec.modeling.target import Target
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
