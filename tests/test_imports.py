@@ -20,7 +20,7 @@ LAYERS = (
     ("quantization",),
     ("modeling",),
     ("engine",),
-    ("exactness", "generation"),
+    ("exactness", "generation", "doctor"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
