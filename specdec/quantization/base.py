@@ -1,7 +1,7 @@
 """What every quantization of linear layers shares: the layer's interface, the replacement, and the count of bytes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -72,6 +72,11 @@ def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
             weights += parameter.numel()
             size += 0 if quantized else parameter.numel() * parameter.element_size()
     return WeightsRead(size, weights)
+
+
+def quantized_version(modules: Iterable[nn.Module]) -> tuple[object, ...]:
+    """Returns the versions of all quantized layers among the modules (``QuantizedLinear.version``)."""
+    return tuple(module.version() for module in modules if isinstance(module, QuantizedLinear))
 
 
 def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | None], QuantizedLinear]) -> int:

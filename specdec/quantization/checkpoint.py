@@ -10,10 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import HfQuantizer
-from transformers.quantizers.auto import (
-    AUTO_QUANTIZATION_CONFIG_MAPPING,
-    AUTO_QUANTIZER_MAPPING,
-)
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from specdec.quantization.base import QuantizedLinear

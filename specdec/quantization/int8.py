@@ -49,6 +49,7 @@ class Int8Linear(QuantizedLinear):
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, keep_copy: bool = True):
         super().__init__()
+        self._replaced = 0  # how often other tensors took the place of the integers or scales
         integers, scale = to_int8(weight)
         self.weight = nn.Parameter(integers, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
@@ -76,10 +77,9 @@ class Int8Linear(QuantizedLinear):
         return bias + self.weight.numel() + self.scale.numel() * self.scale.element_size()
 
     def version(self) -> tuple[object, ...]:
-        return tuple(
-            (id(tensor), tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version)
-            for tensor in (self.weight, self.scale)
-        )
+        tensors = (self.weight, self.scale)
+        written = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        return self._replaced, *written, *(tensor.data_ptr() for tensor in tensors), self.scale.dtype
 
     def _packed(self) -> PackedWeight | None:
         """The copy in oneDNN's layout; None where there is none, or ``plain_copies`` forbids it."""
@@ -116,13 +116,23 @@ class Int8Linear(QuantizedLinear):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_copies": _Copies()}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("weight", "scale"):
+            self._forget()
+
     def _apply(self, *args: Any, **kwargs: Any) -> "Int8Linear":
-        self._copies = _Copies()
+        self._forget()
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._copies = _Copies()
+        self._forget()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Drop the copies. A counter, because a new tensor may stand where a freed one stood, with its version."""
+        self._replaced += 1
+        self._copies = _Copies()
 
     def _kernel_takes(self, rows: int) -> bool:
         fits = self.scale.dtype is torch.bfloat16 and self.weight.shape[1] % _KERNEL_STEP == 0

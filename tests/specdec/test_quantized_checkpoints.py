@@ -18,6 +18,7 @@ from specdec.execution.packing import PackedWeight, can_pack
 from specdec.modeling.loading import load, load_model
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantization_of, quantize
+from specdec.quantization.base import quantized_version
 from specdec.quantization.int8 import KERNEL_ROWS, Int8Linear, from_int8, plain_copies
 from tests.models import tiny_model
 from tests.specdec.test_quantization import small
@@ -82,6 +83,19 @@ def test_numbers_changed_in_place(dtype: torch.dtype) -> None:
         assert layer.version() != version
         expected = INPUTS[1].double() @ (layer.weight.double() * layer.scale.double()[:, None]).t() + layer.bias
         torch.testing.assert_close(outputs(layer)[1].double(), expected, rtol=2e-2, atol=2e-1)
+
+
+def test_a_tensor_that_comes_back_may_have_changed_meanwhile() -> None:
+    """It has the address and the version that it had; so may another one that was put where it was."""
+    layer = filled(1)
+    expected = [-(output - layer.bias) for output in outputs(layer)]
+    version, weight = quantized_version([layer]), layer.weight
+    layer.weight = filled(2).weight
+    weight.data.neg_()
+    layer.weight = weight
+    assert quantized_version([layer]) != version
+    found = [output - layer.bias for output in outputs(layer)]
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=5e-2)
 
 
 def test_other_dtypes_and_devices_get_copies_of_their_own() -> None:
