@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +88,12 @@ class MedusaDrafter(Drafter):
         shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
-        **options: Any,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
     ) -> "MedusaDrafter":
         """Load heads from a folder, the hub, or this package (``"bundled/medusa"``).
 
@@ -98,9 +102,23 @@ class MedusaDrafter(Drafter):
             shape: See the class.
             dtype: See the class.
             device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
-            **options: Where to get them from, as ``MedusaHeads.from_pretrained`` takes it: ``revision``, ``token``, …
+            revision: See ``MedusaHeads.from_pretrained``, as for all that follow.
+            subfolder: As there.
+            token: As there.
+            cache_dir: As there.
+            force_download: As there.
+            local_files_only: As there.
         """
-        heads = MedusaHeads.from_pretrained(bundled.resolve(str(path)), device=device or "cpu", **options)
+        heads = MedusaHeads.from_pretrained(
+            bundled.resolve(str(path)),
+            device=device or "cpu",
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
         return cls(heads, shape, dtype=dtype)
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:

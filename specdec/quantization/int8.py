@@ -38,7 +38,8 @@ class Int8Linear(QuantizedLinear):
         bias: Added in the activations' dtype.
         keep_copy: Keep scale x integer in the activations' dtype too, for many rows and for what the kernel cannot do
             (dtypes other than bfloat16, devices other than the CPU, input widths that are no multiple of 16). Three
-            bytes per weight instead of two for bfloat16. Without the copy it is computed anew in every such forward.
+            bytes per weight instead of two for bfloat16. It is made at the first forward that wants it, and again
+            when the integers or scales have changed. Without it, it is computed anew in every such forward.
 
     Attributes:
         weight: The integers.

@@ -14,14 +14,17 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from drafters.model import ModelDrafter
+from specdec.engine.engine import Engine
 from specdec.execution.packing import PackedWeight, can_pack
 from specdec.modeling.loading import load, load_model
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.base import quantized_version
 from specdec.quantization.int8 import KERNEL_ROWS, Int8Linear, from_int8, plain_copies
+from specdec.requests import SamplingParams
 from tests.models import tiny_model
 from tests.specdec.test_quantization import small
+from verifiers.rejection import RejectionVerifier
 
 ARCHITECTURES = ["llama", "llama_mqa_tied", "qwen2", "gemma3", "phi3", "gpt2"]
 
@@ -190,6 +193,20 @@ def test_a_target_says_how_it_is_stored(tmp_path: Path) -> None:
     target = Target.from_pretrained(str(tmp_path), device="cpu")
     assert target.name == f"{tmp_path} in int8"
     assert isinstance(target.tokenizer, PreTrainedTokenizerFast)
+
+
+def test_a_model_that_was_read_back_decodes_as_it_did(tmp_path: Path) -> None:
+    model = quantize(tiny_model("llama_mqa_tied"), "int8")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu")
+    sampling = SamplingParams(max_new_tokens=24)
+    done = []
+    for target in (Target(model), Target(loaded)):
+        engine = Engine(target, ModelDrafter(loaded, [2, 1]), RejectionVerifier(), max_length=64)
+        done.append(engine.generate([[1, 2, 3]], sampling)[0])
+    assert done[0].token_ids == done[1].token_ids
+    # It drafts for itself, so everything is accepted but what the end cuts.
+    assert all(step.accepted == step.proposed_depth for step in done[1].steps)
 
 
 def test_models_that_share_a_configuration() -> None:
