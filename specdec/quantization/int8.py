@@ -60,6 +60,8 @@ class Int8Linear(QuantizedLinear):
         self._copies = _Copies()
 
     def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        if inputs.requires_grad:  # neither the int8 kernel nor packed products have a derivative
+            return F.linear(inputs, self._plain(), self.bias)
         if not self._kernel_takes(inputs.numel() // inputs.shape[-1]):
             packed = self._packed() if inputs.numel() and inputs.dtype is self.scale.dtype else None
             return F.linear(inputs, self._plain(), self.bias) if packed is None else packed(inputs, self.bias)
@@ -84,7 +86,7 @@ class Int8Linear(QuantizedLinear):
 
     def _packed(self) -> PackedWeight | None:
         """The copy in oneDNN's layout; None where there is none, or ``plain_copies`` forbids it."""
-        if not self.keep_copy or _plain.get():
+        if not self.keep_copy or _only_plain.get():
             return None
         copies = self._fresh()
         if copies.packed is None and copies.may_pack is not False:
@@ -157,7 +159,7 @@ class _Copies:
     plain: Tensor | None = None
 
 
-_plain: ContextVar[bool] = ContextVar("plain_copies", default=False)
+_only_plain: ContextVar[bool] = ContextVar("plain_copies", default=False)
 
 
 @contextmanager
@@ -166,11 +168,11 @@ def plain_copies() -> Iterator[None]:
 
     For measuring what packing is worth. A layer that has run both ways keeps both copies.
     """
-    token = _plain.set(True)
+    token = _only_plain.set(True)
     try:
         yield
     finally:
-        _plain.reset(token)
+        _only_plain.reset(token)
 
 
 def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]:
