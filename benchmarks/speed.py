@@ -25,8 +25,8 @@ from experiments.datasets.stdlib import Stdlib
 from specdec import Engine, SamplingParams, Target
 from specdec.execution.packing import packed_linears
 from specdec.interfaces import Drafter
+from specdec.modeling.loading import resolve_device
 from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import resolve_device
 from verifiers import RejectionVerifier
 
 DEVICE = torch.device("cpu")

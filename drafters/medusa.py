@@ -1,5 +1,6 @@
 """Medusa: extra heads on the target's last hidden state draft a sparse tree (Cai et al. 2024, arXiv 2401.10774)."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from specdec import bundled
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target, resolve_dtype
+from specdec.modeling.loading import resolve_dtype
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
@@ -40,7 +42,8 @@ class MedusaDrafter(Drafter):
     which is the first round of a prompt of one token, proposes nothing.
 
     Args:
-        heads: The trained heads; ``bind`` moves them to the target's device.
+        heads: The trained heads; ``bind`` leaves them as they are and moves a copy to the target's device and dtype,
+            where those are others.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices). None
             is ``DEFAULT_SHAPE``, as deep as there are heads.
         dtype: What the heads compute in; None for the target's own.
@@ -62,7 +65,7 @@ class MedusaDrafter(Drafter):
         optimize: bool = True,
     ):
         self.optimize = optimize
-        self.heads = heads.eval()
+        self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
         self.shape = DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else TreeShape.of(shape)
         if self.shape.max_depth > heads.num_heads:
             raise ValueError(
@@ -89,6 +92,12 @@ class MedusaDrafter(Drafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         optimize: bool = True,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
     ) -> "MedusaDrafter":
         """Load heads from a folder, the hub, or this package (``"bundled/medusa"``).
 
@@ -96,14 +105,29 @@ class MedusaDrafter(Drafter):
             path: See ``MedusaHeads.from_pretrained``, or ``bundled/…``.
             shape: See the class.
             dtype: See the class.
-            device: Where to load them; None for the CPU, from where ``bind`` moves them to the target's device.
+            device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
             optimize: See the class.
+            revision: See ``MedusaHeads.from_pretrained``, as for all that follow.
+            subfolder: As there.
+            token: As there.
+            cache_dir: As there.
+            force_download: As there.
+            local_files_only: As there.
         """
-        heads = MedusaHeads.from_pretrained(bundled.resolve(str(path)), device=device or "cpu")
+        heads = MedusaHeads.from_pretrained(
+            bundled.resolve(str(path)),
+            device=device or "cpu",
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
         return cls(heads, shape, dtype=dtype, optimize=optimize)
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Check the widths, move the heads to the target, and make room for one hidden state per slot."""
+        """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
         width = output.weight.shape[1]
@@ -121,7 +145,7 @@ class MedusaDrafter(Drafter):
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
         dtype = self.dtype or target.dtype
-        self._bound = heads.to(device=target.device, dtype=dtype)
+        self._bound = _placed(heads, target.device, dtype)
         self._heads = ModuleCaller(self._bound, optimize=self.optimize)
         self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
         self._ready = np.zeros(max_batch_size, dtype=bool)
@@ -176,3 +200,12 @@ class _Choices:
     def of(cls, shape: TreeShape, device: torch.device) -> "_Choices":
         heads = torch.tensor(shape.depths[1:], device=device) - 1
         return cls(shape, heads, torch.tensor(shape.ranks[1:], device=device), 1 + max(shape.ranks))
+
+
+def _placed(heads: MedusaHeads, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
+    """The heads themselves if they are on the device in the dtype, else a copy that is: theirs are the caller's."""
+    if all(parameter.device == device and parameter.dtype is dtype for parameter in heads.parameters()):
+        return heads
+    placed = copy.deepcopy(heads).requires_grad_(False)
+    placed.zero_grad()  # heads in training were copied with their gradients
+    return placed.to(device=device, dtype=dtype)

@@ -5,6 +5,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -104,7 +105,17 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
     ) -> "MedusaHeads":
         """Load heads in FasterDecoding's first format.
 
@@ -117,11 +128,25 @@ class MedusaHeads(nn.Module):
                 trained with its heads, all other tensors are ignored.
             dtype: Dtype to load into; the checkpoint's own when None.
             device: Where to put them.
+            revision: Branch, tag or commit of the hub repository.
+            subfolder: Folder of the checkpoint within the local folder or the hub repository.
+            token: For a repository that is not public.
+            cache_dir: Where downloaded files are kept.
+            force_download: Download them although they are kept already.
+            local_files_only: Take kept files only, and ask the hub nothing.
 
         Raises:
             ValueError: No checkpoint there, or tensors that are not in this format.
         """
-        file = _find_checkpoint(path)
+        file = _find_checkpoint(
+            path,
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
         tensors = _read(file)
         layers, outputs = _sort(tensors, file)
         num_heads, num_layers = len(outputs), len(layers) // (2 * len(outputs))
@@ -199,10 +224,13 @@ def _sort(tensors: dict[str, Tensor], file: Path) -> tuple[dict[tuple[int, int, 
     return layers, {head: tensor for head, (_, tensor) in outputs.items()}
 
 
-def _find_checkpoint(path: str | Path) -> Path:
+def _find_checkpoint(path: str | Path, *, subfolder: str | None = None, **download: Any) -> Path:
+    """The file with the tensors: the path itself, one in that folder, or one downloaded from the hub."""
     folder = Path(path)
     if folder.is_file():
         return folder
+    if folder.is_dir():
+        folder = folder / (subfolder or "")
     if folder.is_dir():
         for name in _FILES:
             if (folder / name).is_file():
@@ -215,7 +243,7 @@ def _find_checkpoint(path: str | Path) -> Path:
 
     for name in _FILES:
         try:
-            file = hf_hub_download(str(path), name)
+            file = hf_hub_download(str(path), name, subfolder=subfolder, **download)
         except LocalEntryNotFoundError as error:
             raise ValueError(
                 f"no Medusa checkpoint at {path!r}: not a local folder, and the hub cannot be reached"
@@ -227,7 +255,7 @@ def _find_checkpoint(path: str | Path) -> Path:
                 f"no Medusa checkpoint at {path!r}: not a local folder, and the hub says: {error}"
             ) from error
         try:
-            hf_hub_download(str(path), "config.json")
+            hf_hub_download(str(path), "config.json", subfolder=subfolder, **download)
         except (EntryNotFoundError, HfHubHTTPError):
             pass  # only the base model's name would have come from it
         return Path(file)

@@ -6,20 +6,21 @@ shares, Daliri et al. 2024 (arXiv 2408.07978).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec import bundled
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.follower import Follower
 from specdec.drafting.levels import Level, LevelPlan
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
 from specdec.interfaces import Drafter
+from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target, load_model
+from specdec.modeling.target import Target
 from specdec.random import Purpose, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -94,12 +95,29 @@ class ModelDrafter(Drafter):
         quantization: str | None = None,
         attention: str = "auto",
         optimize: bool = True,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        trust_remote_code: bool = False,
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
-        model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization)
+        options: dict[str, Any] = {
+            "revision": revision,
+            "subfolder": subfolder,
+            "token": token,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+            "trust_remote_code": trust_remote_code,
+        }
+        options = {name: value for name, value in options.items() if value not in (None, False)}
+        model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization, **options)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(name_or_path))
-        except (OSError, ValueError):
+            tokenizer = load_tokenizer(name_or_path, **options)
+        except ValueError:
             tokenizer = None  # many drafters ship without one; then only the widths can be compared
         return cls(
             model,

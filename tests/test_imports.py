@@ -13,14 +13,14 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("types", "random", "bundled", "memory", "stats"),
+    ("types", "random", "bundled", "memory", "machine", "stats"),
     ("requests", "sampling", "tree", "metrics"),
     ("interfaces", "inflate", "coupling", "cache"),
     ("acceptance", "attention", "execution"),
     ("quantization",),
     ("modeling",),
     ("engine",),
-    ("exactness", "generation"),
+    ("exactness", "generation", "doctor"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

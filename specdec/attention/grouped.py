@@ -19,6 +19,7 @@ from specdec.attention.base import AttentionBackend, AttentionState
 from specdec.attention.masks import dense_masks
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -187,7 +188,8 @@ def _sdpa(
     the processor, and beyond that as two equal rows.
     """
     sdpa = nn.functional.scaled_dot_product_attention
-    if query.shape[2] > 1 or query.dtype is not torch.bfloat16 or query.device.type != "cpu":
+    single = query.shape[2] == 1 and query.dtype is torch.bfloat16 and query.device.type == "cpu"
+    if not single or not bfloat16_queries_in_float32():
         return sdpa(query, key, value, attn_mask=mask, scale=scaling)
     if key.numel() <= _MOST_COPIED:
         output = sdpa(query.float(), key.float(), value.float(), attn_mask=mask.float(), scale=scaling)
@@ -209,7 +211,7 @@ def _products_are_faster(
     """
     if query.device.type != "cpu" or query.dtype is not torch.bfloat16 or not 32 <= query.shape[2] <= 128:
         return False
-    return key.shape[0] * key.shape[1] * key.shape[2] >= 1024
+    return bfloat16_products_beat_sdpa() and key.shape[0] * key.shape[1] * key.shape[2] >= 1024
 
 
 AttentionInterface.register(NAME, grouped_attention)

@@ -12,19 +12,20 @@ from specdec.attention.base import AttentionState
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
+from specdec.execution.packing import plain_weights
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
 
 
 class EagerExecutor(Executor):
-    """Calls the model's ``forward`` with our cache, masks and positions, in evaluation mode."""
+    """Calls the model's ``forward`` with our cache, masks and positions, in evaluation mode and on its own weights."""
 
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         cache.aim(batch)
         state = plan.attention.prepare(batch, cache, plan)
-        with evaluating(self.freshness.training):
+        with evaluating(self.freshness.training), plain_weights():
             outputs = call_model(plan, state, cache, batch.wants, inputs_of(batch, cache))
         return output_of(batch.wants, outputs)
 

@@ -8,6 +8,7 @@ whenever a forward begins, but only once within ``steady``, in which nothing but
 import copy
 import enum
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,18 @@ class Change(enum.IntEnum):
     """Its parameters (or their values), buffers, hooks or modes."""
     STRUCTURE = 2
     """Its modules, their settings, its configuration, dtype or device."""
+
+
+class Versioned(ABC):
+    """A module that multiplies by something derived from its parameters, such as a quantized layer."""
+
+    @abstractmethod
+    def version(self) -> tuple[object, ...]:
+        """Something that is unequal after those parameters have changed, in place or by being replaced.
+
+        Whoever keeps a tensor that a forward multiplied by (a captured forward, say) must give it up then. Writes
+        through ``.data`` go unnoticed.
+        """
 
 
 class _Region(threading.local):
@@ -93,6 +106,7 @@ class Freshness:
         self.modules = list(model.modules())
         self.training = [module for module in self.modules if module.training]
         self.known = all_known(self.modules)
+        self._versioned = [module for module in self.modules if isinstance(module, Versioned)]
         self._children = [module._modules for module in self.modules]
         self._tables = [table for module in self.modules for table in _tables(module)]
         self._scalars = [(vars(module), name) for module in self.modules for name in _scalar_names(module)]
@@ -112,7 +126,8 @@ class Freshness:
     def _parts(self) -> tuple[object, ...]:
         """What identifies tensors, hooks and modes."""
         identities = [id(value) for table in self._tables for value in table.values()]
-        return identities, [module.training for module in self.modules]
+        versions = [module.version() for module in self._versioned]
+        return identities, [module.training for module in self.modules], versions
 
     def _structure(self) -> tuple[object, ...]:
         """What identifies modules and their settings."""

@@ -10,6 +10,7 @@ give the same bits; in float32 sums are ordered otherwise.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakValueDictionary, ref
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.freshness import Values
+from specdec.machine import prefers_packed
 from specdec.memory import free_memory
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -30,6 +32,24 @@ _LEAST_BFLOAT16 = 1 << 14
 _LEAST_FLOAT32 = 400_000
 """A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in bfloat16 and as weights times
 rows in float32, are quicker by the plain path."""
+
+
+_only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
+
+
+@contextmanager
+def plain_weights() -> Iterator[None]:
+    """Let layers that pack weights of their own (int8) multiply by ordinary ones meanwhile."""
+    token = _only_plain.set(True)
+    try:
+        yield
+    finally:
+        _only_plain.reset(token)
+
+
+def packing_allowed() -> bool:
+    """Returns whether layers may use packed weights now."""
+    return not _only_plain.get()
 
 
 class PackedWeight:
@@ -180,10 +200,8 @@ def packed_linears(model: nn.Module) -> PackedLinears:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN has kernels for a weight of this device and dtype on this processor."""
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
-        return False
-    return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Returns whether a weight of this device and dtype is faster packed, on this processor."""
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES and prefers_packed(weight.dtype)
 
 
 def _packable(module: nn.Linear) -> bool:

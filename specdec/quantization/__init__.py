@@ -1,20 +1,16 @@
 """Quantized weights, by name: ``quantization="int8"`` for a target or a drafter.
 
 To add one: a module beside ``int8.py`` with a function that takes a loaded model, changes it in place and returns it,
-and a line in ``METHODS``.
+and a line in ``methods.py``. Saving and reading back (``checkpoint.py``) then work for it too.
 """
-
-from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from specdec.quantization import int8
 from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.checkpoint import mark, quantization_of
+from specdec.quantization.methods import METHODS
 
-METHODS: dict[str, Callable[[PreTrainedModel], PreTrainedModel]] = {
-    "int8": int8.with_copies,
-    "int8_compact": int8.compact,
-}
+__all__ = ["METHODS", "check_quantization", "quantization_of", "quantize"]
 
 
 def check_quantization(name: str) -> None:
@@ -31,7 +27,8 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """Quantize a loaded model's linear layers in place; returns the model.
 
     The quantized model is a model of its own: decoding with it as the target follows *its* distribution exactly. A
-    quantized ``copy.deepcopy`` of a target is a drafter for it.
+    quantized ``copy.deepcopy`` of a target is a drafter for it. ``save_pretrained`` writes it as it is, and
+    ``Target.from_pretrained`` reads it back.
 
     Args:
         model: In the dtype and on the device that it will run in.
@@ -45,4 +42,6 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
         raise ValueError(
             f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
         )
-    return METHODS[name](model)
+    METHODS[name](model)
+    mark(model, name)
+    return model

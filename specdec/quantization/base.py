@@ -1,6 +1,6 @@
 """What every quantization of linear layers shares: the layer's interface, the replacement, and the count of bytes."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from specdec.execution.freshness import Versioned
 
-class QuantizedLinear(nn.Module, ABC):
+
+class QuantizedLinear(nn.Module, Versioned):
     """A linear layer with quantized weights.
 
     Attributes:

@@ -7,13 +7,16 @@ the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``exe
 at bfloat16's there and makes the two paths one function up to rounding.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.execution.packing import PackedWeight, can_pack
+from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.quantization.base import QuantizedLinear, replace_linears
 
 KERNEL_ROWS = 4
@@ -32,37 +35,33 @@ class Int8Linear(QuantizedLinear):
         bias: Added in the activations' dtype.
         keep_copy: Keep scale x integer in the activations' dtype too, for many rows and for what the kernel cannot do
             (dtypes other than bfloat16, devices other than the CPU, input widths that are no multiple of 16). Three
-            bytes per weight instead of two for bfloat16. Without the copy it is computed anew in every such forward.
+            bytes per weight instead of two for bfloat16. It is made at the first forward that wants it, and again
+            when the integers or scales have changed. Without it, it is computed anew in every such forward.
 
     Attributes:
         weight: The integers.
         scale: Per output channel, in the activations' dtype.
         bias: As given.
-        copy: Scale x integer, packed where the processor has kernels for that; or None.
+        keep_copy: As given.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, keep_copy: bool = True):
         super().__init__()
+        self._replaced = 0  # how often other tensors took the place of the integers or scales
         integers, scale = to_int8(weight)
         self.weight = nn.Parameter(integers, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         self.scale: Tensor
         self.register_buffer("scale", scale)
-        copy = from_int8(integers, scale) if keep_copy else None
-        self._packed = PackedWeight(copy) if copy is not None and can_pack(copy) else None
-        self._copy: Tensor | None
-        self.register_buffer("_copy", copy if self._packed is None else None, persistent=False)
-
-    @property
-    def copy(self) -> PackedWeight | Tensor | None:
-        return self._packed or self._copy
+        self.keep_copy = keep_copy
+        self._copies = _Copies()
 
     def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        if inputs.requires_grad:  # neither the int8 kernel nor packed products have a derivative
+            return F.linear(inputs, self._plain(), self.bias)
         if not self._kernel_takes(inputs.numel() // inputs.shape[-1]):
-            packed = self._packed
-            if packed is not None and inputs.device.type == "cpu" and inputs.dtype is packed.dtype and inputs.numel():
-                return packed(inputs, self.bias)
-            return F.linear(inputs, from_int8(self.weight, self.scale) if self._copy is None else self._copy, self.bias)
+            packed = self._packed() if inputs.numel() and inputs.dtype is self.scale.dtype else None
+            return F.linear(inputs, self._plain(), self.bias) if packed is None else packed(inputs, self.bias)
         rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
         if rows.data_ptr() % _KERNEL_ALIGNMENT:
             rows = rows.clone()
@@ -73,13 +72,88 @@ class Int8Linear(QuantizedLinear):
 
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
-        if self.copy is not None and not self._kernel_takes(rows):
+        if self.keep_copy and not self._kernel_takes(rows):
             return bias + self.weight.numel() * self.scale.element_size()
         return bias + self.weight.numel() + self.scale.numel() * self.scale.element_size()
+
+    def version(self) -> tuple[object, ...]:
+        tensors = (self.weight, self.scale)
+        written = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        return self._replaced, *written, *(tensor.data_ptr() for tensor in tensors), self.scale.dtype
+
+    def _packed(self) -> PackedWeight | None:
+        """The copy in oneDNN's layout; None where there is none, or ``plain_weights`` forbids it."""
+        if not self.keep_copy or not packing_allowed():
+            return None
+        copies = self._fresh()
+        if copies.packed is None and copies.may_pack is not False:
+            copies.may_pack = can_pack(self.scale)
+            if copies.may_pack:
+                copies.packed = PackedWeight(from_int8(self.weight, self.scale))
+        return copies.packed
+
+    def _plain(self) -> Float[Tensor, "out in"]:
+        """Scale x integer, kept if that is wanted."""
+        if not self.keep_copy:
+            return from_int8(self.weight, self.scale)
+        copies = self._fresh()
+        if copies.plain is None:
+            # An inference tensor could not be multiplied later where gradients of the inputs are wanted.
+            with torch.inference_mode(False), torch.no_grad():
+                copies.plain = from_int8(self.weight, self.scale)
+        return copies.plain
+
+    def _fresh(self) -> "_Copies":
+        """The copies of what the integers and scales are now."""
+        version = self.version()
+        if self._copies.version != version:
+            self._copies = _Copies(version)
+        return self._copies
+
+    # The copies follow from the integers and scales, so they go nowhere with them: not into pickles and deep copies,
+    # not to another device or dtype, and not on when other numbers are loaded.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_copies": _Copies()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("weight", "scale"):
+            self._forget()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Int8Linear":
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Drop the copies. A counter, because a new tensor may stand where a freed one stood, with its version."""
+        self._replaced += 1
+        self._copies = _Copies()
 
     def _kernel_takes(self, rows: int) -> bool:
         fits = self.scale.dtype is torch.bfloat16 and self.weight.shape[1] % _KERNEL_STEP == 0
         return rows <= KERNEL_ROWS and fits and self.weight.device.type == "cpu"
+
+
+@dataclass
+class _Copies:
+    """Scale x integer of one layer, made when it is first multiplied.
+
+    Attributes:
+        version: ``Int8Linear.version`` of the numbers it was made of.
+        may_pack: Whether there is a packed kernel for it; None before that was asked.
+        packed: In oneDNN's layout, for the CPU.
+        plain: As an ordinary weight, for everything else.
+    """
+
+    version: tuple[object, ...] = ()
+    may_pack: bool | None = None
+    packed: PackedWeight | None = None
+    plain: Tensor | None = None
 
 
 def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]:

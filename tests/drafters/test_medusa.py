@@ -77,6 +77,30 @@ def test_layers_of_a_head_share_their_block(tmp_path: Path) -> None:
     torch.testing.assert_close(head(hidden), twice @ output.weight.T)
 
 
+def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_heads().save_pretrained(tmp_path / "inner")
+    asked = []
+
+    def download(repository: str, name: str, *, subfolder: str | None, **options: object) -> str:
+        asked.append((repository, name, subfolder, options["revision"], options["token"], options["local_files_only"]))
+        return str(tmp_path / "inner" / name)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    drafter = MedusaDrafter.from_pretrained(
+        "some/heads", revision="v2", token="secret", subfolder="inner", local_files_only=True
+    )
+    assert drafter.heads.num_heads == 3
+    given = ("inner", "v2", "secret", True)
+    assert asked == [("some/heads", name, *given) for name in ("medusa_lm_head.safetensors", "config.json")]
+
+
+def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
+    random_heads(2).save_pretrained(tmp_path / "inner")
+    assert MedusaHeads.from_pretrained(tmp_path, subfolder="inner").num_heads == 2
+    with pytest.raises(ValueError, match="no Medusa checkpoint in"):
+        MedusaHeads.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_both_file_types_and_the_prefix_of_whole_models(tmp_path: Path, prefix: str, suffix: str) -> None:
@@ -261,12 +285,34 @@ def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:
 
 def test_heads_compute_in_the_target_s_dtype_unless_told(target: Target) -> None:
     heads = random_heads().to(torch.bfloat16)
-    assert bound(target, heads=heads).heads.heads[0][0].linear.weight.dtype == torch.float32
+    assert {parameter.dtype for parameter in bound(target, heads=heads)._bound.parameters()} == {torch.float32}
     drafter = MedusaDrafter(heads, 2, dtype="bfloat16")
     drafter.bind(target, max_batch_size=1, max_length=9)
-    assert heads.heads[0][0].linear.weight.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in drafter._bound.parameters()} == {torch.bfloat16}
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
     assert drafter.propose(running(1)).width == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype) -> None:
+    """They may be in training, and a second target may want them in another dtype."""
+    heads = random_heads().to(dtype).train()
+    heads(torch.randn(1, HIDDEN, dtype=dtype)).sum().backward()
+    before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
+    drafter = bound(target, heads=heads)
+    drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
+    assert drafter.propose(running()).width > 1
+    assert heads.training and all(module.training for module in heads.modules())
+    for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
+        assert now is parameter and now.requires_grad and now.grad is gradient is not None
+        assert now.dtype is dtype and torch.equal(now, value)
+    assert all(p.grad is None and not p.requires_grad for p in drafter._bound.parameters())
+
+
+def test_heads_that_fit_are_used_without_a_copy(target: Target) -> None:
+    heads = random_heads().train()
+    assert bound(target, heads=heads)._bound is heads
+    assert heads.training and all(parameter.requires_grad for parameter in heads.parameters())
 
 
 def test_what_it_tells_the_engine() -> None:

@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
+from specdec.modeling.loading import load_model
 from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target, load_model
+from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.base import QuantizedLinear, weights_read
 from specdec.quantization.int8 import KERNEL_ROWS, Int8Linear, from_int8, to_int8

@@ -1,0 +1,203 @@
+"""A measured check of what specdec chooses: a random Llama's forwards in each dtype, optimized and plain."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec.batch import ForwardBatch
+from specdec.machine import choose_dtype, dtype_name, recommended_threads
+from specdec.memory import free_memory
+from specdec.modeling.runner import ModelRunner
+from specdec.tree import DraftTree, TreeShape
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""58 million weights: more than a processor's caches hold, and little enough to be measured in half a minute."""
+
+TOKENS = (1, 8)  # of a forward: plain decoding, and verifying a chain of seven
+PREFIX = 64  # tokens in the cache
+WARMUP = 30  # forwards before any is timed; a shape is captured after fewer
+TOLERANCE = 1.1  # how much slower than another a choice may be before it is called wrong: machines are never quiet
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the model.
+
+    Attributes:
+        dtype: Its dtype.
+        optimize: With packed weights and captured forwards, or the model's own code.
+        threads: How many torch uses.
+    """
+
+    dtype: torch.dtype
+    optimize: bool
+    threads: int
+
+    def __str__(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{dtype_name(self.dtype)}, {'packed and captured' if self.optimize else 'plain'}, {threads}"
+
+
+Times = Mapping[Way, tuple[float, ...]]
+"""Median seconds of a forward, one for each number in ``TOKENS``."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a choice was the fast one here.
+
+    Attributes:
+        right: It was, or was so nearly that a measurement cannot tell.
+        text: One sentence with the ratios.
+    """
+
+    right: bool
+    text: str
+
+
+def ways(device: torch.device, *, default_threads: int) -> list[Way]:
+    """What to compare on a device; the first is what specdec chooses for a bfloat16 checkpoint."""
+    dtype = choose_dtype(torch.bfloat16, device).dtype
+    threads = recommended_threads()
+    others = [d for d in (torch.bfloat16, torch.float32) if d is not dtype]
+    on_cpu = device.type == "cpu"
+    compared = [Way(d, True, threads) for d in (dtype, *others)]
+    if on_cpu:
+        compared += [Way(d, False, threads) for d in (dtype, *others)]
+        if default_threads != threads:
+            compared.append(Way(dtype, True, default_threads))
+    return compared
+
+
+def measure(
+    compared: Sequence[Way],
+    device: torch.device,
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    seconds: float = 20.0,
+    least: int = 5,
+) -> Times:
+    """Time one-token and eight-token forwards of a random Llama, all ways in turn.
+
+    Args:
+        compared: The ways.
+        device: Where.
+        sizes: The model's, as ``LlamaConfig`` takes them; None is ``SIZES``.
+        seconds: How long to go on; loading and warming up come on top.
+        least: Forwards of each way whatever the time.
+
+    Raises:
+        ValueError: The models do not fit into half of the free memory.
+    """
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**(SIZES if sizes is None else sizes))).eval()
+    dtypes = {way.dtype for way in compared}
+    needed = 2 * sum(model.num_parameters() * dtype.itemsize for dtype in dtypes)  # with packed copies
+    if needed > free_memory(device) / 2:
+        raise ValueError(
+            f"the check needs {needed / 2**30:.1f} GiB, which is more than half of the free memory: "
+            f"close other programs, or give quick=true"
+        )
+    models: dict[torch.dtype, Any] = {dtype: copy.deepcopy(model).to(device, dtype) for dtype in dtypes}  # pyright: ignore[reportArgumentType]
+    forwards = {
+        way: [_forward(models[way.dtype], tokens, optimize=way.optimize) for tokens in TOKENS] for way in compared
+    }
+    taken: dict[Way, list[list[float]]] = {way: [[] for _ in TOKENS] for way in compared}
+    with _threads_kept():
+        for way in compared:
+            torch.set_num_threads(way.threads)
+            for forward in forwards[way]:
+                for _ in range(WARMUP if way.optimize else 3):
+                    forward()
+        end = time.perf_counter() + seconds
+        # In turn, so that whatever else the machine does meanwhile falls on all alike.
+        while time.perf_counter() < end or len(taken[compared[-1]][-1]) < least:
+            for way in compared:
+                torch.set_num_threads(way.threads)
+                for forward, into in zip(forwards[way], taken[way], strict=True):
+                    start = time.perf_counter()
+                    forward()
+                    into.append(time.perf_counter() - start)
+    return {way: tuple(statistics.median(each) for each in times) for way, times in taken.items()}
+
+
+def verdicts(times: Times) -> list[Verdict]:
+    """Judge each choice by its times.
+
+    Args:
+        times: The first way is the choice; the others differ from it in one thing or more.
+    """
+    choice = next(iter(times))
+    found = []
+    for way in times:
+        if way.dtype is not choice.dtype and (way.optimize, way.threads) == (choice.optimize, choice.threads):
+            found.append(_compare("dtype", dtype_name(choice.dtype), dtype_name(way.dtype), times[choice], times[way]))
+        elif way == Way(choice.dtype, not choice.optimize, choice.threads):
+            found.append(_compare("execution", "packed and captured", "plain", times[choice], times[way]))
+        elif way == Way(choice.dtype, choice.optimize, way.threads) and way != choice:
+            ours, theirs = f"using {choice.threads}", f"torch's own {way.threads}"
+            found.append(_compare("threads", ours, theirs, times[choice], times[way]))
+    return found
+
+
+def _compare(what: str, ours: str, other: str, own: Sequence[float], others: Sequence[float]) -> Verdict:
+    ratios = [a / b for a, b in zip(own, others, strict=True)]
+    mean = float(np.prod(ratios)) ** (1 / len(ratios))
+    numbers = " and ".join(
+        f"{ratio:.2f} for {tokens} token{'s' if tokens > 1 else ''}"
+        for ratio, tokens in zip(ratios, TOKENS, strict=True)
+    )
+    right = mean <= TOLERANCE
+    ending = "the right choice here" if right else f"the wrong choice here: {other} is the faster"
+    return Verdict(right, f"{what}: {ours} takes {numbers} of the time of {other}, {ending}")
+
+
+def _forward(model: LlamaForCausalLM, tokens: int, *, optimize: bool) -> Callable[[], None]:
+    """A forward of so many tokens over a prefix: the only place that knows how a runner is called."""
+    device = model.device
+    runner = ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=max(TOKENS), optimize=optimize)
+    ids = torch.arange(PREFIX, device=device)[None] % runner.vocab_size
+    slots, nothing, prefix = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.full(1, PREFIX)
+    runner.run(ForwardBatch.of_chunk(ids, host_slots=slots, host_lengths=nothing))
+    tree = DraftTree.root_only(ids[:, 0])
+    if tokens > 1:
+        tree = DraftTree.from_shape(TreeShape.chain(tokens - 1), ids[:, :tokens])
+    batch = ForwardBatch.of_tree(
+        tree,
+        slots=torch.from_numpy(slots).to(device),
+        lengths=torch.from_numpy(prefix).to(device),
+        host_slots=slots,
+        host_lengths=prefix,
+    )
+
+    def forward() -> None:
+        runner.run(batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return forward
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Put back the number of threads that the caller had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,279 @@
+"""What this machine computes fast, found from what it says about itself.
+
+Facts about the processor are read once (``cpu``); everything else is a small function of them, so that a test, or a
+reader, can ask about a machine that is not here: ``native_bfloat16(Cpu(features=frozenset({"avx2"})))``.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from math import floor
+from pathlib import Path
+
+import psutil
+import torch
+
+# Names as Linux prints them. Conversions alone (AVX-NE-CONVERT, F16C) do not count: sums would still be float32's.
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+_FLOAT16 = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
+
+# The instruction sets that ONEDNN_MAX_CPU_ISA may leave oneDNN, of those that have dot products of bfloat16.
+_ONEDNN_BFLOAT16 = re.compile(r"ALL|DEFAULT|AVX512_CORE_(BF16|FP16|AMX.*)|AVX10.*")
+_ONEDNN_FLOAT16 = re.compile(r"ALL|DEFAULT|AVX512_CORE_(FP16|AMX.*)|AVX10.*")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processor, as far as this process may use it.
+
+    Attributes:
+        name: The product.
+        features: Instruction sets, by Linux's names.
+        logical_cores: Hardware threads that the process may run on (its affinity).
+        physical_cores: Cores that these belong to; on Apple's processors the fast ones.
+        quota: Cores' worth of time that the process's control group may use; None if there is no limit.
+        onednn: Whether this torch has oneDNN, whose kernels need no rearranged copy of a packed weight.
+        onednn_limit: The instruction set that ``ONEDNN_MAX_CPU_ISA`` holds oneDNN to; empty for none.
+        omp_threads: ``OMP_NUM_THREADS``, if the user has set it.
+    """
+
+    name: str = "unknown"
+    features: frozenset[str] = frozenset()
+    logical_cores: int = 1
+    physical_cores: int = 1
+    quota: float | None = None
+    onednn: bool = True
+    onednn_limit: str = ""
+    omp_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """A dtype, and in words why it is that one.
+
+    Attributes:
+        dtype: What to load in.
+        reason: Begins with ``auto: float32`` or the like, for the heading of a table.
+    """
+
+    dtype: torch.dtype
+    reason: str
+
+
+@cache
+def cpu() -> Cpu:
+    """Returns the facts of this machine, read at the first call.
+
+    A fact that cannot be read gets the value that promises least: no instruction sets, no quota.
+    """
+    affinity = _affinity()
+    return Cpu(
+        name=_cpu_name(),
+        features=_features(),
+        logical_cores=len(affinity) if affinity else psutil.cpu_count() or 1,
+        physical_cores=_physical_cores(affinity),
+        quota=cgroup_quota(),
+        onednn=torch.backends.mkldnn.is_available(),
+        onednn_limit=(os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper(),
+        omp_threads=_positive(os.environ.get("OMP_NUM_THREADS", "")),
+    )
+
+
+def native_bfloat16(facts: Cpu | None = None) -> bool:
+    """Whether the CPU multiplies bfloat16 itself, and torch has kernels that let it.
+
+    Without, bfloat16 is widened to float32 and rounded again around every product, which costs more than the memory
+    traffic that it saves: a 110M Llama decodes 19.6 tokens/s in it against 28.1 in float32 on an AVX2 processor.
+    """
+    facts = facts or cpu()
+    allowed = not facts.onednn_limit or _ONEDNN_BFLOAT16.fullmatch(facts.onednn_limit) is not None
+    return facts.onednn and allowed and bool(facts.features & _BFLOAT16)
+
+
+def native_float16(facts: Cpu | None = None) -> bool:
+    """Whether the CPU multiplies float16 itself, and torch has kernels that let it."""
+    facts = facts or cpu()
+    allowed = not facts.onednn_limit or _ONEDNN_FLOAT16.fullmatch(facts.onednn_limit) is not None
+    return facts.onednn and allowed and bool(facts.features & _FLOAT16)
+
+
+def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None) -> bool:
+    """Whether a device has arithmetic of its own for a floating dtype.
+
+    Devices other than CPUs and CUDA's are believed to have it.
+    """
+    if device.type == "cuda" and dtype is torch.bfloat16:
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        return native_bfloat16(facts)
+    if device.type == "cpu" and dtype is torch.float16:
+        return native_float16(facts)
+    return True
+
+
+def choose_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool | None = None) -> DtypeChoice:
+    """The dtype that ``dtype="auto"`` means for a checkpoint on a device.
+
+    Args:
+        checkpoint: The dtype of its weights.
+        device: Where it will run.
+        native: Whether the device has arithmetic for that dtype; None asks the device.
+    """
+    stored = dtype_name(checkpoint)
+    if is_native(checkpoint, device) if native is None else native:
+        return DtypeChoice(checkpoint, f"auto: {stored}, as in the checkpoint")
+    # A GPU without bfloat16 has float16, at half the memory of float32. A CPU keeps all of the checkpoint's digits.
+    dtype = torch.float16 if device.type == "cuda" and checkpoint is torch.bfloat16 else torch.float32
+    what = "GPU" if device.type == "cuda" else "CPU"
+    reason = f"because this {what} has no native {stored} arithmetic (checkpoint: {stored})"
+    return DtypeChoice(dtype, f"auto: {dtype_name(dtype)}, {reason}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns ``"bfloat16"`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def recommended_threads(facts: Cpu | None = None) -> int:
+    """The number of threads that torch should use here: one per physical core that the process may use in full.
+
+    Two hardware threads of a core share its multipliers, and threads beyond a control group's quota are stopped for
+    most of every period while the others wait for them. torch's own default knows nothing of quotas. A number that
+    the user gave in ``OMP_NUM_THREADS`` is kept.
+
+    A library must not set it; a program calls ``torch.set_num_threads(recommended_threads())`` at its start.
+    """
+    facts = facts or cpu()
+    if facts.omp_threads is not None:
+        return facts.omp_threads
+    threads = facts.physical_cores if facts.quota is None else min(facts.physical_cores, floor(facts.quota))
+    return max(1, threads)
+
+
+@cache
+def prefers_packed(dtype: torch.dtype, facts: Cpu | None = None) -> bool:
+    """Whether linear layers of a dtype are faster on weights packed for oneDNN (``execution/packing.py``).
+
+    In float32 wherever there is oneDNN: it spares rearranging the weight in every product. In bfloat16 only with
+    native arithmetic, because elsewhere oneDNN's packed kernels emulate it.
+    """
+    facts = facts or cpu()
+    return facts.onednn and (dtype is torch.float32 or (dtype is torch.bfloat16 and native_bfloat16(facts)))
+
+
+@cache
+def bfloat16_queries_in_float32(facts: Cpu | None = None) -> bool:
+    """Whether SDPA of a single bfloat16 query should run in float32 (``attention/grouped.py``).
+
+    Its bfloat16 kernel was measured as up to five times slower there with AVX512-BF16, and has to widen its inputs
+    anyhow without native arithmetic. Not with AMX, whose tiles that kernel uses and which has not been measured.
+    """
+    facts = facts or cpu()
+    return not (native_bfloat16(facts) and "amx_bf16" in facts.features)
+
+
+@cache
+def bfloat16_products_beat_sdpa(facts: Cpu | None = None) -> bool:
+    """Whether two products in bfloat16 are faster than SDPA for the queries of a tree (``attention/grouped.py``).
+
+    Measured with AVX512-BF16, whose dot products oneDNN uses and SDPA's kernel does not. Without native arithmetic
+    there is nothing to gain; with AMX both use the same tiles.
+    """
+    facts = facts or cpu()
+    return native_bfloat16(facts) and "amx_bf16" not in facts.features
+
+
+def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores' worth of time that the process's control group, or one that it is in, may use; None without a limit.
+
+    Args:
+        root: Where control groups are mounted.
+        own: The file that says which ones the process is in, as lines ``id:controllers:path``.
+    """
+    limits = []
+    for line in _text(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root if not controllers else next((p for p in (root / controllers, root / "cpu") if p.is_dir()), root)
+        # In a container the path may be the host's: what is not there limits nothing, and the root is always asked.
+        group = Path(path.lstrip("/"))
+        limits += [_limit(base / each) for each in (group, *group.parents)]
+    found = [limit for limit in limits if limit is not None]
+    return min(found) if found else None
+
+
+def _limit(group: Path) -> float | None:
+    """One control group's limit, of version 2 (``cpu.max``) or 1."""
+    words = _text(group / "cpu.max").split()
+    if not words:
+        words = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
+    quota, period = (_positive(word) for word in words) if len(words) == 2 else (None, None)
+    return quota / period if quota and period else None  # "max" and -1 mean that there is none
+
+
+def _affinity() -> frozenset[int]:
+    """Hardware threads that the process may run on; empty where the system does not say (macOS)."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def _physical_cores(affinity: frozenset[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    siblings = {_text(root / f"cpu{number}" / "topology" / "thread_siblings_list").strip() for number in affinity}
+    if siblings and "" not in siblings:
+        return len(siblings)
+    fast = _positive(_sysctl("hw.perflevel0.physicalcpu"))
+    cores = fast or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    return min(cores, len(affinity)) if affinity else cores
+
+
+def _features() -> frozenset[str]:
+    """Instruction sets by Linux's names, from whatever of the system's and torch's sources there are."""
+    found: set[str] = set()
+    info = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    if info:
+        found.update(info[1].split())
+    if platform.system() == "Darwin":
+        named = {"FEAT_BF16": "bf16", "FEAT_FP16": "asimdhp"}
+        found.update(name for key, name in named.items() if _sysctl(f"hw.optional.arm.{key}") == "1")
+        found.update(_sysctl("machdep.cpu.leaf7_features").lower().split())
+    # Both are torch's own and may go: Windows has no other source.
+    for name in ("avx2", "avx512", "avx512_bf16"):
+        supported = getattr(torch.cpu, f"_is_{name}_supported", None)
+        if supported is not None and supported():
+            found.add({"avx512": "avx512f"}.get(name, name))
+    capabilities = getattr(torch.cpu, "get_capabilities", None)
+    if capabilities is not None:
+        found.update(name for name, value in capabilities().items() if value is True)
+    return frozenset(found)
+
+
+def _cpu_name() -> str:
+    # platform.processor() is empty or just "x86_64" on Linux.
+    info = re.search(r"^model name\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return (info[1].strip() if info else _sysctl("machdep.cpu.brand_string")) or platform.processor() or "unknown"
+
+
+def _sysctl(name: str) -> str:
+    """A value of macOS's; empty elsewhere and for what it does not know."""
+    if platform.system() != "Darwin":
+        return ""
+    try:
+        return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty if it is not there or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _positive(word: str) -> int | None:
+    return int(word) if word.isdecimal() and int(word) > 0 else None

@@ -1,0 +1,170 @@
+"""Loading a model and its tokenizer, for a target and a drafter alike: where from, in which dtype, on which device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from specdec import bundled
+from specdec import inflate as inflation
+from specdec.inflate import LlamaShape
+from specdec.machine import DtypeChoice, choose_dtype, dtype_name
+from specdec.quantization import check_quantization, quantization_of, quantize
+
+HUB_OPTIONS = (
+    "revision",
+    "code_revision",
+    "subfolder",
+    "token",
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "proxies",
+    "trust_remote_code",
+)
+"""Options of ``from_pretrained`` that say where files come from and who may read them, so that the configuration, the
+weights and the tokenizer must all be given the same."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded model.
+
+    Attributes:
+        model: In evaluation mode, on its device.
+        dtype_reason: Its dtype and why it has that one: ``"auto: bfloat16, as in the checkpoint"``.
+    """
+
+    model: PreTrainedModel
+    dtype_reason: str
+
+
+def load(
+    name_or_path: str,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    quantization: str | None = None,
+    inflate: str | Mapping[str, int] | LlamaShape | None = None,
+    **options: Any,
+) -> Loaded:
+    """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
+
+    Raises:
+        ValueError: The model cannot be found, loaded, inflated or quantized.
+    """
+    if quantization is not None:
+        check_quantization(quantization)
+    if inflate is not None:
+        inflation.resolve_shape(inflate)  # a wrong name is told before anything is loaded
+    where = resolve_device(device)
+    asked = resolve_dtype(dtype)
+    path = bundled.resolve(name_or_path)
+    _check_folder(name_or_path, path, options.get("subfolder") or "")
+    try:
+        config = options.get("config")
+        if not isinstance(config, PreTrainedConfig):  # a path to one, or none
+            config = AutoConfig.from_pretrained(config or path, **hub_options(options))
+        if config.is_encoder_decoder:
+            raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
+        choice = _choice(asked, getattr(config, "dtype", None), where)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype if choice else "auto", **options)
+        if choice is None:  # the configuration names no dtype, so the weights had to be looked at
+            choice = choose_dtype(model.dtype, where)
+            if choice.dtype is not model.dtype:
+                # Loaded anew and not cast, because a cast would also round tables that are kept in float32.
+                del model
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load the model {name_or_path!r}: {first_line(error)}") from error
+    model = model.to(where).eval()  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
+    stored = quantization_of(model)
+    if stored is not None and inflate is not None:
+        raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
+    if inflate is not None:
+        model = inflation.inflate(model, inflate)
+    if quantization is not None and quantization != stored:
+        model = quantize(model, quantization)
+    return Loaded(model, choice.reason)
+
+
+def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
+    """Returns the model alone that ``load`` loads."""
+    return load(name_or_path, **options).model
+
+
+def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that belongs to a model.
+
+    Args:
+        name_or_path: As given to ``load``.
+        **options: As given to ``load``: those that say where files come from are used, others are not for tokenizers.
+
+    Raises:
+        ValueError: There is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer for {name_or_path!r}: {first_line(error)}") from error
+
+
+def hub_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Returns those of the options that are in ``HUB_OPTIONS``."""
+    return {name: value for name, value in options.items() if name in HUB_OPTIONS}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Returns the device of a name; ``"auto"`` is the GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r}: give 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+
+
+def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Returns the dtype of a torch name; ``"auto"`` stays (what the machine computes fast)."""
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    resolved = getattr(torch, dtype, None)
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+        raise ValueError(f"dtype={dtype!r}: give 'auto', 'float32', 'bfloat16' or 'float16'")
+    return resolved
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message."""
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:
+    """The dtype to load in; None if that is for the weights to say."""
+    if isinstance(asked, torch.dtype):
+        return DtypeChoice(asked, f"{dtype_name(asked)}, as asked for")
+    if isinstance(stored, str):
+        stored = getattr(torch, stored.removeprefix("torch."), None)
+    return choose_dtype(stored, device) if isinstance(stored, torch.dtype) else None
+
+
+def _check_folder(name_or_path: str, path: str | Path, subfolder: str) -> None:
+    """Refuse a local path without a model, which transformers would look for on the hub."""
+    if not (Path(path).is_absolute() or str(path).startswith(".")):
+        return
+    folder = Path(path) / subfolder
+    where = f"{name_or_path!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
+    if not folder.is_dir():
+        raise ValueError(f"no model at {where}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no model at {where}: the folder has no config.json")

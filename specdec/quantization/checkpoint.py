@@ -1,0 +1,97 @@
+"""Saving a quantized model and reading it back, by transformers' own ``save_pretrained`` and ``from_pretrained``.
+
+The model's configuration names the scheme (``quantization_config``), and a quantizer that is registered with
+transformers makes the quantized layers before the weights are read into them. A program that has not imported this
+package does not know the scheme: transformers warns of that, and what it then loads is no model.
+"""
+
+import copy
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.methods import METHODS
+
+METHOD = "specdec"
+"""What ``quant_method`` in ``config.json`` says of our schemes."""
+
+
+class SpecdecConfig(QuantizationConfigMixin):
+    """The entry ``quantization_config`` of a quantized model's configuration.
+
+    Args:
+        scheme: A name in ``METHODS``.
+        **ignored: ``quant_method``, as it was read from a file.
+    """
+
+    def __init__(self, scheme: str, **ignored: object):
+        self.quant_method: Any = METHOD
+        self.scheme = scheme
+
+
+class SpecdecQuantizer(HfQuantizer):
+    """What transformers asks for while it loads a model that was saved in one of our schemes."""
+
+    quantization_config: SpecdecConfig
+
+    def validate_environment(self, *args: object, **kwargs: object) -> None:
+        """Refuse what cannot be read.
+
+        Raises:
+            ValueError: There is no such scheme, or the model's weights are no quantized ones.
+        """
+        scheme = self.quantization_config.scheme
+        if scheme not in METHODS:
+            raise ValueError(f"the model is stored in {scheme!r}, and this version reads {', '.join(METHODS)}")
+        if not self.pre_quantized:
+            raise ValueError(f"give quantization={scheme!r} to load_model or Target.from_pretrained instead")
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
+        return METHODS[self.quantization_config.scheme](model)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
+        # For transformers a model marked so cannot change its dtype. Ours can: its scales are all that is cast.
+        model.is_quantized = False  # pyright: ignore[reportArgumentType] (transformers sets it as well)
+        return model
+
+    def is_serializable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] (its stub says None)
+        return True
+
+    @property
+    def is_trainable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return False
+
+
+def mark(model: PreTrainedModel, scheme: str) -> None:
+    """Write into a model's configuration that it is quantized.
+
+    The model gets a configuration of its own, because others may share the one that it had. If its output layer shared
+    the embedding's table, it no longer does, and the configuration says that too.
+    """
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PreTrainedConfig) and id(value) in copies:
+                setattr(module, name, copies[id(value)])
+    model.config.quantization_config = SpecdecConfig(scheme)
+    if isinstance(model.get_output_embeddings(), QuantizedLinear):
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+        # Names that transformers noted when the model was made; saving and tying go by them.
+        model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def quantization_of(model: PreTrainedModel) -> str | None:
+    """Returns the name of a model's quantization; None if it has none of ours."""
+    config = getattr(model.config, "quantization_config", None)
+    return config.scheme if isinstance(config, SpecdecConfig) else None
+
+
+# Assigned and not registered by transformers' functions, which refuse a module that is imported a second time.
+AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = SpecdecConfig
+AUTO_QUANTIZER_MAPPING[METHOD] = SpecdecQuantizer

@@ -1,0 +1,138 @@
+"""Loading: where files come from is told to all three readers, and which dtype ``auto`` means."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from specdec import machine
+from specdec.machine import Cpu
+from specdec.modeling.loading import load, load_model, load_tokenizer
+from specdec.modeling.target import Target
+
+SOURCE = {
+    "revision": "v2",
+    "token": "secret",
+    "cache_dir": "elsewhere",
+    "local_files_only": True,
+    "trust_remote_code": True,
+    "subfolder": "inner",
+}
+
+FAST = Cpu(features=frozenset({"avx512_bf16"}))
+SLOW = Cpu(features=frozenset({"avx2"}))
+
+
+def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A bfloat16 checkpoint with a tokenizer."""
+    llama(torch.bfloat16).save_pretrained(tmp_path)
+    load_tokenizer("bundled/target").save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What each of the three was given; they answer as if the hub had."""
+    given: dict[str, dict[str, Any]] = {}
+    answers = {
+        AutoConfig: llama().config,
+        AutoModelForCausalLM: llama(),
+        AutoTokenizer: load_tokenizer("bundled/target"),
+    }
+    for reader, answer in answers.items():
+
+        def read(path: str, name: str = reader.__name__, answer: object = answer, **options: Any) -> object:
+            given[name] = options | {"path": path}
+            return answer
+
+        monkeypatch.setattr(reader, "from_pretrained", read)
+    return given
+
+
+def test_where_files_come_from_is_told_to_all_readers(calls: dict[str, dict[str, Any]]) -> None:
+    target = Target.from_pretrained("some/model", device="cpu", attn_implementation="eager", **SOURCE)
+    assert target.name == "some/model"
+    assert set(calls) == {"AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"}
+    for reader, options in calls.items():
+        assert SOURCE.items() <= options.items(), reader
+        assert options["path"] == "some/model"
+        # The rest is for the model alone.
+        assert ("attn_implementation" in options) is (reader == "AutoModelForCausalLM")
+
+
+def test_a_tokenizer_by_itself(calls: dict[str, dict[str, Any]]) -> None:
+    load_tokenizer("some/model", dtype="float32", **SOURCE)
+    assert calls == {"AutoTokenizer": SOURCE | {"path": "some/model"}}
+
+
+def test_a_subfolder_of_a_folder(folder: str) -> None:
+    llama().save_pretrained(Path(folder) / "inner")
+    load_tokenizer("bundled/target").save_pretrained(Path(folder) / "inner")
+    target = Target.from_pretrained(folder, subfolder="inner", device="cpu")
+    assert target.dtype is torch.float32, "the folder itself has a bfloat16 model"
+    with pytest.raises(ValueError, match=r"subfolder 'outer': there is no such folder"):
+        Target.from_pretrained(folder, subfolder="outer", device="cpu")
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer for"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "dtype", "reason"),
+    [
+        (FAST, "auto", torch.bfloat16, "auto: bfloat16, as in the checkpoint"),
+        (
+            SLOW, "auto", torch.float32,
+            "auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)",
+        ),
+        (SLOW, "bfloat16", torch.bfloat16, "bfloat16, as asked for"),
+        (FAST, torch.float32, torch.float32, "float32, as asked for"),
+    ],
+)  # fmt: skip
+def test_auto_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch, folder: str, facts: Cpu, asked: str | torch.dtype, dtype: torch.dtype, reason: str
+) -> None:
+    monkeypatch.setattr(machine, "cpu", lambda: facts)
+    target = Target.from_pretrained(folder, dtype=asked, device="cpu")
+    assert (target.dtype, target.dtype_reason) == (dtype, reason)
+    assert {parameter.dtype for parameter in target.model.parameters()} == {dtype}
+    assert target.model.config.dtype is dtype
+    assert load_model(folder, dtype=asked, device="cpu").dtype is dtype
+    # Whatever the dtype, the numbers are the checkpoint's.
+    expected = llama(torch.bfloat16).state_dict()
+    assert all(torch.equal(tensor, expected[key].to(dtype)) for key, tensor in target.model.state_dict().items())
+
+
+def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """The weights are looked at; tables that are kept in float32 must not have been rounded on the way."""
+    file = Path(folder) / "config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("dtype") == "bfloat16"
+    file.write_text(json.dumps(config))
+    for facts, dtype in ((SLOW, torch.float32), (FAST, torch.bfloat16)):
+        monkeypatch.setattr(machine, "cpu", lambda facts=facts: facts)
+        loaded = load(folder, device="cpu")
+        assert loaded.model.dtype is dtype
+        assert loaded.dtype_reason.startswith(f"auto: {machine.dtype_name(dtype)}")
+        table = loaded.model.model.rotary_emb.inv_freq
+        assert table.dtype is torch.float32
+        assert torch.equal(table, llama().model.rotary_emb.inv_freq)
+
+
+def test_a_model_that_is_given_is_as_given() -> None:
+    assert Target(llama(torch.bfloat16)).dtype_reason == "bfloat16, as given"
