@@ -37,7 +37,7 @@ UNKNOWN = Cpu()
         (Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit="AVX512_CORE_AMX"), True, True),
         (Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit="ALL"), True, True),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, Cpu) else str(value),
 )
 def test_native_arithmetic(facts: Cpu, bfloat16: bool, float16: bool) -> None:
     assert machine.native_bfloat16(facts) is bfloat16
@@ -103,7 +103,7 @@ def test_a_gpu_is_asked_for_arithmetic_without_emulation(monkeypatch: pytest.Mon
         (Cpu(physical_cores=8, quota=2.0, omp_threads=6), 6),
         (UNKNOWN, 1),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, Cpu) else str(value),
 )
 def test_recommended_threads(facts: Cpu, threads: int) -> None:
     assert machine.recommended_threads(facts) == threads
@@ -118,7 +118,7 @@ def test_recommended_threads(facts: Cpu, threads: int) -> None:
         (Cpu(features=ZEN4.features, onednn=False), False, False, True, False),
         (Cpu(features=SAPPHIRE_RAPIDS.features, onednn_limit="AVX2"), True, False, True, False),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, Cpu) else str(value),
 )
 def test_what_follows_for_kernels(
     facts: Cpu, packed_float32: bool, packed_bfloat16: bool, queries: bool, products: bool

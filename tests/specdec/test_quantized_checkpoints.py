@@ -21,6 +21,7 @@ from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.int8 import KERNEL_ROWS, Int8Linear, from_int8
 from specdec.requests import SamplingParams
+from tests.components import perturbed
 from tests.models import tiny_model
 from tests.specdec.test_quantization import small
 from verifiers.rejection import RejectionVerifier
@@ -285,7 +286,7 @@ def _quiet() -> None:
 
 def test_an_engine_sees_that_a_quantized_model_was_loaded_anew() -> None:
     """Its captured forwards multiply by copies of the integers."""
-    first, second = (quantize(small(seed), "int8") for seed in (0, 1))
+    first, second = quantize(small(), "int8"), quantize(perturbed(small().float(), 1.0).bfloat16(), "int8")
     engine, sampling = Engine(Target(first), max_length=128), SamplingParams(max_new_tokens=48)
     for _ in range(2):
         before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
