@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import (
-    Tables,
-    enumerate_drafts,
-    enumerate_outcome,
-    estimate,
-    outcome,
-    sample_drafts,
-)
+from specdec.exactness.drafts import enumerate_drafts, sample_drafts
+from specdec.exactness.outcomes import enumerate_outcome, estimate, outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier
@@ -35,7 +30,7 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
         ({(0,): [0.5, 0.5]}, r"p has no row for the empty prefix"),
     ],
 )
-def test_rows_that_are_no_laws(p: dict[tuple[int, ...], list[float]], words: str) -> None:
+def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Tables.from_rows(p, COIN)
 

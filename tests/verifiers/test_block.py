@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 import verifiers.block
-from specdec.exactness.enumeration import Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.drafts import enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, expected_in_post_order, needs_tables

@@ -12,8 +12,10 @@ from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.slots import Slots
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, estimate
 from specdec.exactness.reference import reference_decode
+from specdec.exactness.tables import Tables
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
@@ -43,7 +45,7 @@ def test_the_output_law_is_the_mixture(deferral: str, shape: str, laws: Laws) ->
     if tree.is_chain and not isinstance(laws, DraftSampling):
         pytest.skip("a chain has no siblings that could mix laws")
     for kinds in KINDS:
-        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
         result = enumerate_outcome(rule, tables, tree, laws)
         assert result.tv < EXACT, kinds
         if kinds == "dense":

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness import enumeration
-from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
@@ -85,7 +86,7 @@ CASES = [
 def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str) -> None:
     tree = SHAPES[shape]
     for kinds in KINDS:
-        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
         assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT, kinds
 
 
@@ -311,7 +312,7 @@ def test_random_trees_are_exact(rule: str) -> None:
                 }
             )
         vocab = data.draw(st.integers(2, 3 if shape.num_nodes < 6 else 2))
-        kinds = data.draw(st.lists(st.sampled_from(sorted(enumeration.KINDS)), min_size=1, max_size=3))
+        kinds = data.draw(st.lists(st.sampled_from(sorted(ROW_KINDS)), min_size=1, max_size=3))
         laws = data.draw(st.sampled_from(laws_taken) | st.tuples(*[st.sampled_from(laws_taken)] * 3))
         if verifier.paths_only:
             laws = data.draw(st.sampled_from(laws_taken))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Drafts, Tables, enumerate_outcome, outcome
+from specdec.exactness.drafts import WeightedDrafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -66,7 +68,7 @@ def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> Non
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED
 
 
-def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> Drafts:
+def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> WeightedDrafts:
     """The top k-1 of q, and one draw from the rest: all drafts."""
     p, q = tables.p[0][0], tables.q[0][0]
     top = q.topk(children - 1).indices
@@ -84,7 +86,7 @@ def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) ->
         draft_probs=rest.expand(*size).contiguous(),
     )
     below = torch.stack([p.expand(len(drawn), -1), *tables.p[1][tokens[:, 1:]].unbind(1)], 1)
-    return Drafts(tree, tokens, rest[drawn[:, 0]], below)
+    return WeightedDrafts(tree, tokens, rest[drawn[:, 0]], below)
 
 
 @needs_tables

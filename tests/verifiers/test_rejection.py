@@ -7,14 +7,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.exactness.enumeration import (
-    Laws,
-    Tables,
-    enumerate_drafts,
-    enumerate_outcome,
-    expected_by_levels,
-    outcome,
-)
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, LAWS, SHAPES, SWOR, TOP, drafts, needs_tables
@@ -30,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize(("shape", "laws"), CASES)
 def test_the_output_law_is_the_targets(shape: str, laws: str, kinds: str) -> None:
     tree = SHAPES[shape]
-    tables = Tables.random(3 if tree.width > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    tables = Tables.random(3 if tree.num_nodes > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
     result = enumerate_outcome(RejectionVerifier(), tables, tree, LAWS[laws])
     assert result.tv < EXACT
 

@@ -11,9 +11,9 @@ from drafters.model import ModelDrafter
 from specdec.coupling import coupled_acceptance, decided, winners
 from specdec.engine.engine import Engine
 from specdec.engine.slots import Slots
-from specdec.exactness.enumeration import Tables
 from specdec.exactness.reference import reference_decode
 from specdec.exactness.shared import check_shared, expected_coupled
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import verifiers.two_draft
-from specdec.exactness.enumeration import Tables, enumerate_outcome, expected_by_levels
+from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

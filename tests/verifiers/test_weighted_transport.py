@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness.enumeration import Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.drafts import enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, expected_in_post_order, needs_tables
 from verifiers import (
