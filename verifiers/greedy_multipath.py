@@ -8,7 +8,7 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.block import BlockVerifier
-from verifiers.siblings import row_index
+from verifiers.families import Family, rows_of
 from verifiers.target_walk import TargetWalkVerifier
 
 
@@ -47,8 +47,8 @@ class GreedyMultiPathVerifier(Verifier):
             return walked
         path = _largest_path(tree, tree.draft_probs, target_probs)
         along = self._block.stop_law(*_as_chain(tree, tree.draft_probs, target_probs, path))
-        law = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
-        return walked.where(_certain(tree)[:, None], law)
+        selected = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
+        return walked.where(_certain(tree)[:, None], selected)
 
     def next_law(
         self,
@@ -63,9 +63,8 @@ class GreedyMultiPathVerifier(Verifier):
         path = _largest_path(tree, tree.draft_probs, target_probs)
         chain, chain_probs = _as_chain(tree, tree.draft_probs, target_probs, path)
         selected, place = (path == stop[:, None]).max(-1)
-        law = self._block.next_law(chain, chain_probs, place)
-        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.width))
-        return walked.where(_certain(tree)[:, None], law.where(selected[:, None], node_p))
+        along = self._block.next_law(chain, chain_probs, place)
+        return walked.where(_certain(tree)[:, None], along.where(selected[:, None], rows_of(target_probs, stop)))
 
 
 def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:
@@ -115,11 +114,10 @@ def _as_chain(
 ) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
     """The selected path as a chain that was drawn from q~, and its p."""
     batch, positions = path.shape
-    row = row_index(path.clamp(min=0), tree.width)
-    p, q = (
-        table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs)
-    )
-    tokens = tree.tokens.gather(1, path.clamp(min=0))
+    nodes = path.clamp(min=0)
+    along = Family(tree, target_probs, nodes)
+    p, q = along.p, along.q
+    tokens = tree.tokens.gather(1, nodes)
     paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
     chain = DraftTree.build(
         tokens,

@@ -7,7 +7,9 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.siblings import acceptance, children_of, law_of_stop, normalized, rest, row_index, without
+from verifiers.families import Family, entries, rows_of
+from verifiers.levels import law_of_steps
+from verifiers.residuals import acceptance, normalized, residual, without
 
 
 class RejectionVerifier(Verifier):
@@ -37,8 +39,7 @@ class RejectionVerifier(Verifier):
             step = torch.zeros_like(target_probs[:, :, 0])
             step[:, 0].fill_(1)
             return step
-        parents = tree.parents.clamp(min=0)
-        entry = torch.add(tree.tokens, parents, alpha=target_probs.shape[2])
+        entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         # step: probability that a path which has reached the parent goes on to the node.
         if tree.draft_probs is None and tree.max_children > 1:
@@ -49,10 +50,9 @@ class RejectionVerifier(Verifier):
                 p = acceptance(p, q, tree.law)
             step = p.where(tree.valid, 0.0)
             if tree.max_children > 1:
-                assert tree.draft_probs is not None
-                _step_to_later_siblings(tree, target_probs, tree.draft_probs, step)
+                _step_to_later_siblings(tree, target_probs, step)
         step[:, 0].fill_(1)
-        return law_of_stop(tree, step)
+        return law_of_steps(tree, step)
 
     def next_law(
         self,
@@ -61,30 +61,23 @@ class RejectionVerifier(Verifier):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
-        # index_select copies whole rows; gather would read an index per entry.
-        row = row_index(stop, tree.width)
-        node_p = target_probs.flatten(0, 1).index_select(0, row)
         if tree.max_children == 0:
-            return node_p
+            return rows_of(target_probs, stop)
         if tree.draft_probs is None:
+            node_p = rows_of(target_probs, stop)
             rejected = (tree.parents == stop[:, None]) & tree.valid
             # Minus infinity, not a write of zero: other nodes have the same tokens, and would undo it.
             certain = torch.where(rejected, -torch.inf, 0.0).to(node_p.dtype)
             left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
             return normalized(left, node_p, rejected.any(-1, keepdim=True))
 
-        children, exists = children_of(tree, stop)
-        tokens = tree.tokens.gather(1, children)
-        laws = tree.law.gather(1, children).where(exists, -1)
-        q = tree.draft_probs.flatten(0, 1).index_select(0, row).to(node_p.dtype)
-        p, left, draft_law = node_p, q, q  # draft_law: q_r
-        for rank in range(tree.max_children):
-            if rank > 0:
-                left = without(left, tokens[:, rank - 1])
-                draft_law = q.where((laws[:, rank] == DraftSampling.IID)[:, None], left)
-            p = normalized(rest(p, draft_law, tokens[:, rank], laws[:, rank]), node_p)
-        # Behind a leaf p itself, to the last bit: a row without drafts must not depend on its batch mates.
-        return p.where(exists[:, :1], node_p)
+        family = Family(tree, target_probs, stop[:, None])
+        p = family.p
+        for rank, draft_law in enumerate(family.drawn_from()):
+            left = residual(p, draft_law, family.tokens[..., rank], family.laws[..., rank])
+            p = normalized(left, family.p)
+        # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+        return p.where(family.exists[..., :1], family.p)[:, 0]
 
 
 def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node"]:
@@ -102,7 +95,6 @@ def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor,
 def _step_to_later_siblings(
     tree: DraftTree,
     target_probs: Float[Tensor, "batch node vocab"],
-    draft_probs: Float[Tensor, "batch node vocab"],
     step: Float[Tensor, "batch node"],
 ) -> None:
     """Replace ``step`` at all nodes that have earlier siblings; the root's entry gets meaningless.
@@ -110,7 +102,6 @@ def _step_to_later_siblings(
     Args:
         tree: The tree.
         target_probs: p at every node.
-        draft_probs: q at every node.
         step: Acceptance probability of every node as if it were a first child; zero at invalid ones.
     """
     drafted = tree.width - 1
@@ -118,21 +109,19 @@ def _step_to_later_siblings(
     # At most drafted // k nodes have k children: parents in descending order of that number, so that the rows
     # which still have a child of some rank come first.
     groups = counts.topk(drafted // 2, dim=1).indices
-    index = tree.children.gather(1, groups[..., None].expand(-1, -1, tree.max_children)).clamp(min=0)
-    flat = index.flatten(1)
-    tokens = tree.tokens.gather(1, flat).view_as(index)
-    laws = tree.law.gather(1, flat).view_as(index)
-    row = row_index(groups, tree.width)
-    node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape)
-    q = draft_probs.flatten(0, 1).index_select(0, row).unflatten(0, groups.shape).to(node_p.dtype)
+    family = Family(tree, target_probs, groups)
+    # Laws as they are: where there is no child, what is computed goes to the root's entry.
+    index, tokens, laws = family.index, family.tokens, family.of_children(tree.law)
+    node_p, q = family.p, family.q
     p, left, draft_law = node_p, q, q  # draft_law: q_r
     # Probability that no child so far was accepted.
     rejected = 1 - step.gather(1, index[..., 0])
     for rank in range(1, min(tree.max_children, drafted)):
         here = slice(drafted // (rank + 1))
         node_p, q, left, rejected = node_p[:, here], q[:, here], left[:, here], rejected[:, here]
-        residual = rest(p[:, here], draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1])
-        p = normalized(residual, node_p)
+        p = normalized(
+            residual(p[:, here], draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1]), node_p
+        )
         left = without(left, tokens[:, here, rank - 1])
         token, law, child = tokens[:, here, rank], laws[:, here, rank], index[:, here, rank]
         draft_law = q.where((law == DraftSampling.IID)[..., None], left)

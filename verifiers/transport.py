@@ -7,12 +7,12 @@ import numpy as np
 import scipy.optimize
 import scipy.sparse
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.siblings import LevelVerifier
+from verifiers.families import Family
+from verifiers.levels import LevelVerifier
 
 _MOST_TUPLES = 20_000  # variables of a linear program are this many times the siblings
 
@@ -42,69 +42,52 @@ class TransportVerifier(LevelVerifier):
 
     laws = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        return visit_by_program(tree, target_probs, nodes, weight)
+    def _try_children(
+        self, family: Family
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """By a program for every node; all of p may be emitted below it."""
+        chances, _, next_law = try_by_program(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
+        return chances, next_law
 
 
-def visit_by_program(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    nodes: Int[Tensor, "batch some"],
-    weight: Float[Tensor, "batch some"],
+def try_by_program(
+    family: Family, weight: Float[Tensor, "batch some"]
 ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try all children of some nodes in vain, each group of siblings by a program of its own.
+    """Try the children of some nodes, each group of siblings by a linear program of its own.
 
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        nodes: The nodes.
-        weight: How much of p may be spent below each: 1 where every level decides for itself.
-
-    Returns:
-        The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
-        what is left of the weight, and of p, once all have failed.
+    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
+    weights are 1.
     """
-    p = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2]))
-    index = nodes[..., None].expand(-1, -1, tree.max_children)
-    children = tree.children.gather(1, index)
-    tokens, laws = (
-        table.gather(1, children.clamp(min=0).flatten(1)).view_as(children).cpu().numpy()
-        for table in (tree.tokens, tree.law)
+    tokens, laws = family.tokens.cpu().numpy(), family.laws.cpu().numpy()
+    q = family.q.double().cpu().numpy()
+    counts = family.exists.sum(-1).cpu().numpy()
+    weights, weights_left, next_laws = (
+        table.double().cpu().numpy().copy() for table in (0 * family.index, weight, family.p)
     )
-    drafted = target_probs if tree.draft_probs is None else tree.draft_probs
-    q = drafted.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2])).double().cpu().numpy()
-    counts = (children >= 0).sum(-1).cpu().numpy()
-    weights, left_weight, law = (table.double().cpu().numpy().copy() for table in (0 * children, weight, p))
-    for at in np.ndindex(*nodes.shape):
+    for at in np.ndindex(*family.nodes.shape):
         count = int(counts[at])
         if count == 0:
             continue
         try:
-            found, left_weight[at], left = _visit_one(
-                law[at].tobytes(),
-                float(left_weight[at]),
+            found, weights_left[at], left = _try_one(
+                next_laws[at].tobytes(),
+                float(weights_left[at]),
                 q[at].tobytes(),
                 tuple(tokens[at][:count].tolist()),
                 tuple(laws[at][:count].tolist()),
             )
         except ValueError as error:
-            raise ValueError(f"row {at[0]}, node {int(nodes[at])}: {error}") from None
+            raise ValueError(f"row {at[0]}, node {int(family.nodes[at])}: {error}") from None
         weights[at][:count] = found
         if left is not None:
-            law[at] = left
-    first, second, third = (torch.from_numpy(table).to(weight) for table in (weights, left_weight, law))
-    # Behind a leaf p itself, to the last bit.
-    return first, second, third.where((children >= 0).any(-1, keepdim=True), p)
+            next_laws[at] = left
+    chances, own, next_law = (torch.from_numpy(table).to(weight) for table in (weights, weights_left, next_laws))
+    # After a leaf it is p itself, to the last bit.
+    return chances, own, next_law.where(family.exists.any(-1, keepdim=True), family.p)
 
 
 @functools.lru_cache(maxsize=4096)
-def _visit_one(
+def _try_one(
     p_bytes: bytes, weight: float, q_bytes: bytes, tokens: tuple[int, ...], laws: tuple[int, ...]
 ) -> tuple[np.ndarray, float, np.ndarray | None]:
     """The same for one node; the law is None where nothing is left.

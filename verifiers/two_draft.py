@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.siblings import Family, LevelVerifier, acceptance, normalized, rest, without
+from verifiers.families import Family
+from verifiers.levels import LevelVerifier
+from verifiers.residuals import acceptance, normalized, residual, weight_left
 
 
 class TwoDraftVerifier(LevelVerifier):
@@ -25,65 +26,48 @@ class TwoDraftVerifier(LevelVerifier):
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        return visit_in_pairs(tree, target_probs, nodes, weight)
+    def _try_children(
+        self, family: Family
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """In pairs; all of p may be emitted below every node."""
+        chances, _, next_law = try_in_pairs(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
+        return chances, next_law
 
 
-def visit_in_pairs(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    nodes: Int[Tensor, "batch some"],
-    weight: Float[Tensor, "batch some"],
+def try_in_pairs(
+    family: Family, weight: Float[Tensor, "batch some"]
 ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try all children of some nodes in vain, independent ones in pairs, the others one by one.
+    """Try the children of some nodes: independent ones in pairs, the others one by one.
 
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        nodes: The nodes.
-        weight: How much of p may be spent below each: 1 where every level decides for itself.
-
-    Returns:
-        The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
-        what is left of the weight, and of p, once all have failed.
+    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
+    weights are 1.
     """
-    family = Family.of(tree, target_probs, nodes)
-    tokens, laws, q, p = family.tokens, family.laws, family.q, family.p
-    left = draft_law = q  # draft_law: what the child was drawn from, unless it is deterministic
+    p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
     weights = torch.zeros_like(tokens, dtype=p.dtype)
-    paired = torch.zeros_like(nodes, dtype=torch.bool)  # the child is the second of a pair
-    for rank in range(tree.max_children):
+    paired = torch.zeros_like(family.nodes, dtype=torch.bool)  # the child is the second of a pair
+    last = tokens.shape[-1] - 1
+    for rank, draft_law in enumerate(family.drawn_from()):
         token, law = tokens[..., rank], laws[..., rank]
         some = (law >= 0) & ~paired
-        if rank > 0:
-            left = without(left, tokens[..., rank - 1])
-            draft_law = q.where((law == DraftSampling.IID)[..., None], left)
         entry = token[..., None]
         mass = weight[..., None] * p
         chance = acceptance(mass.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
         weights[..., rank] = chance.where(some, weights[..., rank])
-        # Where there is no child it is left as it is.
-        residual = rest(mass, draft_law, token, law.where(some, -1))
+        # Where there is no child, or it is the second of a pair, nothing is taken away.
+        left = residual(mass, draft_law, token, law.where(some, -1))
         starts = torch.zeros_like(some)
-        if rank + 1 < tree.max_children:
+        if rank < last:
             starts = some & (law == DraftSampling.IID) & (laws[..., rank + 1] == DraftSampling.IID)
         # On the host a look is free; elsewhere it would synchronize.
-        if rank + 1 < tree.max_children and (starts.device.type != "cpu" or starts.any()):
-            first, second, of_pair = share_out(mass, q, token, tokens[..., rank + 1])
+        if rank < last and (starts.device.type != "cpu" or starts.any()):
+            first, second, left_by_pair = share_out(mass, q, token, tokens[..., rank + 1])
             weights[..., rank] = first.where(starts, weights[..., rank])
             given_failure = (second / (1 - first)).where(first < 1, 0.0).clamp(max=1)
             weights[..., rank + 1] = given_failure.where(starts, 0.0)
-            residual = of_pair.where(starts[..., None], residual)
-        z = residual.sum(-1)
-        p = normalized(residual, family.p).where(some[..., None], p)
-        # In this order: z may be far below the precision of 1.
-        weight = (z / (z + (1 - weight))).where(z > 0, 0.0).where(some, weight)
+            left = left_by_pair.where(starts[..., None], left)
+        z = left.sum(-1)
+        p = normalized(left, family.p).where(some[..., None], p)
+        weight = weight_left(z, weight).where(some, weight)
         paired = starts
     return weights, weight, p
 

@@ -1,15 +1,15 @@
 """Traversal verification with siblings taken together: at every node the most that a level can accept."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.block import PostOrderVerifier
-from verifiers.transport import visit_by_program
-from verifiers.two_draft import visit_in_pairs
+from verifiers.families import Family
+from verifiers.post_order import PostOrderVerifier
+from verifiers.transport import try_by_program
+from verifiers.two_draft import try_in_pairs
 
-SOLVERS = {"pairs": visit_in_pairs, "program": visit_by_program}
+SOLVERS = {"pairs": try_in_pairs, "program": try_by_program}
 
 
 class WeightedTransportVerifier(PostOrderVerifier):
@@ -40,12 +40,8 @@ class WeightedTransportVerifier(PostOrderVerifier):
             raise ValueError(f"solver={solver!r}: choose {' or '.join(SOLVERS)}")
         self._solve = SOLVERS[solver]
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
+    def _try_children(
+        self, family: Family, weight: Float[Tensor, "batch some"]
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
         """All children together."""
-        return self._solve(tree, target_probs, nodes, weight)
+        return self._solve(family, weight)

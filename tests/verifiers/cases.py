@@ -11,7 +11,8 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from verifiers.block import PostOrderVerifier
+from verifiers.families import Family
+from verifiers.post_order import PostOrderVerifier
 
 EXACT = 1e-12
 """Total variation to the target, in float64, below which a rule counts as exact."""
@@ -142,7 +143,9 @@ def expected_in_post_order(
             draft_probs=q[rows, None].expand(-1, children + 1, -1),
         )
         target_probs = p[rows, None].expand(-1, children + 1, -1)
-        below = rule._visit(tree, target_probs, torch.zeros_like(rows)[:, None], weight[rows, None])[0][:, 0]
+        below = rule._try_children(Family(tree, target_probs, torch.zeros_like(rows)[:, None]), weight[rows, None])[0][
+            :, 0
+        ]
         failed = torch.nn.functional.pad((1 - below).cumprod(-1)[:, :-1], (1, 0), value=1.0)
         visited = (reach[rows] * chance[rows, draft])[:, None] * failed
         total += float((visited * below).sum())

@@ -168,7 +168,7 @@ def test_enumeration_rejects_a_plan_that_spends_p_twice(monkeypatch: pytest.Monk
         accepted = original(self, drawn)
         return accepted / max(accepted.sum(), 1e-300)
 
-    monkeypatch.setattr(verifiers.transport, "_visit_one", verifiers.transport._visit_one.__wrapped__)  # nothing kept
+    monkeypatch.setattr(verifiers.transport, "_try_one", verifiers.transport._try_one.__wrapped__)  # nothing kept
     original = verifiers.transport._Plan.given
     monkeypatch.setattr(verifiers.transport._Plan, "given", generous)
     assert (

@@ -14,7 +14,7 @@ from specdec.types import Exactness
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
-from verifiers.typical import TypicalVerifier
+from verifiers.longest_path import TypicalVerifier
 
 P = [0.6, 0.3, 0.08, 0.02]
 ENTROPY = -sum(x * math.log(x) for x in P)

@@ -124,15 +124,15 @@ class NoResidual(WeightedTransportVerifier):
 class ForgetsTheWeight(WeightedTransportVerifier):
     """Begins at every node with weight 1."""
 
-    def _visit(self, tree, target_probs, nodes, weight):
-        return super()._visit(tree, target_probs, nodes, torch.ones_like(weight))
+    def _try_children(self, family, weight):
+        return super()._try_children(family, torch.ones_like(weight))
 
 
 class NotGivenFailure(WeightedTransportVerifier):
     """Takes a child's share for its weight, as if its earlier siblings had not failed before it is tried."""
 
-    def _visit(self, tree, target_probs, nodes, weight):
-        below, own, law = super()._visit(tree, target_probs, nodes, weight)
+    def _try_children(self, family, weight):
+        below, own, law = super()._try_children(family, weight)
         failed = torch.nn.functional.pad((1 - below).cumprod(-1)[..., :-1], (1, 0), value=1.0)
         return below * failed, own, law
 
