@@ -156,7 +156,7 @@ def test_what_it_refuses() -> None:
     rule = GreedyMultiPathVerifier()
     rule.check(Paths(IID, is_paths=True))
     with pytest.raises(
-        ValueError, match=r"takes independent paths that share only the root, .*: use TraversalVerifier"
+        ValueError, match=r"takes independent paths that share only the root, .*: use RejectionVerifier"
     ):
         rule.check(Paths(IID, is_paths=False))
     with pytest.raises(ValueError, match=r"is not made for drafts that are WITHOUT_REPLACEMENT, .* use RejectionVerif"):
