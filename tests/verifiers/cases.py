@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -47,6 +48,11 @@ KINDS = {
     "one-hot p": ("one_hot",),
     "p = q": ("equal",),
 }
+
+
+def complete(*values: object, strong: bool) -> ParameterSet:
+    """One case of a matrix: by default only the strong ones run, and all with ``-m full`` besides."""
+    return pytest.param(*values, marks=() if strong else pytest.mark.full)
 
 
 def takes(rule: Verifier, shape: TreeShape) -> bool:

@@ -26,6 +26,7 @@ from tests.verifiers.cases import (
     SHAPES,
     SWOR,
     TOP,
+    complete,
     drafts,
     needs_tables,
     takes,
@@ -71,23 +72,32 @@ def fits(rule: Verifier, shape: TreeShape, laws: Laws) -> bool:
     return laws_of(laws) <= rule.laws and takes(rule, shape)
 
 
+def is_strong(rule: Verifier, shape: str) -> bool:
+    """Whether a shape asks the most of a rule: a block's whole chain, long paths, two levels of siblings, a gap."""
+    if rule.chain_only:
+        return shape == "chain"
+    if rule.paths_only:
+        return shape == "2x1x1"
+    return shape in ("2x2", "uneven")
+
+
 CASES = [
-    (rule, shape, laws)
+    complete(rule, shape, laws, kinds, strong=is_strong(RULES[rule], shape) and kinds in ("dense", "every kind"))
     for rule in RULES
     for shape in SHAPES
     for laws in LAWS
+    for kinds in KINDS
     # A chain has no siblings that could mix laws.
     if (not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")) and fits(RULES[rule], SHAPES[shape], LAWS[laws])
     if rule not in SLOW or (SHAPES[shape].num_nodes < 4 and laws not in ("iid, then swor", "swor, then iid"))
 ]
 
 
-@pytest.mark.parametrize(("rule", "shape", "laws"), CASES)
-def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str) -> None:
+@pytest.mark.parametrize(("rule", "shape", "laws", "kinds"), CASES)
+def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str, kinds: str) -> None:
     tree = SHAPES[shape]
-    for kinds in KINDS:
-        tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
-        assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT, kinds
+    tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -227,12 +237,13 @@ def fitting(rule: Verifier, tree: DraftTree) -> DraftTree:
     return replace(tree, law=torch.where(tree.law == SWOR, IID, tree.law.long()).to(torch.int8))
 
 
+@pytest.mark.parametrize("examples", [6, complete(15, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_both_laws_are_laws_in_float32(rule: str) -> None:
+def test_both_laws_are_laws_in_float32(rule: str, examples: int) -> None:
     verifier = RULES[rule]
     kind = "chain" if verifier.chain_only else "paths" if verifier.paths_only else "tree"
 
-    @settings(max_examples=8 if rule in SLOW else 15, deadline=None, derandomize=True)
+    @settings(max_examples=min(examples, 8) if rule in SLOW else examples, deadline=None, derandomize=True)
     @given(drafts(torch.float32, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
@@ -253,12 +264,13 @@ def test_both_laws_are_laws_in_float32(rule: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("examples", [3, complete(8, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_does_not_depend_on_its_batch_mates(rule: str) -> None:
+def test_a_row_does_not_depend_on_its_batch_mates(rule: str, examples: int) -> None:
     verifier = RULES[rule]
     kind = "chain" if verifier.chain_only else "paths" if verifier.paths_only else "tree"
 
-    @settings(max_examples=5, deadline=None, derandomize=True)
+    @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(drafts(torch.float64, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
@@ -288,13 +300,14 @@ def test_a_row_does_not_depend_on_its_batch_mates(rule: str) -> None:
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]
 
 
+@pytest.mark.parametrize("examples", [8, complete(20, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_random_trees_are_exact(rule: str) -> None:
+def test_random_trees_are_exact(rule: str, examples: int) -> None:
     """Any shape, tables and laws, and nodes that are left out by what stands above them: by enumeration."""
     verifier = RULES[rule]
     laws_taken = sorted(law for law in verifier.laws if law in (TOP, IID, SWOR))
 
-    @settings(max_examples=8 if rule in SLOW else 20, deadline=None, derandomize=True)
+    @settings(max_examples=min(examples, 8) if rule in SLOW else examples, deadline=None, derandomize=True)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         if verifier.chain_only or verifier.paths_only:

@@ -3,12 +3,11 @@
 import gc
 import itertools
 import re
-import subprocess
-import sys
 
 import pytest
 from torch import Tensor
 
+import specdec.interfaces
 import verifiers
 from specdec.acceptance import Plain
 from specdec.interfaces import Drafter, Verifier, fitting_rules, why_unfit
@@ -176,26 +175,12 @@ def test_plain_decoding_is_no_advice() -> None:
         Plain().check(Drafts(IID))
 
 
-def test_without_any_rule_at_hand_the_sentence_says_so() -> None:
-    """The core alone names no verifier that is not there."""
-    code = """
-from specdec.acceptance import Plain
-from specdec.interfaces import Drafter
-from specdec.types import DraftSampling
-
-class Drafts(Drafter):
-    laws, is_chain = frozenset({DraftSampling.IID}), True
-    def bind(self, target, **sizes): ...
-    def propose(self, slots): ...
-
-try:
-    Plain().check(Drafts())
-except ValueError as refusal:
-    print(refusal)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (
-        "Plain is not made for drafts that are IID, as Drafts draws them, and no verifier that has been imported takes "
-        "its drafts: use another sampling in the drafter"
+def test_without_any_rule_at_hand_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where nobody has imported the package of rules: no name of a verifier that is not there."""
+    monkeypatch.setattr(specdec.interfaces, "_concrete_rules", list)
+    with pytest.raises(ValueError, match="BlockVerifier takes chains only") as told:
+        BlockVerifier().check(Drafts(IID))
+    assert str(told.value) == (
+        "BlockVerifier takes chains only, and Drafts drafts trees, and no verifier that has been imported takes its "
+        "drafts: use a chain in the drafter"
     )

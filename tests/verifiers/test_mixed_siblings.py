@@ -10,7 +10,7 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, needs_tables
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
@@ -46,7 +46,7 @@ LOOKED_UP_LAST = {(0,): None, (0, 0): None, (0, 1): None, (1,): TOP, (1, 0): TOP
 AROUND = {(0,): TOP, (1,): None, (2,): None, (3,): TOP}
 
 
-@pytest.mark.parametrize("kinds", ["dense", "every kind"])
+@pytest.mark.parametrize("kinds", [complete("dense", strong=False), "every kind"])
 @pytest.mark.parametrize("places", [LOOKED_UP_FIRST, LOOKED_UP_LAST, AROUND], ids=["first", "last", "around"])
 @pytest.mark.parametrize(
     ("rule", "law"), [(rule, law) for rule in RULES for law in (IID, SWOR) if fits(rule, TOP, law)]
