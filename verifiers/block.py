@@ -15,12 +15,12 @@ from verifiers.residuals import acceptance, normalized, residual, weight_left
 class BlockVerifier(Verifier):
     """Block verification of chains (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
 
-    With w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)), position i < n is acceptable with probability
-    h_i = Z_i / (Z_i + 1 - w_i), where Z_i = sum [w_i p - q]+ is taken over the token after it, and the last one with
-    h_n = w_n, independently. The path ends at the last acceptable position, even where earlier ones are not; the next
-    token is drawn from N([w_i p - q]+), or from p after the last. Then a path reaches position i with probability
-    w_i, which is the most that any lossless rule can reach by looking at one chain, and never less than token by
-    token. At temperature 0, and for ``DETERMINISTIC`` drafts (one-hot q), it equals ``RejectionVerifier``.
+    Let w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)). Position i < n is acceptable with probability
+    h_i = Z_i / (Z_i + 1 - w_i), where Z_i = sum [w_i p - q]+ runs over the token after it, and the last position with
+    h_n = w_n, all independently. The path ends at the last acceptable position, even if earlier ones are not. The next
+    token is drawn from N([w_i p - q]+), or from p after the last position. A path then reaches position i with
+    probability w_i. No lossless rule that looks at one chain can reach more, and the token-level rule never does.
+    At temperature 0, and for ``DETERMINISTIC`` drafts (one-hot q), the rule equals ``RejectionVerifier``.
     """
 
     exactness = Exactness.EXACT
@@ -61,7 +61,7 @@ class BlockVerifier(Verifier):
     ) -> tuple[
         Float[Tensor, "batch node"], Float[Tensor, "batch node"], Int[Tensor, "batch node"], Bool[Tensor, "batch node"]
     ]:
-        """Looks at every node of the chain.
+        """Compute what both laws need of every node of the chain.
 
         Returns:
             The weights; p(x) of the nodes' tokens; the node after each (any where there is none); and where there is
@@ -87,14 +87,15 @@ class BlockVerifier(Verifier):
 class TraversalVerifier(PostOrderVerifier):
     """Traversal verification of trees (Weng et al. 2025, arXiv 2505.12398, algorithm 2).
 
-    Depth first, children in the order in which they were drawn, a node after all that is below it. A node v comes
-    with a weight w and its p; its child x gets the weight min(1, w p(x) / q(x)). If nothing in the child's subtree is
-    accepted, p becomes N([w p - q]+) and w becomes Z / (Z + 1 - w) with Z = sum [w p - q]+, and the next child is
-    tried. When all have failed, v itself is accepted with probability w (the root always), and the next token drawn
-    from p. A node's subtree is then accepted from with probability w, over the drafts, whatever its shape. On a chain
-    it is block verification; on trees it accepts more than ``RejectionVerifier``, though it is not optimal there.
+    Nodes are tried depth first: children in the order in which they were drawn, a node after everything below it. A
+    node v comes with a weight w and its p; its child x gets the weight min(1, w p(x) / q(x)). If nothing in the child's
+    subtree is accepted, p becomes N([w p - q]+), w becomes Z / (Z + 1 - w) with Z = sum [w p - q]+, and the next child
+    is tried. After the last child, v itself is accepted with probability w (the root always), and the next token is
+    drawn from p. So the path ends in a node's subtree with probability w, over the drafts, whatever the subtree's
+    shape. On a chain the rule is block verification; on trees it accepts more than ``RejectionVerifier``, though it is
+    not optimal there.
 
-    The law of every child says what q is, so siblings may mix laws.
+    The law of every child says what its q is, so siblings may mix laws.
     """
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
@@ -102,7 +103,7 @@ class TraversalVerifier(PostOrderVerifier):
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        """One child after the other."""
+        """Try one child after the other."""
         p, tokens, laws = family.p, family.tokens, family.laws
         weights = torch.zeros_like(tokens, dtype=p.dtype)
         for rank, draft_law in enumerate(family.drawn_from()):

@@ -9,7 +9,7 @@ from verifiers.families import Family
 from verifiers.levels import LevelVerifier
 from verifiers.residuals import acceptance, normalized, residual
 
-_HALVINGS = 30  # of [1, k]: rho is then right to 1e-9 k, and valid in any case
+_HALVINGS = 30  # of the interval [1, k]: rho is then right to 1e-9 k; it is exact after any number of halvings
 
 
 class KSeqVerifier(LevelVerifier):
@@ -17,12 +17,15 @@ class KSeqVerifier(LevelVerifier):
 
     k siblings drawn independently from q are tried in order; each is accepted with probability
     min(1, p(x) / (rho q(x))), and p is not updated between them. With b(rho) = sum min(p / rho, q), any rho in [1, k]
-    with 1 - (1 - b)^k <= rho b is exact; the smallest accepts most and is found by bisection, keeping the upper end.
+    with 1 - (1 - b)^k <= rho b is exact. The smallest such rho accepts most; it is found by bisection, whose upper end
+    is used.
     If all are rejected, the next token is drawn from N([p - min(p / rho, q) (1 - (1 - b)^k) / b]+), which does not
-    depend on what was drafted. At least (1 - 1/e) of the best possible acceptance; for one child, rejection sampling.
+    depend on what was drafted. The rule reaches at least (1 - 1/e) of the best possible acceptance; for one child it is
+    rejection sampling.
 
-    ``DETERMINISTIC`` siblings are accepted as by ``RejectionVerifier``; every run of independent ones between them is
-    a k-seq for what is then left of p. How many siblings there are must not depend on their tokens.
+    ``DETERMINISTIC`` siblings are accepted as by ``RejectionVerifier``. Every run of independent siblings between them
+    is verified by k-seq, with what is then left of p in the place of p. The number of siblings must not depend on their
+    tokens.
     """
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
@@ -30,7 +33,7 @@ class KSeqVerifier(LevelVerifier):
     def _try_children(
         self, family: Family
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """One child after the other; independent ones with the rho of the run that they stand in."""
+        """Try one child after the other; an independent child with the rho of its run."""
         p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
         chances = torch.zeros_like(tokens, dtype=p.dtype)
         rho, after, before = torch.ones_like(p[..., 0]), p, None
@@ -59,7 +62,7 @@ def _run(
     laws: Int8[Tensor, "*rows rank"],
     fallback: Float[Tensor, "*rows vocab"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    """Rho of the independent siblings that stand first, and the law of the token if all of them are rejected."""
+    """Returns rho of the first run of independent siblings, and the next token's law if all of them are rejected."""
     k = (laws == DraftSampling.IID).cumprod(-1).sum(-1).clamp(min=1).to(p.dtype)
     low, high = torch.ones_like(k), k
     if laws.shape[-1] > 1:
@@ -75,5 +78,5 @@ def _run(
 
 
 def _any_of(b: Float[Tensor, "*rows"], k: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """1 - (1 - b)^k, precise where b is small."""
+    """Returns 1 - (1 - b)^k, precise where b is small."""
     return -torch.expm1(k * torch.log1p(-b.clamp(max=1)))

@@ -1,4 +1,4 @@
-"""Rules that accept more than an exact one may. LOSSY: the output does not follow the target above temperature 0."""
+"""Exact rules, loosened to accept more. LOSSY: above temperature 0 the output does not follow the target."""
 
 from dataclasses import replace
 
@@ -57,12 +57,13 @@ class LenientVerifier(Verifier):
 class ThresholdVerifier(Verifier):
     """Target walk with thresholds, as in SGLang's ``tree_speculative_sampling_target_only``.
 
-    With a coin u at every node, the first child in sibling order is accepted whose cumulative mass, p of it and of the
-    siblings before it, is at least u times ``accumulated``, or whose own p is at least ``single``. If there is none,
-    the next token is drawn from p without the children. Both thresholds at 1 are ``TargetWalkVerifier``.
+    Every node draws a uniform number u. It accepts the first child, in sibling order, for which p summed over the child
+    and its earlier siblings is at least u times ``accumulated``, or whose own p is at least ``single``. If there is no
+    such child, the next token is drawn from p without the children. With both thresholds at 1 it is
+    ``TargetWalkVerifier``.
 
     Args:
-        single: A token at least this probable is accepted for certain; in (0, 1].
+        single: A token that is at least this probable is always accepted; in (0, 1].
         accumulated: Divides the cumulative mass; in (0, 1].
     """
 
@@ -99,14 +100,14 @@ class ThresholdVerifier(Verifier):
 
 
 class FuzzyVerifier(Verifier):
-    """Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): where p and q are close, q is as good.
+    """Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): where p and q are close, q replaces p.
 
-    At a node whose p and q diverge by less than a threshold, the first child is accepted; elsewhere the rule is
-    ``RejectionVerifier``. That is rejection sampling with q in the place of p at the close nodes. Nodes that have
-    ``DETERMINISTIC`` children have no q and count as far, so temperature 0 is greedy.
+    At a node where p and q diverge by less than a threshold, the first child is accepted; elsewhere the rule is
+    ``RejectionVerifier``. This is rejection sampling with q in the place of p at the close nodes. Nodes with
+    ``DETERMINISTIC`` children have no q and are never close, so temperature 0 is greedy.
 
     Args:
-        threshold: Divergence below which the draft is trusted; 0 never does.
+        threshold: Divergence below which p and q are close; with 0 they never are.
         divergence: ``"total_variation"``, ``"kl"`` (of p from q, nats) or ``"jensen_shannon"`` (nats).
     """
 
@@ -137,7 +138,7 @@ class FuzzyVerifier(Verifier):
     def _trusted(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
     ) -> Float[Tensor, "batch node vocab"]:
-        """The law of q where it is close to p and was drawn from, p elsewhere."""
+        """Returns q where it is close to p and the children were drawn from it; p elsewhere."""
         if tree.draft_probs is None:
             return target_probs
         drafted = tree.valid & (tree.parents >= 0)
@@ -153,6 +154,7 @@ class FuzzyVerifier(Verifier):
 def _divergence(
     p: Float[Tensor, "batch node vocab"], q: Float[Tensor, "batch node vocab"], name: str
 ) -> Float[Tensor, "batch node"]:
+    """Returns the divergence of p and q at every node."""
     if name == "total_variation":
         return 0.5 * (p - q).abs().sum(-1)
     if name == "kl":

@@ -17,11 +17,11 @@ class TwoDraftVerifier(LevelVerifier):
     some law p_I, and it is then accepted with probability min(1, p / p_I); otherwise the next token is drawn from
     N([p - p_I]+). The best p_I accepts with probability 1 + min_S p(S) - q(S)^2, which no lossless rule exceeds.
 
-    The paper leaves the selection to a linear program. Here it has a closed form (``share_out``), after a sort:
-    O(V log V), nothing to iterate.
+    The paper leaves the selection to a linear program. Here it has a closed form (``share_out``) after a sort, in
+    O(V log V) and without iteration.
 
-    More than two ``IID`` siblings are taken in pairs, a pair from what the earlier ones have left of p. All others are
-    tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
+    More than two ``IID`` siblings are taken in pairs; each pair gets what the earlier ones have left of p. All other
+    siblings are tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
     """
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
@@ -29,7 +29,7 @@ class TwoDraftVerifier(LevelVerifier):
     def _try_children(
         self, family: Family
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """In pairs; all of p may be emitted below every node."""
+        """Try children in pairs; all of p may be emitted below every node."""
         chances, _, next_law = try_in_pairs(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
         return chances, next_law
 
@@ -78,7 +78,7 @@ def share_out(
     first: Int[Tensor, "*rows"],
     second: Int[Tensor, "*rows"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    r"""The best acceptance of two independent draws from q, where token x may be spent ``mass(x)`` in total.
+    r"""Returns the best acceptance of two independent draws from q, if token x may be emitted ``mass(x)`` in total.
 
     The derivation is ours; that alpha is the optimum is from Khisti et al. 2024 (arXiv 2410.18234).
 
@@ -87,24 +87,25 @@ def share_out(
     increasing exactly if its cumulated values A are at least T^2. That holds for s = clamp(mass, low q, high q) with
     sum [low q - mass]+ = 1 - alpha and sum [mass - high q]+ = sum(mass) - alpha, which accepts alpha.
 
-    To select: the token that is later in the order, unless it hands over to the earlier one, step by step over the
-    tokens between, step b with probability tau_b. What crosses step b has to be D_b = A_b - T_b^2 in total, so
-    tau_b L_b R_b = D_b / 2 with L_b = q_b + tau_{b-1} L_{b-1} and R_b = q_{b+1} + tau_{b+1} R_{b+1}. This is solved
-    token by token: with e_b = (s_b / q_b - T_b - T_{b-1}) / 2 the unknowns decouple to
+    The token that is later in the order is selected, unless it hands over to the earlier one. It does so step by step
+    over the tokens between the two, step b with probability tau_b, and must succeed at all of them. The mass that
+    crosses step b has to be D_b = A_b - T_b^2 in total, so tau_b L_b R_b = D_b / 2 with L_b = q_b + tau_{b-1} L_{b-1}
+    and R_b = q_{b+1} + tau_{b+1} R_{b+1}. This is solved token by token: with e_b = (s_b / q_b - T_b - T_{b-1}) / 2 the
+    unknowns decouple to
 
         L_b^2 - (q_b - e_b) L_b = D_b / 2 = R_b^2 - (q_{b+1} + e_{b+1}) R_b,
 
-    and tau_b <= 1 because (q_b - e_b) + (q_{b+1} + e_{b+1}) >= 0 where s / q increases. float64 inside: sums over the
-    vocabulary are compared with single tokens.
+    and tau_b <= 1 because (q_b - e_b) + (q_{b+1} + e_{b+1}) >= 0 where s / q increases. It computes in float64,
+    because sums over the vocabulary are compared with single tokens.
 
     Args:
         mass: w p, of total mass w at most 1.
         q: What both tokens are drawn from.
         first: One token.
-        second: The other; where it is the same, the first is meant.
+        second: The other; where the two are equal, only the first can be accepted.
 
     Returns:
-        Probabilities that the first and that the second is accepted, and what is left of the mass.
+        The probabilities of accepting the first and the second token, and what is left of the mass.
     """
     ratio = (mass.double() / q.double()).where(q > 0, torch.inf)
     # Stable: equal rows must be ordered alike.
@@ -115,11 +116,11 @@ def share_out(
     below, spent = d.cumsum(-1).clamp(max=1), m.cumsum(-1)
     excess = (below.square() - spent).amax(-1, keepdim=True).clamp(min=0)  # 1 - alpha
     low = ((excess + spent) / below).where(drafted, torch.inf).amin(-1, keepdim=True)
-    # From the end, where the sums are small.
+    # Summed from the end, where the sums are small.
     above, unspent = (table.flip(-1).cumsum(-1).flip(-1) for table in (d, m))
     lacking = (spent[..., -1:] - (1 - excess)).clamp(min=0)
     high = ((unspent - lacking) / above).where(drafted, 0.0).amax(-1, keepdim=True)
-    high = torch.maximum(high, low)  # only where nothing that is drafted is left over
+    high = torch.maximum(high, low)  # matters only where no drafted token has mass left over
     selected = torch.minimum(torch.maximum(m, low * d), high * d)
 
     earlier = torch.nn.functional.pad(below[..., :-1], (1, 0))
@@ -137,13 +138,13 @@ def share_out(
     handed = torch.where(between, tau, 1.0).prod(-1, keepdim=True)
     accepted = (m / selected).clamp(max=1).where(selected > 0, 0.0)
     share_first = torch.where(place_first < place_second, handed, 1 - handed).where(place_first != place_second, 1.0)
-    of_first = accepted.gather(-1, place_first) * share_first
-    of_second = accepted.gather(-1, place_second) * (1 - share_first)
+    first_chance = accepted.gather(-1, place_first) * share_first
+    second_chance = accepted.gather(-1, place_second) * (1 - share_first)
     left = (mass - (high * (q / q.sum(-1, keepdim=True))).to(mass.dtype)).clamp(min=0)
-    return of_first[..., 0].to(mass.dtype), of_second[..., 0].to(mass.dtype), left
+    return first_chance[..., 0].to(mass.dtype), second_chance[..., 0].to(mass.dtype), left
 
 
 def _positive_root(b: Float[Tensor, "..."], c: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The x >= 0 with x^2 - b x = c >= 0, precise where b is negative."""
+    """Returns the x >= 0 with x^2 - b x = c, for c >= 0; precise where b is negative."""
     root = (b.square() + 4 * c).sqrt()
     return torch.where(b >= 0, (b + root) / 2, 2 * c / (root - b))

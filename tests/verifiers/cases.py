@@ -16,9 +16,9 @@ from verifiers.families import Family
 from verifiers.post_order import PostOrderVerifier
 
 EXACT = 1e-12
-"""Total variation to the target, in float64, below which a rule counts as exact."""
+"""A rule whose total variation to the target, in float64, is smaller than this counts as exact."""
 BIASED = 1e-3
-"""Total variation above which a mistake counts as caught."""
+"""A mistake that causes a larger total variation than this counts as caught."""
 
 TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 
@@ -51,7 +51,7 @@ KINDS = {
 
 
 def complete(*values: object, strong: bool) -> ParameterSet:
-    """One case of a matrix: by default only the strong ones run, and all with ``-m full`` besides."""
+    """Returns one case of a matrix: strong cases always run, the others are marked ``full``."""
     return pytest.param(*values, marks=() if strong else pytest.mark.full)
 
 
@@ -61,7 +61,7 @@ def takes(rule: Verifier, shape: TreeShape) -> bool:
 
 
 def widest(rule: Verifier) -> TreeShape:
-    """Of two levels: the chain, the paths or the tree that a rule takes."""
+    """Returns a shape of two levels: the chain, the paths or the tree, whichever is the widest that a rule takes."""
     return TreeShape.chain(2) if rule.chain_only else TreeShape.branching(2, 1 if rule.paths_only else 2)
 
 
