@@ -96,12 +96,12 @@ class Family:
 
     @cached_property
     def p(self) -> Float[Tensor, "batch some vocab"]:
-        """P at the nodes."""
+        """The target's distribution at the nodes."""
         return _select(self.target_probs, self._row, self.nodes)
 
     @cached_property
     def q(self) -> Float[Tensor, "batch some vocab"]:
-        """Q at the nodes; any numbers if the tree has no q, because all its nodes are deterministic."""
+        """The draft's distribution at the nodes; any numbers where the tree has none (all nodes are deterministic)."""
         if self.tree.draft_probs is None:
             return self.p
         return _select(self.tree.draft_probs, self._row, self.nodes).to(self.target_probs.dtype)

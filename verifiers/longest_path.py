@@ -35,7 +35,7 @@ class LongestPathVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """P at the node."""
+        """The target's distribution at the node."""
         return rows_of(target_probs, stop)
 
     @abstractmethod

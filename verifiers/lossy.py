@@ -95,7 +95,7 @@ class ThresholdVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """P without the children of ``stop``."""
+        """Law of a draw from p that is none of the children of ``stop``."""
         return self._rule.next_law(tree, target_probs, stop)
 
 
