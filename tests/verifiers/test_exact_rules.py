@@ -72,17 +72,14 @@ def fits(rule: Verifier, shape: TreeShape, laws: Laws) -> bool:
     return laws_of(laws) <= rule.laws and takes(rule, shape)
 
 
-def is_strong(rule: Verifier, shape: str) -> bool:
-    """Whether a shape asks the most of a rule: a block's whole chain, long paths, two levels of siblings, a gap."""
-    if rule.chain_only:
-        return shape == "chain"
-    if rule.paths_only:
-        return shape == "2x1x1"
-    return shape in ("2x2", "uneven")
+def is_strong(rule: Verifier, shape: str, kinds: str) -> bool:
+    """Whether a case asks the most of a rule: a whole chain, long paths, or two levels of siblings; then also a gap."""
+    hardest = "chain" if rule.chain_only else "2x1x1" if rule.paths_only else "2x2"
+    return (shape, kinds) in ((hardest, "every kind"), ("uneven", "dense"))
 
 
 CASES = [
-    complete(rule, shape, laws, kinds, strong=is_strong(RULES[rule], shape) and kinds in ("dense", "every kind"))
+    complete(rule, shape, laws, kinds, strong=is_strong(RULES[rule], shape, kinds))
     for rule in RULES
     for shape in SHAPES
     for laws in LAWS
