@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format wheel clean
+.PHONY: help setup demo test test-full test-slow check format wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -47,6 +47,9 @@ demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundle
 
 test: $(STAMP) ## Run the tests, with array shapes checked
 	$(TEST) $(ARGS)
+
+test-full: $(STAMP) ## Run the tests with every case of every matrix
+	$(TEST) -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take minutes each
 	$(TEST) -m "slow and not gpu" $(ARGS)

@@ -19,8 +19,10 @@ from rich.table import Table
 
 from experiments.cli import launch
 from experiments.config import build
-from specdec.exactness.enumeration import KINDS, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.drafts import enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.shared import check_shared, expected_coupled
+from specdec.exactness.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling, Exactness, Noise
@@ -70,7 +72,7 @@ LAWS = {
 """How drafts are drawn, with the table's words for it."""
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
 """The same where drafter and target share their noise."""
-ROWS = {"dense": ("dense",), "mixed": KINDS, "one-hot": ("one_hot",)}
+ROWS = {"dense": ("dense",), "mixed": ROW_KINDS, "one-hot": ("one_hot",)}
 SHARED_LEVEL = 1e-6
 """p-values below this are no chance, over all cases."""
 _NOTHING = "-"

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.exactness.enumeration import emitted_law
+from specdec.exactness.outcomes import emitted_law
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape

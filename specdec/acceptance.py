@@ -7,7 +7,7 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness, Verdict
+from specdec.types import Exactness, Verdict
 
 
 def accept(
@@ -80,7 +80,7 @@ class Plain(Verifier):
     """Nothing was drafted: draw the next token from p. The rule of plain decoding."""
 
     exactness = Exactness.EXACT
-    laws = frozenset(DraftSampling)
+    laws = frozenset()  # it takes no drafts
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """All at the root."""

@@ -15,19 +15,19 @@ from specdec.tree import DraftTree
 
 
 def race(weights: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*#rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """How early each token arrives, after a time of its noise over its weight: the earlier the larger, 0 for never.
+    """Returns how early each token arrives in a race: the earlier, the larger; 0 for a token that never arrives.
 
-    With exponential noise the first to arrive is a draw from the weights, and the first k are k draws without
-    replacement. It is the largest log weight + Gumbel noise (Maddison et al. 2014, arXiv 1411.0030), without the
-    logarithm.
+    A token arrives after the time noise / weight. With exponential noise the first token to arrive is a draw from the
+    weights, and the first k are k draws without replacement. The order is that of log weight + Gumbel noise (Maddison
+    et al. 2014, arXiv 1411.0030), without the logarithm.
     """
     return weights / noise
 
 
 def winners(probs: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*#rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """All mass on the token that the noise draws from each row (the lowest id among equals); NaN stays NaN."""
+    """Returns one-hot rows: the token that the noise draws from each row (of equals the lowest id); NaN stays NaN."""
     earliest, token = race(probs, noise).max(-1, keepdim=True)
-    # The quotient is one, but for rows that are no distribution.
+    # The quotient is 1, except in rows that are no distribution.
     return torch.zeros_like(probs).scatter_(-1, token, earliest / earliest)
 
 
@@ -37,13 +37,13 @@ def decided(
     keys: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch node vocab"]:
-    """What the target draws after every node with the noise of the next position, as one-hot rows.
+    """Returns what the target draws after every node with the noise of the next position, as one-hot rows.
 
     Args:
         target_probs: p at every node.
-        tree: The nodes; those of one depth share their noise, whatever path they are on.
-        keys: Random key of every row's request.
-        lengths: Position of every row's root.
+        tree: The tree; nodes of one depth share their noise, whatever path they are on.
+        keys: The random key of every row's request.
+        lengths: The position of every row's root.
     """
     steps = torch.arange(1, tree.max_depth + 2, device=lengths.device)
     noise = shared_noise(keys, lengths[:, None] + steps, target_probs.shape[2])
@@ -55,13 +55,13 @@ def decided(
 def coupled_acceptance(
     p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], children: int
 ) -> Float[Tensor, " vocab"]:
-    """Probability that the target draws each token and that it is among the drafter's first ``children``.
+    """Returns the probability of each token to be drawn by the target and be among the drafter's first ``children``.
 
-    With token x at time t in the target's race, token y ≠ x is behind it in that race and before it in the drafter's
-    with probability exp(-t a) - exp(-t c), and behind it in both with exp(-t c), for a = p(y) / p(x) and
-    c = max(a, q(y) / q(x)). The integral over t of the sums of products is a sum of fractions. One child gives
-    1 / Σ_y max(p(y) / p(x), q(y) / q(x)) (Daliri et al., proof of theorem 1). In float64; over V tokens there are
-    about (2 V)^(children - 1) terms.
+    Let token x arrive at time t in the target's race, a = p(y) / p(x) and c = max(a, q(y) / q(x)). Another token y
+    comes after x in both races with probability exp(-t c), and after it in the target's race but before it in the
+    drafter's with probability exp(-t a) - exp(-t c). The integral over t of the sums of products is a sum of fractions.
+    One child gives 1 / Σ_y max(p(y) / p(x), q(y) / q(x)) (Daliri et al., proof of theorem 1). It computes in float64;
+    over V tokens there are about (2 V)^(children - 1) terms.
     """
     result = torch.zeros(len(p), dtype=torch.float64)
     for x in range(len(p)):

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import isabstract
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
@@ -108,31 +109,16 @@ class Verifier(ABC):
         """Refuse a drafter that this rule is not made for.
 
         Raises:
-            ValueError: Says why, and which verifier fits.
+            ValueError: Says why, and names verifiers that fit.
         """
-        name = type(self).__name__
-        unfit = sorted(law.name for law in drafter.laws - self.laws)
-        if unfit:
-            fits = "SharedNoiseVerifier" if DraftSampling.COUPLED in drafter.laws else "RejectionVerifier"
-            raise ValueError(
-                f"{name} is not made for drafts that are {' or '.join(unfit)}, as {type(drafter).__name__} draws them: "
-                f"use {fits}, or another sampling in the drafter"
-            )
-        if self.chain_only and not drafter.is_chain:
-            raise ValueError(
-                f"{name} takes chains only, and {type(drafter).__name__} drafts trees: "
-                f"use RejectionVerifier or TraversalVerifier, or a chain in the drafter"
-            )
-        if self.paths_only and not (drafter.is_chain or drafter.is_paths):
-            raise ValueError(
-                f"{name} takes independent paths that share only the root, and {type(drafter).__name__} drafts other "
-                f"trees: use TraversalVerifier, or a shape such as (3, 1, 1) in the drafter"
-            )
-        if self.needs_leaf_probs and not drafter.has_leaf_probs:
-            raise ValueError(
-                f"{name} reads the draft's probabilities at every node, which {type(drafter).__name__} does not have: "
-                f"use RejectionVerifier, or draft with a ModelDrafter"
-            )
+        misfit = why_unfit(self, drafter)
+        if misfit is None:
+            return
+        reason, remedy = misfit
+        names = [rule.__name__ for rule in fitting_rules(drafter) if rule is not type(self)]
+        if names:
+            raise ValueError(f"{reason}: use {' or '.join(names[:2])}, or {remedy}")
+        raise ValueError(f"{reason}, and no verifier that has been imported takes its drafts: use {remedy}")
 
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
@@ -160,6 +146,68 @@ class Verifier(ABC):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows a path that ends at ``stop``: a residual, or p after a leaf."""
+
+
+def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, str] | None:
+    """Returns None if a rule takes a drafter's drafts; otherwise why it does not, and what to change in the drafter.
+
+    Args:
+        rule: A verifier, or a class of verifiers.
+        drafter: The drafter.
+    """
+    name = (rule if isinstance(rule, type) else type(rule)).__name__
+    drafts = type(drafter).__name__
+    unfit = sorted(law.name for law in drafter.laws - rule.laws)
+    if unfit:
+        reason = f"{name} is not made for drafts that are {' or '.join(unfit)}, as {drafts} draws them"
+        return reason, "another sampling in the drafter"
+    if rule.chain_only and not drafter.is_chain:
+        return f"{name} takes chains only, and {drafts} drafts trees", "a chain in the drafter"
+    if rule.paths_only and not (drafter.is_chain or drafter.is_paths):
+        reason = f"{name} takes independent paths that share only the root, and {drafts} drafts other trees"
+        return reason, "a shape such as (3, 1, 1) in the drafter"
+    if rule.needs_leaf_probs and not drafter.has_leaf_probs:
+        reason = f"{name} reads the draft's probabilities at every node, which {drafts} does not have"
+        return reason, "a drafter that has them"
+    return None
+
+
+def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
+    """Returns all verifier classes that take a drafter's drafts, those to recommend first.
+
+    It looks among the classes that have been imported, so it finds rules that this package does not know. The order is
+    decided by these questions, the earlier ones first: is the rule exact? Is it a class of its own, not a variation of
+    another concrete rule? Does it use shared noise if, and only if, the drafter looks at that noise? How many kinds of
+    drafts does it take?
+    """
+    coupled = DraftSampling.COUPLED in drafter.laws
+
+    def rank(rule: type[Verifier]) -> tuple[int, int, bool, int, str]:
+        return (
+            tuple(Exactness).index(rule.exactness),
+            sum(_concrete(parent) for parent in rule.__mro__[1:]),
+            (rule.noise is Noise.SHARED) != coupled,
+            -len(rule.laws - {DraftSampling.COUPLED}),
+            rule.__name__,
+        )
+
+    return sorted((rule for rule in _concrete_rules() if why_unfit(rule, drafter) is None), key=rank)
+
+
+def _concrete(rule: type) -> bool:
+    """Whether a class is a verifier that can be made, and says which drafts it takes."""
+    return issubclass(rule, Verifier) and not isabstract(rule) and isinstance(getattr(rule, "laws", None), frozenset)
+
+
+def _concrete_rules() -> list[type[Verifier]]:
+    found: dict[type[Verifier], None] = {}
+    waiting: list[type[Verifier]] = [Verifier]
+    while waiting:
+        rule = waiting.pop()
+        waiting += rule.__subclasses__()
+        if _concrete(rule):
+            found[rule] = None
+    return list(found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,12 +219,12 @@ def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> Non
 
 def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: every node is penalized for the sequence only, not for the path above it."""
-    import specdec.engine.engine
+    import specdec.engine.round
 
     def root_only(tokens: Tensor, ancestors: Tensor) -> Tensor:
         return tokens[:, :1, None].expand(*tokens.shape, 1)
 
-    monkeypatch.setattr(specdec.engine.engine, "path_tokens", root_only)
+    monkeypatch.setattr(specdec.engine.round, "path_tokens", root_only)
     assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"]) < LEVEL
 
 
@@ -251,10 +251,10 @@ def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_one_coin_per_request_is_rejected(model, monkeypatch: pytest.MonkeyPatch, drafter: str | None) -> None:
     """Mutant: every round of a request accepts by the same numbers."""
-    import specdec.engine.engine
+    import specdec.engine.round
 
     def same_every_round(keys: Tensor, rounds: Tensor, purpose: Purpose, count: int) -> Tensor:
         return uniforms(keys, torch.zeros_like(rounds), purpose, count)
 
-    monkeypatch.setattr(specdec.engine.engine, "uniforms", same_every_round)
+    monkeypatch.setattr(specdec.engine.round, "uniforms", same_every_round)
     assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL

@@ -13,14 +13,18 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("types", "random", "bundled", "memory", "machine", "stats"),
-    ("requests", "sampling", "tree", "metrics"),
-    ("interfaces", "inflate", "coupling", "cache"),
-    ("acceptance", "attention", "execution"),
+    ("types", "random", "bundled", "memory", "stats", "host", "machine", "shape"),
+    ("requests", "topology", "metrics", "inflate"),
+    ("tree", "sampling"),
+    ("batch", "slots", "coupling"),
+    ("interfaces", "cache"),
+    ("acceptance", "attention"),
+    ("execution",),
     ("quantization",),
     ("modeling",),
+    ("drafting", "doctor"),
     ("engine",),
-    ("exactness", "generation", "doctor"),
+    ("exactness", "generation"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

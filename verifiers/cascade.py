@@ -13,8 +13,8 @@ from specdec.types import DraftSampling, Exactness
 from verifiers.rejection import RejectionVerifier
 
 Deferral = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""From p, q, their total variation and alpha: which tokens of the drafter are kept, for all tokens at once (a last
-axis of one) or token by token. The larger alpha, the more."""
+"""Decides from p, q, their total variation and alpha which tokens of the drafter are kept: for all tokens at once (the
+last axis has length 1) or token by token. The larger alpha, the more tokens are kept."""
 
 
 def chow(
@@ -34,7 +34,7 @@ def diff(
 def opt(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
 ) -> Bool[Tensor, "*rows 1"]:
-    """The same where deferring costs rejections: max q ≥ max p - alpha TV(p, q) (equation 10)."""
+    """Keep where deferring is not worth its rejections: max q ≥ max p - alpha TV(p, q) (equation 10)."""
     return q.amax(-1, keepdim=True) >= p.amax(-1, keepdim=True) - alpha * distance
 
 
@@ -70,25 +70,25 @@ class CascadeVerifier(Verifier):
 
         π(x) = q(x) k(x) + p(x) Σ_y q(y) (1 - k(y)),
 
-    where k(x) is 1 for tokens that are kept and 0 for those deferred; a rule that keeps all or none makes π either q
-    or p. Rejection sampling towards π then accepts more than towards p, and is exact with respect to π on chains and
-    trees, because π at a node depends on the path alone. It is *not* the target's distribution.
+    where k(x) is 1 for tokens that are kept and 0 for those that are deferred. If a rule keeps all tokens, π is q; if
+    it keeps none, π is p. Rejection sampling towards π accepts more than towards p. It is exact with respect to π on
+    chains and trees, because π at a node depends on the path alone. π is *not* the target's distribution.
 
     A token may follow any node, so q is needed at leaves, too: one more forward of the drafter in every round.
 
-    The rules and the numbers of their equations are those of the paper as its authors' code cites them
-    (google-research/speculative_cascades), and so is what happens at temperature 0, a *greedy cascade*: k is decided
-    by p and q at temperature 1 (only the total variation of ``opt`` is that of the two choices, 0 or 1), and the token
-    is the drafter's or the target's most probable one. One difference: above temperature 0 the authors decide by the
-    models' laws at temperature 1, and this class by p and q as tokens are drawn from them, after temperature and
-    filters; at temperature 1 without filters the two agree.
+    The rules, and the numbers of their equations, are those of the paper as its authors' code cites them
+    (google-research/speculative_cascades). So is the *greedy cascade* at temperature 0: p and q at temperature 1 decide
+    k (only the total variation of ``opt`` is that of the two one-hot choices, 0 or 1), and the token is the drafter's
+    or the target's most probable one. There is one difference: above temperature 0 the authors decide by the models'
+    distributions at temperature 1, while this class decides by the p and q that tokens are drawn from, after
+    temperature and filters. At temperature 1 without filters the two agree.
 
     Args:
         deferral: ``"chow"``, ``"diff"``, ``"opt"``, ``"token_v1"``, ``"token_v2"`` or ``"token_v3"``; or a function
             like these.
-        alpha: The price of deferring to the target: the larger, the more tokens are the drafter's. From no token to
-            all, it runs from 0 to 1 with ``chow`` and ``token_v3``, from -1 to 1 with ``diff`` and the other token
-            rules, and without bounds with ``opt``.
+        alpha: The price of deferring to the target: the larger, the more tokens are the drafter's. The range from no
+            token to all tokens is 0 to 1 for ``chow`` and ``token_v3``, -1 to 1 for ``diff`` and the other token rules,
+            and unbounded for ``opt``.
     """
 
     exactness = Exactness.EXACT_WRT
@@ -107,7 +107,7 @@ class CascadeVerifier(Verifier):
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """π of sampled rows; p where q is zero."""
+        """Returns π of sampled rows; p where q is zero."""
         return self._mixture(target_probs, draft_probs, target_probs, draft_probs)
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
@@ -120,18 +120,18 @@ class CascadeVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """What rejection sampling leaves of π; π after a leaf."""
+        """The residual of rejection sampling towards π; π itself after a leaf."""
         return self._rule.next_law(tree, self._stated(tree, target_probs), stop)
 
     def _stated(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
     ) -> Float[Tensor, "batch node vocab"]:
-        """π at every node; one-hot in greedy rows, whose nodes are all DETERMINISTIC."""
+        """Returns π at every node; one-hot in greedy rows, whose nodes are all DETERMINISTIC."""
         if tree.draft_probs is None:
             return target_probs
         p, q = target_probs, tree.draft_probs.to(target_probs.dtype)
         greedy = (tree.law[:, -1] == DraftSampling.DETERMINISTIC)[:, None, None]
-        drawn_p, drawn_q = (torch.where(greedy, one_hot_argmax(law), law) for law in (p, q))
+        drawn_p, drawn_q = (torch.where(greedy, one_hot_argmax(table), table) for table in (p, q))
         return self._mixture(p, q, drawn_p, drawn_q)
 
     def _mixture(
@@ -141,13 +141,13 @@ class CascadeVerifier(Verifier):
         drawn_p: Float[Tensor, "*rows vocab"],
         drawn_q: Float[Tensor, "*rows vocab"],
     ) -> Float[Tensor, "*rows vocab"]:
-        """π.
+        """Returns π.
 
         Args:
-            p: What the decision looks at, of the target.
-            q: The same of the drafter.
+            p: The target's distribution, as the deferral rule gets it.
+            q: The drafter's distribution, as the deferral rule gets it.
             drawn_p: What the target's tokens are drawn from; one-hot at temperature 0.
-            drawn_q: The same of the drafter.
+            drawn_q: What the drafter's tokens are drawn from; one-hot at temperature 0.
         """
         distance = (drawn_q - drawn_p).clamp(min=0).sum(-1, keepdim=True)
         kept = self.deferral(p, q, distance, self.alpha)

@@ -8,29 +8,30 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.block import BlockVerifier
-from verifiers.siblings import row_index
+from verifiers.families import Family, rows_of
 from verifiers.target_walk import TargetWalkVerifier
 
 
 class GreedyMultiPathVerifier(Verifier):
     """Greedy multi-path block verification, GBV (Thomas and Pal 2026, arXiv 2602.16961).
 
-    K paths are drawn from the root, independently of each other. At every node tokens are ranked by p / q, and of the
-    paths the lexicographically largest is selected: at each position the token of the highest rank wins, and the paths
-    that do not have it are out. That one is verified as a block, not with q but with the law of its tokens given that
-    they were selected,
+    K paths are drawn from the root, independently of each other. Tokens are ranked by p / q, and the lexicographically
+    largest path is selected: at each position the token of the highest rank wins, and the paths that do not have it are
+    out. The selected path is verified as a block, not with q but with the law of its tokens given that they were
+    selected,
 
         q~(x | v) = ((A + F_x)^K - (A + F_x - z_x)^K) / ((A + Q_v)^K - A^K),
 
-    where Q_v is q's mass of the prefix v, A that of all smaller prefixes, z_x = Q_v q(x), and F_x = Q_v times q's mass
-    of the tokens that rank no higher than x. The powers are factored, a^K - b^K = (a - b) sum a^i b^(K-1-i), and taken
-    relative to A + Q_v, so that nothing cancels or vanishes on long paths.
+    where Q_v is the probability of the prefix v under q, A that of all prefixes that rank lower, z_x = Q_v q(x), and
+    F_x is Q_v times the probability under q of the tokens that rank no higher than x. The differences of powers are
+    factored, a^K - b^K = (a - b) sum a^i b^(K-1-i), and computed relative to A + Q_v, so that nothing cancels or
+    vanishes on long paths.
 
-    A second path may take more than it gives: acceptance is not monotone in K. One path is ``BlockVerifier``.
+    More paths do not always accept more: acceptance is not monotone in K. With one path it is ``BlockVerifier``.
 
-    The tree has a node for every token of every path, also where paths agree (``TreeShape.branching(K, 1, 1)``), so it
-    may not be merged. Paths have one length, or end by what stands on them (never by which path it is). Rows with
-    ``DETERMINISTIC`` nodes, greedy requests above all, are verified as by ``TargetWalkVerifier``.
+    The tree has a node for every token of every path, also where paths agree (``TreeShape.branching(K, 1, 1)``): equal
+    nodes must not be merged. All paths have one length, or their tokens decide where they end (never which of the paths
+    it is). Rows with ``DETERMINISTIC`` nodes, such as greedy requests, are verified as by ``TargetWalkVerifier``.
     """
 
     exactness = Exactness.EXACT
@@ -41,14 +42,14 @@ class GreedyMultiPathVerifier(Verifier):
         self._block, self._walk = BlockVerifier(), TargetWalkVerifier()
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given these paths, that the accepted path ends at each node: all of one path."""
+        """Probability, given these paths, that the accepted path ends at each node; 0 beside the selected path."""
         walked = self._walk.stop_law(tree, target_probs)
         if tree.draft_probs is None or tree.max_children == 0:
             return walked
         path = _largest_path(tree, tree.draft_probs, target_probs)
         along = self._block.stop_law(*_as_chain(tree, tree.draft_probs, target_probs, path))
-        law = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
-        return walked.where(_certain(tree)[:, None], law)
+        selected = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
+        return walked.where(_certain(tree)[:, None], selected)
 
     def next_law(
         self,
@@ -56,25 +57,24 @@ class GreedyMultiPathVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """The residual with respect to q~, or p after the last node; p, too, beside the selected path."""
+        """The residual with respect to q~; p after the last node and beside the selected path."""
         walked = self._walk.next_law(tree, target_probs, stop)
         if tree.draft_probs is None or tree.max_children == 0:
             return walked
         path = _largest_path(tree, tree.draft_probs, target_probs)
         chain, chain_probs = _as_chain(tree, tree.draft_probs, target_probs, path)
         selected, place = (path == stop[:, None]).max(-1)
-        law = self._block.next_law(chain, chain_probs, place)
-        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.width))
-        return walked.where(_certain(tree)[:, None], law.where(selected[:, None], node_p))
+        along = self._block.next_law(chain, chain_probs, place)
+        return walked.where(_certain(tree)[:, None], along.where(selected[:, None], rows_of(target_probs, stop)))
 
 
 def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:
-    """Rows with nodes that were not sampled."""
+    """Returns the rows with nodes that were not sampled."""
     return (tree.valid & (tree.parents >= 0) & (tree.law == DraftSampling.DETERMINISTIC)).any(-1)
 
 
 def _ratio(p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """What ranks tokens; those that are never drafted come last."""
+    """Returns p / q, by which tokens are ranked; tokens that are never drafted come last."""
     return (p.double() / q.double()).where(q > 0, -1.0)
 
 
@@ -83,7 +83,7 @@ def _largest_path(
     draft_probs: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
 ) -> Int[Tensor, "batch position"]:
-    """Nodes of the selected path, the root first, -1 padded. Of equal paths the first."""
+    """Returns the nodes of the selected path, the root first, -1 padded; the first of several equal paths."""
     nodes = tree.children[:, 0]
     alive = nodes >= 0
     prefix = torch.zeros_like(nodes[:, :1])
@@ -91,14 +91,14 @@ def _largest_path(
     for _ in range(tree.max_depth):
         levels.append(nodes)
         token = tree.tokens.gather(1, nodes.clamp(min=0))
-        # All paths that are alive have one prefix: one node stands for it.
+        # All paths that are alive have the same prefix, so one node stands for it.
         entry = prefix * target_probs.shape[2] + token
         score = _ratio(target_probs.flatten(1).gather(1, entry), draft_probs.flatten(1).gather(1, entry))
         going = alive & (nodes >= 0)
         score = score.where(going, -2.0)
         best = score == score.amax(-1, keepdim=True)
         winner = token.where(best & going, target_probs.shape[2]).amin(-1, keepdim=True)
-        # Where all have ended, all stay.
+        # Rows where all paths have ended keep them.
         alive = torch.where(going.any(-1, keepdim=True), going & best & (token == winner), alive)
         first = alive.byte().argmax(-1, keepdim=True)
         prefix = nodes.gather(1, first).clamp(min=0)
@@ -113,13 +113,12 @@ def _as_chain(
     target_probs: Float[Tensor, "batch node vocab"],
     path: Int[Tensor, "batch position"],
 ) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
-    """The selected path as a chain that was drawn from q~, and its p."""
+    """Returns the selected path as a chain that was drawn from q~, and p along it."""
     batch, positions = path.shape
-    row = row_index(path.clamp(min=0), tree.width)
-    p, q = (
-        table.flatten(0, 1).index_select(0, row).view(batch, positions, -1) for table in (target_probs, draft_probs)
-    )
-    tokens = tree.tokens.gather(1, path.clamp(min=0))
+    nodes = path.clamp(min=0)
+    along = Family(tree, target_probs, nodes)
+    p, q = along.p, along.q
+    tokens = tree.tokens.gather(1, nodes)
     paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
     chain = DraftTree.build(
         tokens,
@@ -140,14 +139,14 @@ def _law_of_the_largest(
     paths: Int[Tensor, "batch 1"],
     most_paths: int,
 ) -> Float[Tensor, "batch position vocab"]:
-    """q~ behind every position of the selected path, in float64.
+    """Returns q~ after every position of the selected path, in float64.
 
     Args:
-        p: Target's law behind every position.
-        q: Draft's law likewise.
+        p: p after every position.
+        q: q after every position.
         tokens: The path's tokens.
-        paths: How many paths were drawn.
-        most_paths: No row has more.
+        paths: How many paths were drawn in each row.
+        most_paths: No row has more paths.
     """
     # Descending; stable, so that of equal ratios the lower id ranks higher.
     order = _ratio(p, q).argsort(dim=-1, descending=True, stable=True)
@@ -155,26 +154,26 @@ def _law_of_the_largest(
     drafted = drafted / drafted.sum(-1, keepdim=True)
     no_higher = drafted.flip(-1).cumsum(-1).flip(-1)
     lower = torch.nn.functional.pad(no_higher[..., 1:], (0, 1))
-    # Masses relative to A + Q_v: of the smaller prefixes, and of v.
+    # Probabilities relative to A + Q_v: that of all lower prefixes, and that of v.
     smaller, own = torch.zeros_like(no_higher[:, 0, :1]), torch.ones_like(no_higher[:, 0, :1])
-    laws = []
+    rows = []
     for position in range(tokens.shape[1]):
         up_to, under = (smaller + own * table[:, position] for table in (no_higher, lower))
         share = _powers(up_to, under, paths, most_paths) / _powers(torch.ones_like(own), smaller, paths, most_paths)
-        law = drafted[:, position] * share
-        laws.append(torch.zeros_like(law).scatter(-1, order[:, position], law))
+        sorted_row = drafted[:, position] * share
+        rows.append(torch.zeros_like(sorted_row).scatter(-1, order[:, position], sorted_row))
         if position + 1 < tokens.shape[1]:
             place = (order[:, position] == tokens[:, position + 1, None]).byte().argmax(-1, keepdim=True)
             total = up_to.gather(-1, place)
             smaller = under.gather(-1, place) / total
             own = own * drafted[:, position].gather(-1, place) / total
-    return torch.stack(laws, 1)
+    return torch.stack(rows, 1)
 
 
 def _powers(
     a: Float[Tensor, "batch some"], b: Float[Tensor, "batch some"], k: Int[Tensor, "batch 1"], most: int
 ) -> Float[Tensor, "batch some"]:
-    """(a^k - b^k) / (a - b) = sum a^i b^(k-1-i)."""
+    """Returns (a^k - b^k) / (a - b) = sum a^i b^(k-1-i)."""
     total, power = torch.zeros_like(a), torch.ones_like(b)
     for i in range(most):
         total = torch.where(i < k, total * a + power, total)

@@ -1,94 +1,59 @@
 """SpecTr's k-seq: independent siblings, all tried against the same p."""
 
 import torch
-from jaxtyping import Float, Int, Int8
+from jaxtyping import Float, Int8
 from torch import Tensor
 
-from specdec.interfaces import Verifier
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Exactness
-from verifiers.siblings import acceptance, children_of, families, law_of_stop, normalized, rest, row_index
+from specdec.types import DraftSampling
+from verifiers.families import Family
+from verifiers.levels import LevelVerifier
+from verifiers.residuals import acceptance, normalized, residual
 
-_HALVINGS = 30  # of [1, k]: rho is then right to 1e-9 k, and valid in any case
+_HALVINGS = 30  # of the interval [1, k]: rho is then right to 1e-9 k; it is exact after any number of halvings
 
 
-class KSeqVerifier(Verifier):
+class KSeqVerifier(LevelVerifier):
     """K-sequential selection (Sun et al. 2023, arXiv 2310.15141, algorithm 2), level by level.
 
     k siblings drawn independently from q are tried in order; each is accepted with probability
     min(1, p(x) / (rho q(x))), and p is not updated between them. With b(rho) = sum min(p / rho, q), any rho in [1, k]
-    with 1 - (1 - b)^k <= rho b is exact; the smallest accepts most and is found by bisection, keeping the upper end.
+    with 1 - (1 - b)^k <= rho b is exact. The smallest such rho accepts most; it is found by bisection, whose upper end
+    is used.
     If all are rejected, the next token is drawn from N([p - min(p / rho, q) (1 - (1 - b)^k) / b]+), which does not
-    depend on what was drafted. At least (1 - 1/e) of the best possible acceptance; for one child, rejection sampling.
+    depend on what was drafted. The rule reaches at least (1 - 1/e) of the best possible acceptance; for one child it is
+    rejection sampling.
 
-    ``DETERMINISTIC`` siblings are accepted as by ``RejectionVerifier``; every run of independent ones between them is
-    a k-seq for what is then left of p. How many siblings there are must not depend on their tokens.
+    ``DETERMINISTIC`` siblings are accepted as by ``RejectionVerifier``. Every run of independent siblings between them
+    is verified by k-seq, with what is then left of p in the place of p. The number of siblings must not depend on their
+    tokens.
     """
 
-    exactness = Exactness.EXACT
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        step = torch.zeros_like(target_probs[:, :, 0])
-        if tree.max_children > 0:
-            nodes, children = families(tree)
-            steps, _ = self._visit(tree, target_probs, nodes, children)
-            # Children that do not exist go to the root.
-            step.scatter_(1, children.clamp(min=0).flatten(1), steps.flatten(1))
-        step[:, 0].fill_(1)
-        return law_of_stop(tree, step)
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
-        node_p = target_probs.flatten(0, 1).index_select(0, row_index(stop, tree.width))
-        if tree.max_children == 0:
-            return node_p
-        children, exists = children_of(tree, stop)
-        _, law = self._visit(tree, target_probs, stop[:, None], children.where(exists, -1)[:, None])
-        return law[:, 0].where(exists[:, :1], node_p)
-
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        children: Int[Tensor, "batch some rank"],
+    def _try_children(
+        self, family: Family
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """Probability that some nodes' children are accepted, and the law of the token if none is."""
-        row, index = row_index(nodes, tree.width), children.clamp(min=0).flatten(1)
-        tokens = tree.tokens.gather(1, index).view_as(children)
-        laws = tree.law.gather(1, index).view_as(children).where(children >= 0, -1)
-        p = node_p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape)
-        drafted = target_probs if tree.draft_probs is None else tree.draft_probs
-        q = drafted.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape).to(p.dtype)
-        steps = torch.zeros_like(children, dtype=p.dtype)
-        rejected = torch.ones_like(p[..., 0])
-        rho, after, before = rejected, p, None
-        for rank in range(children.shape[-1]):
+        """Try one child after the other; an independent child with the rho of its run."""
+        p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
+        chances = torch.zeros_like(tokens, dtype=p.dtype)
+        rho, after, before = torch.ones_like(p[..., 0]), p, None
+        for rank in range(tokens.shape[-1]):
             token, law = tokens[..., rank], laws[..., rank]
             starts = (law == DraftSampling.IID) & (before != law if before is not None else True)
             # On the host a look is free, and later runs are rare; elsewhere it would synchronize.
             if starts.device.type != "cpu" or starts.any():
-                new_rho, new_after = _run(p, q, laws[..., rank:], node_p)
+                new_rho, new_after = _run(p, q, laws[..., rank:], family.p)
                 rho, after = rho.where(~starts, new_rho), after.where(~starts[..., None], new_after)
             entry = token[..., None]
             divisor = torch.where(law == DraftSampling.IID, rho, 1.0) * q.gather(-1, entry)[..., 0]
-            a = acceptance(p.gather(-1, entry)[..., 0], divisor, law).where(law >= 0, 0.0)
-            steps[..., rank] = rejected * a
-            rejected = rejected * (1 - a)
+            chances[..., rank] = acceptance(p.gather(-1, entry)[..., 0], divisor, law).where(law >= 0, 0.0)
             following = laws[..., rank + 1] if rank + 1 < laws.shape[-1] else torch.full_like(law, -1)
             ends = (law == DraftSampling.IID) & (following != law)
             certain = law == DraftSampling.DETERMINISTIC
             p = after.where(ends[..., None], p)
-            p = normalized(rest(p, q, token, law.where(certain, -1)), node_p).where(certain[..., None], p)
+            p = normalized(residual(p, q, token, law.where(certain, -1)), family.p).where(certain[..., None], p)
             before = law
-        return steps, p
+        return chances, p
 
 
 def _run(
@@ -97,7 +62,7 @@ def _run(
     laws: Int8[Tensor, "*rows rank"],
     fallback: Float[Tensor, "*rows vocab"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    """Rho of the independent siblings that stand first, and the law of the token if all of them are rejected."""
+    """Returns rho of the first run of independent siblings, and the next token's law if all of them are rejected."""
     k = (laws == DraftSampling.IID).cumprod(-1).sum(-1).clamp(min=1).to(p.dtype)
     low, high = torch.ones_like(k), k
     if laws.shape[-1] > 1:
@@ -113,5 +78,5 @@ def _run(
 
 
 def _any_of(b: Float[Tensor, "*rows"], k: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """1 - (1 - b)^k, precise where b is small."""
+    """Returns 1 - (1 - b)^k, precise where b is small."""
     return -torch.expm1(k * torch.log1p(-b.clamp(max=1)))

@@ -1,4 +1,4 @@
-"""Rules that accept more than an exact one may. LOSSY: the output does not follow the target above temperature 0."""
+"""Exact rules, loosened to accept more. LOSSY: above temperature 0 the output does not follow the target."""
 
 from dataclasses import replace
 
@@ -9,8 +9,9 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
+from verifiers.families import Family
+from verifiers.levels import law_of_levels
 from verifiers.rejection import RejectionVerifier
-from verifiers.siblings import families, law_of_stop, longest_path, row_index
 from verifiers.target_walk import TargetWalkVerifier
 
 _SAMPLED = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
@@ -56,12 +57,13 @@ class LenientVerifier(Verifier):
 class ThresholdVerifier(Verifier):
     """Target walk with thresholds, as in SGLang's ``tree_speculative_sampling_target_only``.
 
-    With a coin u at every node, the first child in sibling order is accepted whose cumulative mass, p of it and of the
-    siblings before it, is at least u times ``accumulated``, or whose own p is at least ``single``. If there is none,
-    the next token is drawn from p without the children. Both thresholds at 1 are ``TargetWalkVerifier``.
+    Every node draws a uniform number u. It accepts the first child, in sibling order, for which p summed over the child
+    and its earlier siblings is at least u times ``accumulated``, or whose own p is at least ``single``. If there is no
+    such child, the next token is drawn from p without the children. With both thresholds at 1 it is
+    ``TargetWalkVerifier``.
 
     Args:
-        single: A token at least this probable is accepted for certain; in (0, 1].
+        single: A token that is at least this probable is always accepted; in (0, 1].
         accumulated: Divides the cumulative mass; in (0, 1].
     """
 
@@ -77,24 +79,15 @@ class ThresholdVerifier(Verifier):
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
-        step = torch.zeros_like(target_probs[:, :, 0])
-        if tree.max_children > 0:
-            nodes, children = families(tree)
-            index = children.clamp(min=0)
-            tokens = tree.tokens.gather(1, index.flatten(1)).view_as(index)
-            row = row_index(nodes, tree.width)
-            p = target_probs.flatten(0, 1).index_select(0, row).unflatten(0, nodes.shape).gather(-1, tokens)
-            exists = children >= 0
-            repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
-            p = p.where(exists & ~repeated, 0.0)
-            share = (p.cumsum(-1) / self.accumulated).clamp(max=1)
-            # A child that is certain leaves nothing for those behind it.
-            share = torch.where(p >= self.single, 1.0, share).cummax(-1).values
-            steps = share - torch.nn.functional.pad(share[..., :-1], (1, 0))
-            # Children that do not exist go to the root.
-            step.scatter_(1, index.flatten(1), steps.where(exists, 0.0).flatten(1))
-        step[:, 0].fill_(1)
-        return law_of_stop(tree, step)
+        family = Family.of_parents(tree, target_probs)
+        tokens = family.tokens
+        repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
+        p = family.p.gather(-1, tokens).where(family.exists & ~repeated, 0.0)
+        share = (p.cumsum(-1) / self.accumulated).clamp(max=1)
+        # A child that is certain leaves nothing for its later siblings.
+        share = torch.where(p >= self.single, 1.0, share).cummax(-1).values
+        accepted = share - torch.nn.functional.pad(share[..., :-1], (1, 0))
+        return law_of_levels(family, accepted.where(family.exists, 0.0))
 
     def next_law(
         self,
@@ -102,56 +95,19 @@ class ThresholdVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """P without the children of ``stop``."""
+        """Law of a draw from p that is none of the children of ``stop``."""
         return self._rule.next_law(tree, target_probs, stop)
 
 
-class RelaxedTopKVerifier(Verifier):
-    """Accept a token that is among the target's k most probable (and possible at all).
-
-    Of the longest paths of such tokens the one most probable under p is taken, and the next token drawn from p. At
-    temperature 0 only the argmax is possible, and the rule is greedy matching.
-
-    Args:
-        k: How many of the target's tokens are accepted. Ties keep the lower token id.
-    """
-
-    exactness = Exactness.LOSSY
-    laws = frozenset(DraftSampling)
-
-    def __init__(self, *, k: int = 3):
-        if k < 1:
-            raise ValueError(f"k={k}: give at least 1")
-        self.k = k
-
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """All at one node: given the tree, nothing is random."""
-        parents = tree.parents.clamp(min=0)
-        entry = parents * target_probs.shape[2] + tree.tokens
-        ids = target_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
-        among = torch.zeros_like(target_probs, dtype=torch.bool).scatter_(-1, ids, True)
-        p = target_probs.flatten(1).gather(1, entry)
-        return longest_path(tree, p, among.flatten(1).gather(1, entry) & (p > 0))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """P at the node."""
-        return target_probs[torch.arange(len(stop), device=stop.device), stop]
-
-
 class FuzzyVerifier(Verifier):
-    """Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): where p and q are close, q is as good.
+    """Fuzzy speculative decoding (Holsman et al. 2025, arXiv 2502.20704): where p and q are close, q replaces p.
 
-    At a node whose p and q diverge by less than a threshold, the first child is accepted; elsewhere the rule is
-    ``RejectionVerifier``. That is rejection sampling with q in the place of p at the close nodes. Nodes that have
-    ``DETERMINISTIC`` children have no q and count as far, so temperature 0 is greedy.
+    At a node where p and q diverge by less than a threshold, the first child is accepted; elsewhere the rule is
+    ``RejectionVerifier``. This is rejection sampling with q in the place of p at the close nodes. Nodes with
+    ``DETERMINISTIC`` children have no q and are never close, so temperature 0 is greedy.
 
     Args:
-        threshold: Divergence below which the draft is trusted; 0 never does.
+        threshold: Divergence below which p and q are close; with 0 they never are.
         divergence: ``"total_variation"``, ``"kl"`` (of p from q, nats) or ``"jensen_shannon"`` (nats).
     """
 
@@ -182,7 +138,7 @@ class FuzzyVerifier(Verifier):
     def _trusted(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
     ) -> Float[Tensor, "batch node vocab"]:
-        """The law of q where it is close to p and was drawn from, p elsewhere."""
+        """Returns q where it is close to p and the children were drawn from it; p elsewhere."""
         if tree.draft_probs is None:
             return target_probs
         drafted = tree.valid & (tree.parents >= 0)
@@ -198,6 +154,7 @@ class FuzzyVerifier(Verifier):
 def _divergence(
     p: Float[Tensor, "batch node vocab"], q: Float[Tensor, "batch node vocab"], name: str
 ) -> Float[Tensor, "batch node"]:
+    """Returns the divergence of p and q at every node."""
     if name == "total_variation":
         return 0.5 * (p - q).abs().sum(-1)
     if name == "kl":

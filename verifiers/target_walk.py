@@ -1,4 +1,4 @@
-"""Walking down the tree with draws from the target: exact whatever was drafted."""
+"""Draws from the target walk down the tree: exact for any draft."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ from verifiers.rejection import RejectionVerifier
 
 
 class TargetWalkVerifier(Verifier):
-    """Draw from p, go down while the draw is a child, and emit the first draw that is none.
+    """Draws from p and goes down while the draw is a child; emits the first draw that is not a child.
 
     This is the acceptance of EAGLE-2 (Li et al. 2024, arXiv 2406.16858) and of n-gram drafts; called naive sampling
-    in SpecInfer (Miao et al. 2023, arXiv 2305.09781). The draws never look at the tree, so the output follows the
-    target however the tree was made: drafts may be sorted, pruned or selected after they were drawn, drawn with
-    another temperature, or with noise that the target shares. No q is needed, and none is used, which costs
-    acceptance where drafts were sampled. For ``DETERMINISTIC`` drafts it equals ``RejectionVerifier``.
+    in SpecInfer (Miao et al. 2023, arXiv 2305.09781). The draws do not depend on the tree, so the output follows
+    the target however the tree was made: drafts may be sorted, pruned or selected after they were drawn, and drawn with
+    another temperature or with noise that the target shares. The rule does not use q, so it accepts less than others
+    where drafts were sampled. For ``DETERMINISTIC`` drafts it equals ``RejectionVerifier``.
     """
 
     exactness = Exactness.EXACT
@@ -37,13 +37,13 @@ class TargetWalkVerifier(Verifier):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Law of a draw from p that is none of the children: *that* draw is emitted, not another."""
+        """Law of a draw from p that is none of the children: this draw itself is emitted, not a new one."""
         return self._rule.next_law(_without_q(tree), target_probs, stop)
 
 
 def _without_q(tree: DraftTree) -> DraftTree:
-    """The same tree as if every node had been chosen without randomness."""
+    """Returns the tree without q, as if every node had been chosen without randomness."""
     stripped = replace(tree, draft_probs=None)
     known = vars(tree)
-    vars(stripped).update({name: known[name] for name in ("depth", "ancestors", "children") if name in known})
+    vars(stripped).update({name: known[name] for name in ("parents", "depth", "ancestors", "children") if name in known})
     return stripped

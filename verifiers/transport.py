@@ -7,12 +7,12 @@ import numpy as np
 import scipy.optimize
 import scipy.sparse
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.siblings import LevelVerifier
+from verifiers.families import Family
+from verifiers.levels import LevelVerifier
 
 _MOST_TUPLES = 20_000  # variables of a linear program are this many times the siblings
 
@@ -22,19 +22,19 @@ SAMPLED = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 class TransportVerifier(LevelVerifier):
     """Optimal acceptance of every group of siblings, by a linear program (SpecTr, Sun et al. 2023, arXiv 2310.15141).
 
-    Of all couplings of the drafted siblings T ~ Q with a token y ~ p, take one that maximizes the probability that y
-    is among T: with f(T, y) the mass that leads from T to its member y, maximize sum f where f(T, .) <= Q(T) and
+    Among all couplings of the drafted siblings T ~ Q with a token y ~ p, take one that maximizes the probability that y
+    is among T. With f(T, y) the mass that leads from T to its member y, it maximizes sum f, where f(T, .) <= Q(T) and
     f(., y) <= p(y) in total. Sibling y of the drafted T is accepted with probability f(T, y) / Q(T); if none is, the
     next token is drawn from N(p - sum_T f(T, .)).
 
-    A **reference** for tiny vocabularies, against which affordable rules are measured: it solves one program for every
-    node that has children, with vocab^siblings x siblings variables, on the host, node by node in Python. The
-    acceptance of a level is the optimum, ``optimal_acceptance``; the plan that reaches it is not unique, and what
-    deeper levels accept depends on it.
+    This is a **reference** for tiny vocabularies, against which affordable rules are measured. It solves one program
+    for every node that has children, with vocab^siblings x siblings variables, on the host, node by node in Python. The
+    acceptance of a level is the optimum, ``optimal_acceptance``. The plan that reaches it is not unique, and the
+    acceptance of deeper levels depends on the plan.
 
-    Siblings may mix laws. ``DETERMINISTIC`` ones enter the program of the sampled ones that follow them, as members of
-    every T; sampled ones in front of them may have decided what they are, so those are in a program of their own, and
-    what it leaves of p is for the others. How many siblings of a program there are must not depend on their tokens.
+    Siblings may mix laws. ``DETERMINISTIC`` siblings enter the program of the sampled ones that follow them, as members
+    of every T. Sampled siblings before them may have decided which tokens they are, so those are in a program of their
+    own, and what it leaves of p is for the others. The number of siblings in a program must not depend on their tokens.
 
     Raises:
         ValueError: A group of siblings is too large for its vocabulary; says at which row and node.
@@ -42,82 +42,65 @@ class TransportVerifier(LevelVerifier):
 
     laws = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        return visit_by_program(tree, target_probs, nodes, weight)
+    def _try_children(
+        self, family: Family
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """Solve a program for every node; all of p may be emitted below it."""
+        chances, _, next_law = try_by_program(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
+        return chances, next_law
 
 
-def visit_by_program(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    nodes: Int[Tensor, "batch some"],
-    weight: Float[Tensor, "batch some"],
+def try_by_program(
+    family: Family, weight: Float[Tensor, "batch some"]
 ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try all children of some nodes in vain, each group of siblings by a program of its own.
+    """Try the children of some nodes, each group of siblings by a linear program of its own.
 
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        nodes: The nodes.
-        weight: How much of p may be spent below each: 1 where every level decides for itself.
-
-    Returns:
-        The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
-        what is left of the weight, and of p, once all have failed.
+    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
+    weights are 1.
     """
-    p = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2]))
-    index = nodes[..., None].expand(-1, -1, tree.max_children)
-    children = tree.children.gather(1, index)
-    tokens, laws = (
-        table.gather(1, children.clamp(min=0).flatten(1)).view_as(children).cpu().numpy()
-        for table in (tree.tokens, tree.law)
+    tokens, laws = family.tokens.cpu().numpy(), family.laws.cpu().numpy()
+    q = family.q.double().cpu().numpy()
+    counts = family.exists.sum(-1).cpu().numpy()
+    weights, weights_left, next_laws = (
+        table.double().cpu().numpy().copy() for table in (0 * family.index, weight, family.p)
     )
-    drafted = target_probs if tree.draft_probs is None else tree.draft_probs
-    q = drafted.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[2])).double().cpu().numpy()
-    counts = (children >= 0).sum(-1).cpu().numpy()
-    weights, left_weight, law = (table.double().cpu().numpy().copy() for table in (0 * children, weight, p))
-    for at in np.ndindex(*nodes.shape):
+    for at in np.ndindex(*family.nodes.shape):
         count = int(counts[at])
         if count == 0:
             continue
         try:
-            found, left_weight[at], left = _visit_one(
-                law[at].tobytes(),
-                float(left_weight[at]),
+            found, weights_left[at], left = _try_one(
+                next_laws[at].tobytes(),
+                float(weights_left[at]),
                 q[at].tobytes(),
                 tuple(tokens[at][:count].tolist()),
                 tuple(laws[at][:count].tolist()),
             )
         except ValueError as error:
-            raise ValueError(f"row {at[0]}, node {int(nodes[at])}: {error}") from None
+            raise ValueError(f"row {at[0]}, node {int(family.nodes[at])}: {error}") from None
         weights[at][:count] = found
         if left is not None:
-            law[at] = left
-    first, second, third = (torch.from_numpy(table).to(weight) for table in (weights, left_weight, law))
-    # Behind a leaf p itself, to the last bit.
-    return first, second, third.where((children >= 0).any(-1, keepdim=True), p)
+            next_laws[at] = left
+    chances, own, next_law = (torch.from_numpy(table).to(weight) for table in (weights, weights_left, next_laws))
+    # After a leaf it is p itself, to the last bit.
+    return chances, own, next_law.where(family.exists.any(-1, keepdim=True), family.p)
 
 
 @functools.lru_cache(maxsize=4096)
-def _visit_one(
+def _try_one(
     p_bytes: bytes, weight: float, q_bytes: bytes, tokens: tuple[int, ...], laws: tuple[int, ...]
 ) -> tuple[np.ndarray, float, np.ndarray | None]:
-    """The same for one node; the law is None where nothing is left.
+    """Try the children of one node; the law of the next token is None where nothing is left.
 
-    Rows and tables repeat, in a batch of all drafts above all, so what was found is kept.
+    Results are kept, because tables and siblings repeat, above all in a batch of all drafts.
     """
     weights = np.zeros(len(tokens))
     p = np.frombuffer(p_bytes)
-    mass, law = weight * p, None if weight == 0 else p
+    mass, next_law = weight * p, None if weight == 0 else p
     first = 0
     while first < len(tokens):
         sampled = next((i for i in range(first, len(laws)) if laws[i] in SAMPLED), len(laws))
-        # One law at a time: whether a sibling exists must not depend on those it shares a program with.
+        # A program has siblings of one law: whether one exists must not depend on the others in its program.
         last = next((i for i in range(sampled, len(laws)) if laws[i] != laws[sampled]), len(laws))
         fixed, drawn = tokens[first:sampled], tokens[sampled:last]
         if not drawn:
@@ -132,27 +115,27 @@ def _visit_one(
         failed = 1 - np.append(0, accepted.cumsum()[:-1])
         weights[first:last] = np.divide(accepted, failed, out=np.zeros_like(accepted), where=failed > 0).clip(max=1)
         z = left.sum()
-        # In this order: z may be far below the precision of 1.
+        # Added in this order, because z may be far below the precision of 1.
         weight = z / (z + (1 - weight)) if z > 0 else 0.0
-        law = left / z if z > 0 else None
-        mass = np.zeros_like(p) if law is None else weight * law
+        next_law = left / z if z > 0 else None
+        mass = np.zeros_like(p) if next_law is None else weight * next_law
         first = last
-    return weights, weight, law
+    return weights, weight, next_law
 
 
 def optimal_acceptance(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], children: int, law: DraftSampling
 ) -> Float[Tensor, "*rows"]:
-    """The most probable acceptance of one of some siblings that a lossless rule can reach (no program is solved).
+    """Returns the highest probability with which a lossless rule can accept one of some siblings; solves no program.
 
     1 + min_H [p(H) - Q(all siblings in H)] over sets H of tokens; the best are those with the largest q / p (Hu et al.
     2025, arXiv 2502.18779, theorem 3). For two independent siblings it is the optimum of Khisti et al. 2024, arXiv
     2410.18234.
 
     Args:
-        p: The target's law.
+        p: The target's distribution.
         q: What the siblings are drawn from.
-        children: How many.
+        children: How many siblings.
         law: ``IID``, or ``WITHOUT_REPLACEMENT`` where vocab^children is small.
     """
     if law not in SAMPLED or children < 1:
@@ -175,12 +158,12 @@ def optimal_acceptance(
 
 
 def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """All that sampled siblings can be, Int[tuple rank], in lexicographic order, and how probable it is.
+    """Returns all that sampled siblings can be, Int[tuple rank], in lexicographic order, and the probabilities.
 
     Args:
         q: What they are drawn from.
-        taken: Earlier siblings' tokens.
-        laws: How each is drawn.
+        taken: The tokens of earlier siblings.
+        laws: How each sibling is drawn.
     """
     vocab = len(q)
     if vocab ** len(laws) > _MOST_TUPLES:
@@ -204,7 +187,7 @@ def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tup
 
 
 class _Plan:
-    """A solved program: what every draft may be, its probability, and the mass that leads from it to its members."""
+    """A solved program: the possible drafts, their probabilities, and the mass that leads from each to its members."""
 
     def __init__(self, tuples: np.ndarray, mass: np.ndarray, members: np.ndarray, flow: np.ndarray, vocab: int):
         self._index = {tuple(draft): number for number, draft in enumerate(tuples.tolist())}
@@ -212,7 +195,7 @@ class _Plan:
         self.arrivals = np.bincount(members.ravel(), flow.ravel(), minlength=vocab)
 
     def given(self, drawn: tuple[int, ...]) -> np.ndarray:
-        """Probability that each member of a draft is accepted; all zero where it cannot be drawn."""
+        """Returns the probability of accepting each member of a draft; all zero for a draft that cannot be drawn."""
         number = self._index.get(drawn)
         return np.zeros(self._flow.shape[1]) if number is None else self._flow[number] / self._mass[number]
 
@@ -221,14 +204,14 @@ class _Plan:
 def _solve(
     capacity_bytes: bytes, q_bytes: bytes, fixed: tuple[int, ...], taken: tuple[int, ...], laws: tuple[int, ...]
 ) -> _Plan:
-    """Maximize what leads from drafts to their members; token y takes at most its capacity.
+    """Maximize the mass that leads from drafts to their members; token y takes at most its capacity.
 
     Args:
         capacity_bytes: Capacities, w p.
         q_bytes: What siblings are drawn from.
         fixed: Tokens that are members of every draft.
-        taken: Those, and the tokens of siblings before them.
-        laws: How the others are drawn.
+        taken: Those tokens, and the tokens of siblings before them.
+        laws: How the other members are drawn.
     """
     capacity, q = np.frombuffer(capacity_bytes), np.frombuffer(q_bytes)
     tuples, mass = _tuples(q, taken, laws)
@@ -256,7 +239,7 @@ def _solve(
             f"the linear program of {len(laws)} siblings over {len(q)} tokens failed: {solution.message}"
         )
     flow[draft, rank] = solution.x.clip(min=0)
-    # The solver keeps constraints to 1e-7; scaling down keeps them to rounding, so that the rule is exact.
+    # The solver meets constraints to 1e-7; scaling down meets them to rounding, so that the rule is exact.
     leaves = flow.sum(1)
     flow *= np.divide(mass, leaves, out=np.ones_like(mass), where=leaves > mass)[:, None]
     arrives = np.bincount(members.ravel(), flow.ravel(), minlength=len(q))

@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.siblings import Family, LevelVerifier, acceptance, normalized, rest, without
+from verifiers.families import Family
+from verifiers.levels import LevelVerifier
+from verifiers.residuals import acceptance, normalized, residual, weight_left
 
 
 class TwoDraftVerifier(LevelVerifier):
@@ -16,74 +17,57 @@ class TwoDraftVerifier(LevelVerifier):
     some law p_I, and it is then accepted with probability min(1, p / p_I); otherwise the next token is drawn from
     N([p - p_I]+). The best p_I accepts with probability 1 + min_S p(S) - q(S)^2, which no lossless rule exceeds.
 
-    The paper leaves the selection to a linear program. Here it has a closed form (``share_out``), after a sort:
-    O(V log V), nothing to iterate.
+    The paper leaves the selection to a linear program. Here it has a closed form (``share_out``) after a sort, in
+    O(V log V) and without iteration.
 
-    More than two ``IID`` siblings are taken in pairs, a pair from what the earlier ones have left of p. All others are
-    tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
+    More than two ``IID`` siblings are taken in pairs; each pair gets what the earlier ones have left of p. All other
+    siblings are tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
     """
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        return visit_in_pairs(tree, target_probs, nodes, weight)
+    def _try_children(
+        self, family: Family
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """Try children in pairs; all of p may be emitted below every node."""
+        chances, _, next_law = try_in_pairs(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
+        return chances, next_law
 
 
-def visit_in_pairs(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    nodes: Int[Tensor, "batch some"],
-    weight: Float[Tensor, "batch some"],
+def try_in_pairs(
+    family: Family, weight: Float[Tensor, "batch some"]
 ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try all children of some nodes in vain, independent ones in pairs, the others one by one.
+    """Try the children of some nodes: independent ones in pairs, the others one by one.
 
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        nodes: The nodes.
-        weight: How much of p may be spent below each: 1 where every level decides for itself.
-
-    Returns:
-        The probability of every child, given that its earlier siblings have failed (0 where there is no child); and
-        what is left of the weight, and of p, once all have failed.
+    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
+    weights are 1.
     """
-    family = Family.of(tree, target_probs, nodes)
-    tokens, laws, q, p = family.tokens, family.laws, family.q, family.p
-    left = draft_law = q  # draft_law: what the child was drawn from, unless it is deterministic
+    p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
     weights = torch.zeros_like(tokens, dtype=p.dtype)
-    paired = torch.zeros_like(nodes, dtype=torch.bool)  # the child is the second of a pair
-    for rank in range(tree.max_children):
+    paired = torch.zeros_like(family.nodes, dtype=torch.bool)  # the child is the second of a pair
+    last = tokens.shape[-1] - 1
+    for rank, draft_law in enumerate(family.drawn_from()):
         token, law = tokens[..., rank], laws[..., rank]
         some = (law >= 0) & ~paired
-        if rank > 0:
-            left = without(left, tokens[..., rank - 1])
-            draft_law = q.where((law == DraftSampling.IID)[..., None], left)
         entry = token[..., None]
         mass = weight[..., None] * p
         chance = acceptance(mass.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
         weights[..., rank] = chance.where(some, weights[..., rank])
-        # Where there is no child it is left as it is.
-        residual = rest(mass, draft_law, token, law.where(some, -1))
+        # Where there is no child, or it is the second of a pair, nothing is taken away.
+        left = residual(mass, draft_law, token, law.where(some, -1))
         starts = torch.zeros_like(some)
-        if rank + 1 < tree.max_children:
+        if rank < last:
             starts = some & (law == DraftSampling.IID) & (laws[..., rank + 1] == DraftSampling.IID)
         # On the host a look is free; elsewhere it would synchronize.
-        if rank + 1 < tree.max_children and (starts.device.type != "cpu" or starts.any()):
-            first, second, of_pair = share_out(mass, q, token, tokens[..., rank + 1])
+        if rank < last and (starts.device.type != "cpu" or starts.any()):
+            first, second, left_by_pair = share_out(mass, q, token, tokens[..., rank + 1])
             weights[..., rank] = first.where(starts, weights[..., rank])
             given_failure = (second / (1 - first)).where(first < 1, 0.0).clamp(max=1)
             weights[..., rank + 1] = given_failure.where(starts, 0.0)
-            residual = of_pair.where(starts[..., None], residual)
-        z = residual.sum(-1)
-        p = normalized(residual, family.p).where(some[..., None], p)
-        # In this order: z may be far below the precision of 1.
-        weight = (z / (z + (1 - weight))).where(z > 0, 0.0).where(some, weight)
+            left = left_by_pair.where(starts[..., None], left)
+        z = left.sum(-1)
+        p = normalized(left, family.p).where(some[..., None], p)
+        weight = weight_left(z, weight).where(some, weight)
         paired = starts
     return weights, weight, p
 
@@ -94,7 +78,7 @@ def share_out(
     first: Int[Tensor, "*rows"],
     second: Int[Tensor, "*rows"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    r"""The best acceptance of two independent draws from q, where token x may be spent ``mass(x)`` in total.
+    r"""Returns the best acceptance of two independent draws from q, if token x may be emitted ``mass(x)`` in total.
 
     The derivation is ours; that alpha is the optimum is from Khisti et al. 2024 (arXiv 2410.18234).
 
@@ -103,24 +87,25 @@ def share_out(
     increasing exactly if its cumulated values A are at least T^2. That holds for s = clamp(mass, low q, high q) with
     sum [low q - mass]+ = 1 - alpha and sum [mass - high q]+ = sum(mass) - alpha, which accepts alpha.
 
-    To select: the token that is later in the order, unless it hands over to the earlier one, step by step over the
-    tokens between, step b with probability tau_b. What crosses step b has to be D_b = A_b - T_b^2 in total, so
-    tau_b L_b R_b = D_b / 2 with L_b = q_b + tau_{b-1} L_{b-1} and R_b = q_{b+1} + tau_{b+1} R_{b+1}. This is solved
-    token by token: with e_b = (s_b / q_b - T_b - T_{b-1}) / 2 the unknowns decouple to
+    The token that is later in the order is selected, unless it hands over to the earlier one. It does so step by step
+    over the tokens between the two, step b with probability tau_b, and must succeed at all of them. The mass that
+    crosses step b has to be D_b = A_b - T_b^2 in total, so tau_b L_b R_b = D_b / 2 with L_b = q_b + tau_{b-1} L_{b-1}
+    and R_b = q_{b+1} + tau_{b+1} R_{b+1}. This is solved token by token: with e_b = (s_b / q_b - T_b - T_{b-1}) / 2 the
+    unknowns decouple to
 
         L_b^2 - (q_b - e_b) L_b = D_b / 2 = R_b^2 - (q_{b+1} + e_{b+1}) R_b,
 
-    and tau_b <= 1 because (q_b - e_b) + (q_{b+1} + e_{b+1}) >= 0 where s / q increases. float64 inside: sums over the
-    vocabulary are compared with single tokens.
+    and tau_b <= 1 because (q_b - e_b) + (q_{b+1} + e_{b+1}) >= 0 where s / q increases. It computes in float64,
+    because sums over the vocabulary are compared with single tokens.
 
     Args:
         mass: w p, of total mass w at most 1.
         q: What both tokens are drawn from.
         first: One token.
-        second: The other; where it is the same, the first is meant.
+        second: The other; where the two are equal, only the first can be accepted.
 
     Returns:
-        Probabilities that the first and that the second is accepted, and what is left of the mass.
+        The probabilities of accepting the first and the second token, and what is left of the mass.
     """
     ratio = (mass.double() / q.double()).where(q > 0, torch.inf)
     # Stable: equal rows must be ordered alike.
@@ -131,11 +116,11 @@ def share_out(
     below, spent = d.cumsum(-1).clamp(max=1), m.cumsum(-1)
     excess = (below.square() - spent).amax(-1, keepdim=True).clamp(min=0)  # 1 - alpha
     low = ((excess + spent) / below).where(drafted, torch.inf).amin(-1, keepdim=True)
-    # From the end, where the sums are small.
+    # Summed from the end, where the sums are small.
     above, unspent = (table.flip(-1).cumsum(-1).flip(-1) for table in (d, m))
     lacking = (spent[..., -1:] - (1 - excess)).clamp(min=0)
     high = ((unspent - lacking) / above).where(drafted, 0.0).amax(-1, keepdim=True)
-    high = torch.maximum(high, low)  # only where nothing that is drafted is left over
+    high = torch.maximum(high, low)  # matters only where no drafted token has mass left over
     selected = torch.minimum(torch.maximum(m, low * d), high * d)
 
     earlier = torch.nn.functional.pad(below[..., :-1], (1, 0))
@@ -153,13 +138,13 @@ def share_out(
     handed = torch.where(between, tau, 1.0).prod(-1, keepdim=True)
     accepted = (m / selected).clamp(max=1).where(selected > 0, 0.0)
     share_first = torch.where(place_first < place_second, handed, 1 - handed).where(place_first != place_second, 1.0)
-    of_first = accepted.gather(-1, place_first) * share_first
-    of_second = accepted.gather(-1, place_second) * (1 - share_first)
+    first_chance = accepted.gather(-1, place_first) * share_first
+    second_chance = accepted.gather(-1, place_second) * (1 - share_first)
     left = (mass - (high * (q / q.sum(-1, keepdim=True))).to(mass.dtype)).clamp(min=0)
-    return of_first[..., 0].to(mass.dtype), of_second[..., 0].to(mass.dtype), left
+    return first_chance[..., 0].to(mass.dtype), second_chance[..., 0].to(mass.dtype), left
 
 
 def _positive_root(b: Float[Tensor, "..."], c: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The x >= 0 with x^2 - b x = c >= 0, precise where b is negative."""
+    """Returns the x >= 0 with x^2 - b x = c, for c >= 0; precise where b is negative."""
     root = (b.square() + 4 * c).sqrt()
     return torch.where(b >= 0, (b + root) / 2, 2 * c / (root - b))

@@ -1,27 +1,27 @@
 """Traversal verification with siblings taken together: at every node the most that a level can accept."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.block import PostOrderVerifier
-from verifiers.transport import visit_by_program
-from verifiers.two_draft import visit_in_pairs
+from verifiers.families import Family
+from verifiers.post_order import PostOrderVerifier
+from verifiers.transport import try_by_program
+from verifiers.two_draft import try_in_pairs
 
-SOLVERS = {"pairs": visit_in_pairs, "program": visit_by_program}
+SOLVERS = {"pairs": try_in_pairs, "program": try_by_program}
 
 
 class WeightedTransportVerifier(PostOrderVerifier):
-    """``TraversalVerifier`` with an optimal plan for all children of a node in the place of one child after the other.
+    """``TraversalVerifier``, but with one optimal plan for all children of a node instead of one child after the other.
 
-    A node comes with a weight w, so that w p may be spent below it. For drafted siblings T ~ Q, maximize sum f(T, y)
-    over y among T, where f(T, .) <= Q(T) and f(., y) <= w p(y) in total. The child y gets the weight
-    f(T, y) / (Q(T) - sum of f(T, .) over earlier siblings); once all have failed, the node is left with the weight
-    (w - alpha) / (1 - alpha) and the law N([w p - sum_T f(T, .)]+), alpha being sum f. The derivation is ours; it
-    matches what the abstract of UniVer says (Weng et al. 2026, arXiv 2605.04543). For one child it is block
-    verification, with weight 1 throughout ``TransportVerifier``. The plan is not unique, and what deeper levels accept
-    depends on it.
+    A node comes with a weight w: w p may be emitted below it. For drafted siblings T ~ Q, the plan f maximizes
+    sum f(T, y) over y among T, where f(T, .) <= Q(T) and f(., y) <= w p(y) in total. The child y gets the weight
+    f(T, y) / (Q(T) - sum of f(T, .) over earlier siblings). If everything below the children is rejected, the node is
+    left with the weight (w - alpha) / (1 - alpha) and the next token's law N([w p - sum_T f(T, .)]+), where alpha is
+    sum f. The derivation is ours; it matches what the abstract of UniVer says (Weng et al. 2026, arXiv 2605.04543).
+    With one child it is block verification; with the weight 1 at all nodes it is ``TransportVerifier``. The plan is not
+    unique, and the acceptance of deeper levels depends on the plan.
 
     Args:
         solver: ``"pairs"`` takes ``IID`` siblings two by two, in closed form and for any vocabulary, and all others one
@@ -40,12 +40,8 @@ class WeightedTransportVerifier(PostOrderVerifier):
             raise ValueError(f"solver={solver!r}: choose {' or '.join(SOLVERS)}")
         self._solve = SOLVERS[solver]
 
-    def _visit(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        nodes: Int[Tensor, "batch some"],
-        weight: Float[Tensor, "batch some"],
+    def _try_children(
+        self, family: Family, weight: Float[Tensor, "batch some"]
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        """All children together."""
-        return self._solve(tree, target_probs, nodes, weight)
+        """Try all children together."""
+        return self._solve(family, weight)

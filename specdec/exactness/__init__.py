@@ -1,1 +1,1 @@
-"""Tests of acceptance rules and of decoding: enumerated output laws, checks of drafts, and plain decoding."""
+"""Tests of acceptance rules and of decoding: enumerated output distributions, checks of drafts, plain decoding."""

@@ -1,4 +1,4 @@
-"""Whether drafts are well formed and such as a rule takes: every number is looked at, and the first mistake named."""
+"""Checks that drafts are well formed and that a rule takes such drafts; names the first mistake."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
-_TOLERANCE = 1e-6  # of a row's sum: tables may come from float32
+_TOLERANCE = 1e-6  # how far a row's sum may be from 1: tables may come from float32
 
 
 def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
-    """Check that a batch of trees is well formed and such as a rule takes.
+    """Check that a batch of trees is well formed and that a rule takes such trees.
 
-    Looks at every number, so it is for tests and experiments, not for the main path.
+    It reads every number, so it is for tests and experiments, not for the main path.
 
     Raises:
         ValueError: Says what is wrong, in which row and at which node.
@@ -67,7 +67,7 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
                 f"paths that share only the root"
             ),
         )
-    check_laws(target_probs, lambda at: f"p in row {at[0]} at node {at[1]}", tree.valid)
+    check_distributions(target_probs, lambda at: f"p in row {at[0]} at node {at[1]}", tree.valid)
     sampled = drafted & (tree.law != DraftSampling.DETERMINISTIC) & (tree.law != DraftSampling.COUPLED)
     if tree.draft_probs is None:
         _first(
@@ -81,15 +81,24 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
     read = torch.zeros_like(tree.valid).long().scatter_add(1, tree.parents.clamp(min=0), sampled.long()) > 0
     if verifier.needs_leaf_probs:
         read = tree.valid
-    check_laws(tree.draft_probs, lambda at: f"q in row {at[0]} at node {at[1]}", read)
+    check_distributions(tree.draft_probs, lambda at: f"q in row {at[0]} at node {at[1]}", read)
 
 
-def check_laws(
+def check_distributions(
     rows: Float[Tensor, "*rows vocab"],
     name: Callable[[list[int]], str],
     read: Bool[Tensor, "*rows"] | None = None,
 ) -> None:
-    """Refuse rows that are no laws; ``name`` says in words which row an index is."""
+    """Check that rows are distributions.
+
+    Args:
+        rows: The rows.
+        name: Says in words which row an index stands for.
+        read: Which rows are checked; all by default.
+
+    Raises:
+        ValueError: A row has an entry that is negative or not finite, or its sum is not 1.
+    """
     read = torch.ones(rows.shape[:-1], dtype=torch.bool) if read is None else read
     for bad, what in (
         (~torch.isfinite(rows).all(-1), "has an entry that is not finite"),
@@ -103,7 +112,7 @@ def check_laws(
 
 
 def _first(wrong: Bool[Tensor, "batch node"], sentence: Callable[[int, int], str]) -> None:
-    """Raise for the first entry that is wrong."""
+    """Raise a ValueError for the first entry that is wrong; ``sentence`` makes its message from row and node."""
     where = wrong.nonzero()
     if len(where):
         raise ValueError(sentence(*where[0].tolist()))

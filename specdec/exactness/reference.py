@@ -1,7 +1,7 @@
 """Plain decoding written the slow and obvious way: no cache, one forward over the whole sequence per token.
 
-What the engine must agree with, token for token, in float32. It shares the distribution's definition
-(``specdec.sampling``) and the random numbers with the engine, and nothing else.
+The engine must emit the same tokens in float32. The only code that the two share is the definition of the distribution
+(``specdec.sampling``) and the random numbers.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ def reference_decode(
     stop_ids: frozenset[int] = frozenset(),
     noise: Noise = Noise.FRESH,
 ) -> list[int]:
-    """Output tokens of plain decoding, cut after a stop token; strings in ``sampling.stop`` are not looked at.
+    """Returns the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
     Args:
         model: The target.
         prompt_ids: At least one token.
-        sampling: Its seed and stream give the same random numbers as in the engine (``stream=None`` is 0).
+        sampling: How to sample; its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
         stop_ids: Tokens that end the output.
-        noise: The verifier's.
+        noise: The noise of the verifier with which the engine is compared.
     """
     sampling = sampling.seeded(0)
     sequence = list(prompt_ids)
@@ -66,9 +66,9 @@ def reference_decode(
 
 @torch.inference_mode()
 def top_two_margin(model: PreTrainedModel, sequence: Sequence[int], repetition_penalty: float = 1.0) -> float:
-    """Difference of the two largest next-token logits after ``sequence``, in nats, from one plain forward.
+    """Returns the difference of the two largest next-token logits after ``sequence``, in nats, from one plain forward.
 
-    Near zero where greedy decoding could go either way in this dtype: what tells a tie from a bug.
+    Near zero, greedy decoding could go either way in this dtype: a difference of outputs there is a tie and not a bug.
     """
     tokens = torch.tensor([list(sequence)], device=model.device)
     logits = model(tokens).logits[0, -1].float()

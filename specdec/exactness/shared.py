@@ -1,7 +1,8 @@
-"""Whether a verifier with ``noise = SHARED`` keeps its promise, over tables of p and q.
+"""Does a verifier with ``noise = SHARED`` keep its promise? A check over tables of p and q.
 
-Its output is a function of target and seed. So two things are to be shown: whatever was drafted, the output is plain
-decoding's, token for token; and over seeds plain decoding follows the target. The acceptance is known in closed form::
+Its output is a function of target and seed. So two things have to hold: whatever was drafted, the output equals that of
+plain decoding, token for token; and over many seeds the output of plain decoding follows the target. The expected
+number of accepted tokens is known in closed form::
 
     tables = Tables.random(4, 2, seed=0)
     shape = TreeShape.branching(2, 2)
@@ -20,13 +21,14 @@ from torch import Tensor
 from specdec.acceptance import accept
 from specdec.coupling import coupled_acceptance, decided, race, winners
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Drafts, Tables, sample_drafts
+from specdec.exactness.drafts import WeightedDrafts, sample_drafts
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
-_RARE = 8  # expected counts below this are pooled
+_RARE = 8  # outputs with a smaller expected count are merged into one cell of the chi-square test
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class SharedOutcome:
     """What a sample of seeds shows.
 
     Attributes:
-        differing: Outputs that are not those of plain decoding with the same seed; an exact rule has none.
-        p_value: Of the chi-square statistic of plain decoding's outputs against the target's joint law.
-        accepted: Mean of accepted draft tokens in a round.
-        error: Its standard error.
+        differing: The number of outputs that differ from plain decoding's with the same seed; 0 for an exact rule.
+        p_value: p-value of a chi-square test of plain decoding's outputs against the target's joint distribution.
+        accepted: Mean number of accepted draft tokens in a round.
+        error: Standard error of ``accepted``.
     """
 
     differing: int
@@ -55,15 +57,15 @@ def check_shared(
     samples: int = 20_000,
     seed: int = 0,
 ) -> SharedOutcome:
-    """One round, and plain decoding of as many tokens, for each of ``samples`` streams of a seed.
+    """Compares one round with plain decoding of as many tokens, for each of ``samples`` streams of a seed.
 
     Args:
         verifier: The rule.
-        tables: What the target and the drafter follow.
+        tables: p of the target and q of the drafter.
         shape: The tree.
-        law: How it is drafted: ``COUPLED``, or any other, with randomness of its own.
-        samples: Streams.
-        seed: Of the noise.
+        law: How nodes are drawn: ``COUPLED``, or any other law, with randomness of its own.
+        samples: How many streams.
+        seed: The seed of the noise.
     """
     keys = torch.tensor([request_key(seed, stream) for stream in range(samples)])
     if law is DraftSampling.COUPLED:
@@ -72,7 +74,7 @@ def check_shared(
         drafts = sample_drafts(tables, shape, law, samples, seed=seed)
     tree, root = drafts.tree, torch.zeros_like(keys)
     check_drafts(verifier, tree, drafts.target_probs)
-    # At nodes that are not drafted there is no p.
+    # Nodes that are not drafted have no p (NaN); any number will do there.
     target_probs = decided(drafts.target_probs.nan_to_num(1.0), tree, keys, root)
     verdict = accept(verifier, tree, target_probs, uniforms(keys, root, Purpose.ACCEPT, 2))
     plain = _plain(tables, shape.max_depth + 1, keys)
@@ -88,8 +90,8 @@ def check_shared(
     )
 
 
-def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]) -> Drafts:
-    """What a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
+def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]) -> WeightedDrafts:
+    """Returns what a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
     if tables.q is None:
         raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
     vocab, batch = tables.vocab, len(keys)
@@ -109,11 +111,11 @@ def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]
     tree = DraftTree.from_shape(shape, tokens, sampling=DraftSampling.COUPLED, valid=None if valid.all() else valid)
     target_probs = torch.stack([tables.p[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
     probability = torch.full((batch,), 1 / batch, dtype=torch.float64)
-    return Drafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))
+    return WeightedDrafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))
 
 
 def expected_coupled(tables: Tables, shape: TreeShape) -> float:
-    """Expected accepted tokens of ``COUPLED`` drafts, in closed form (``coupled_acceptance``): no sampling noise."""
+    """Returns the expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
     q = tables.q
     if q is None:
         raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
@@ -137,7 +139,7 @@ def _noise(keys: Int[Tensor, " batch"], count: int, vocab: int) -> Float[Tensor,
 
 
 def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tensor, "batch position"]:
-    """The next tokens of plain decoding after a root at position 0."""
+    """Returns the next tokens of plain decoding after a root at position 0."""
     noise = _noise(keys, length, tables.vocab)
     tokens = torch.zeros(len(keys), length, dtype=torch.long)
     prefix = torch.zeros_like(keys)
@@ -148,7 +150,7 @@ def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tens
 
 
 def _goodness(tokens: Int[Tensor, "batch position"], tables: Tables) -> float:
-    """p-value of the outputs under the target's joint law; 0 if an impossible one is among them."""
+    """Returns the p-value of outputs under the target's joint distribution; 0 if one of them has probability zero."""
     index = torch.zeros_like(tokens[:, 0])
     for column in tokens.unbind(1):
         index = index * tables.vocab + column

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from experiments.compressed import pack, unpack
-from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts
+from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -22,7 +23,7 @@ CASES = [
 ]
 
 
-def drafted(shape: TreeShape, law: DraftSampling, *, vocab: int = 5) -> Drafts:
+def drafted(shape: TreeShape, law: DraftSampling, *, vocab: int = 5) -> WeightedDrafts:
     kinds = ("dense", "zeros", "exhausted")
     return enumerate_drafts(Tables.random(vocab, shape.max_depth, seed=0, kinds=kinds), shape, law)
 
@@ -60,7 +61,7 @@ def test_nothing_dropped_is_nothing_changed(rule: Verifier, shape: TreeShape, la
     )
 
 
-def moved(drafts: Drafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
+def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
     """p': like q (or evenly) on the tokens that are dropped; and how far it is from p, by node."""
     packed = pack(drafts.tree, drafts.target_probs, dropped=dropped)
     p, q = drafts.target_probs.clone(), drafts.tree.draft_probs

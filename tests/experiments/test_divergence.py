@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from experiments.divergence import step_divergence
-from specdec.exactness.enumeration import Tables, emitted_law, enumerate_drafts, sample_drafts
+from specdec.exactness.drafts import enumerate_drafts, sample_drafts
+from specdec.exactness.outcomes import emitted_law
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling

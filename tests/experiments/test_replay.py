@@ -22,7 +22,9 @@ from experiments.run import run
 from experiments.scoring import find_drafts, refusal, score
 from experiments.summary import Bootstrap
 from experiments.trace import TraceWriter
-from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape
@@ -151,7 +153,7 @@ def test_the_bound_of_many_is_unknown_rather_than_wrong() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
-    drafts: Drafts = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.branching(2), SWOR)
+    drafts: WeightedDrafts = enumerate_drafts(Tables.random(3, 1, seed=0), TreeShape.branching(2), SWOR)
     traced(tmp_path, drafts.tree, drafts.target_probs, ["a"] * len(drafts.tree.tokens))
     rules = {"block": BlockVerifier(), "kseq": KSeqVerifier(), "rejection": RejectionVerifier()}
     scores, bound = score(find_drafts(tmp_path)[0], rules)

@@ -152,7 +152,7 @@ class Fake(Drafter):
 def test_check_lets_fitting_pairs_pass_and_refuses_others() -> None:
     rule = Given(STOP_LAW, NEXT_LAWS)
     rule.check(Fake(DraftSampling.DETERMINISTIC, chain=False))
-    with pytest.raises(ValueError, match=r"Given is not made for drafts that are IID, as Fake draws them: use Reject"):
+    with pytest.raises(ValueError, match=r"Given is not made for drafts that are IID, as Fake draws them: use BlockV"):
         rule.check(Fake(DraftSampling.IID, DraftSampling.DETERMINISTIC, chain=True))
     rule.chain_only = True
     rule.check(Fake(DraftSampling.DETERMINISTIC, chain=True))

@@ -1,20 +1,13 @@
 """The exactness harness itself: it refuses what means nothing, and its estimates agree with its enumerations."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import (
-    Tables,
-    enumerate_drafts,
-    enumerate_outcome,
-    estimate,
-    outcome,
-    sample_drafts,
-)
+from specdec.exactness.drafts import enumerate_drafts, sample_drafts
+from specdec.exactness.outcomes import enumerate_outcome, estimate, outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier
@@ -35,7 +28,7 @@ COIN = {(): [0.5, 0.5], (0,): [1.0, 0.0], (1,): [0.25, 0.75]}
         ({(0,): [0.5, 0.5]}, r"p has no row for the empty prefix"),
     ],
 )
-def test_rows_that_are_no_laws(p: dict[tuple[int, ...], list[float]], words: str) -> None:
+def test_rows_that_are_no_distributions(p: dict[tuple[int, ...], list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Tables.from_rows(p, COIN)
 
@@ -179,4 +172,4 @@ def test_one_token_is_always_right() -> None:
     for laws in (TOP, IID, SWOR):
         drafts = enumerate_drafts(tables, TreeShape.branching(2, 1), laws)
         assert len(drafts.probability) == 1
-        assert outcome(RejectionVerifier(), tables, replace(drafts)).expected_accepted == 2
+        assert outcome(RejectionVerifier(), tables, drafts).expected_accepted == 2

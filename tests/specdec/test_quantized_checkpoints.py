@@ -302,5 +302,6 @@ def test_without_optimizations_no_packed_copy_is_used(monkeypatch: pytest.Monkey
     model = quantize(small(), "int8")
     for optimize in (False, True):
         engine = Engine(Target(model), max_length=128, optimize=optimize)
+        calls.clear()
         engine.generate([list(range(1, 20))], SamplingParams(max_new_tokens=2))
         assert bool(calls) is (optimize and can_pack(torch.zeros(1, dtype=model.dtype)))

@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness.enumeration import Tables
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from verifiers.block import PostOrderVerifier
+from verifiers.families import Family
+from verifiers.post_order import PostOrderVerifier
 
 EXACT = 1e-12
-"""Total variation to the target, in float64, below which a rule counts as exact."""
+"""A rule whose total variation to the target, in float64, is smaller than this counts as exact."""
 BIASED = 1e-3
-"""Total variation above which a mistake counts as caught."""
+"""A mistake that causes a larger total variation than this counts as caught."""
 
 TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 
@@ -48,13 +50,18 @@ KINDS = {
 }
 
 
+def complete(*values: object, strong: bool) -> ParameterSet:
+    """Returns one case of a matrix: strong cases always run, the others are marked ``full``."""
+    return pytest.param(*values, marks=() if strong else pytest.mark.full)
+
+
 def takes(rule: Verifier, shape: TreeShape) -> bool:
     """Whether a rule takes trees of this shape."""
     return shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
 
 
 def widest(rule: Verifier) -> TreeShape:
-    """Of two levels: the chain, the paths or the tree that a rule takes."""
+    """Returns a shape of two levels: the chain, the paths or the tree, whichever is the widest that a rule takes."""
     return TreeShape.chain(2) if rule.chain_only else TreeShape.branching(2, 1 if rule.paths_only else 2)
 
 
@@ -142,7 +149,9 @@ def expected_in_post_order(
             draft_probs=q[rows, None].expand(-1, children + 1, -1),
         )
         target_probs = p[rows, None].expand(-1, children + 1, -1)
-        below = rule._visit(tree, target_probs, torch.zeros_like(rows)[:, None], weight[rows, None])[0][:, 0]
+        below = rule._try_children(Family(tree, target_probs, torch.zeros_like(rows)[:, None]), weight[rows, None])[0][
+            :, 0
+        ]
         failed = torch.nn.functional.pad((1 - below).cumprod(-1)[:, :-1], (1, 0), value=1.0)
         visited = (reach[rows] * chance[rows, draft])[:, None] * failed
         total += float((visited * below).sum())

@@ -11,8 +11,10 @@ from torch import Tensor
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, estimate
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, estimate
 from specdec.exactness.reference import reference_decode
+from specdec.exactness.tables import Tables
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
@@ -22,7 +24,7 @@ from tests.components import DRAFTERS, TREE, perturbed
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, goodness
-from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, drafts, needs_tables
+from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, complete, drafts, needs_tables
 from verifiers import CascadeVerifier, RejectionVerifier
 from verifiers.cascade import DEFERRALS
 
@@ -36,18 +38,23 @@ ALL = {"chow": 1.0, "diff": 1.0, "opt": 1e9, "token_v1": 1.0, "token_v2": 1.0, "
 
 
 @pytest.mark.parametrize("deferral", DEFERRALS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("laws", [IID, SWOR, (IID, SWOR, SWOR)], ids=str)
-def test_the_output_law_is_the_mixture(deferral: str, shape: str, laws: Laws) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kinds", "laws"),
+    [
+        complete(shape, kinds, laws, strong=shape == "2x2" and kinds in ("dense", "every kind"))
+        for shape in SHAPES
+        for kinds in KINDS
+        for laws in (IID, SWOR, (IID, SWOR, SWOR))
+        if not SHAPES[shape].is_chain or isinstance(laws, DraftSampling)  # a chain has no siblings that could mix laws
+    ],
+)
+def test_the_output_law_is_the_mixture(deferral: str, shape: str, kinds: str, laws: Laws) -> None:
     rule, tree = CascadeVerifier(deferral=deferral, alpha=SOME[deferral]), SHAPES[shape]
-    if tree.is_chain and not isinstance(laws, DraftSampling):
-        pytest.skip("a chain has no siblings that could mix laws")
-    for kinds in KINDS:
-        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
-        result = enumerate_outcome(rule, tables, tree, laws)
-        assert result.tv < EXACT, kinds
-        if kinds == "dense":
-            assert result.target_tv > BIASED
+    tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    result = enumerate_outcome(rule, tables, tree, laws)
+    assert result.tv < EXACT
+    if kinds == "dense":
+        assert result.target_tv > BIASED
 
 
 @needs_tables
@@ -196,7 +203,9 @@ def test_a_row_without_q_is_decoded_plainly() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Through the engine
 
-VOCAB, LENGTH, SAMPLES = 5, 3, 5000
+VOCAB, LENGTH = 5, 3
+ENOUGH = 1000
+"""Samples that show a mutant."""
 PROMPT = [1, 2, 1, 2, 1]
 
 
@@ -260,19 +269,29 @@ RULES = [("opt", 0.1), ("token_v3", 0.4)]
 
 
 @pytest.mark.parametrize(
-    ("rule", "sampling", "law"),
-    [(RULES[0], PLAIN, "iid"), (RULES[1], FILTERED, "without_replacement")],
-    ids=["opt", "token_v3, filters"],
+    ("rule", "sampling", "law", "samples"),
+    [
+        pytest.param(RULES[0], PLAIN, "iid", 5000, marks=pytest.mark.full),
+        pytest.param(RULES[1], FILTERED, "without_replacement", 5000, marks=pytest.mark.full),
+        (RULES[1], FILTERED, "without_replacement", ENOUGH),
+    ],
+    ids=["opt", "token_v3, filters", "token_v3, filters, as many as show a mutant"],
 )
-def test_the_engine_follows_the_mixture(model, rule: tuple[str, float], sampling: SamplingParams, law: str) -> None:
+def test_the_engine_follows_the_mixture(
+    model, rule: tuple[str, float], sampling: SamplingParams, law: str, samples: int
+) -> None:
     """Once in 100 000 other seeds a correct engine fails."""
-    assert fit(model, CascadeVerifier(deferral=rule[0], alpha=rule[1]), rule, sampling, law, SAMPLES) > LEVEL
+    assert fit(model, CascadeVerifier(deferral=rule[0], alpha=rule[1]), rule, sampling, law, samples) > LEVEL
 
 
-@pytest.mark.parametrize("mutant", [TargetAfterLeaves, ResidualOfTheTarget])
+@pytest.mark.parametrize(
+    "mutant",
+    [TargetAfterLeaves, pytest.param(ResidualOfTheTarget, marks=pytest.mark.full)],  # enumerated above
+)
 def test_a_biased_rule_is_rejected(model, mutant: type[CascadeVerifier]) -> None:
     rule = RULES[1]
-    assert fit(model, mutant(deferral=rule[0], alpha=rule[1]), rule, PLAIN, "iid", 2000) < LEVEL
+    biased = mutant(deferral=rule[0], alpha=rule[1])
+    assert fit(model, biased, rule, FILTERED, "without_replacement", ENOUGH) < LEVEL
 
 
 LONG = 24
@@ -291,7 +310,7 @@ def greedy_cascade(model, twin, prompt: list[int], length: int, alpha: float) ->
     return sequence[len(prompt) :], kept
 
 
-@pytest.mark.parametrize("shape", [3, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("shape", [pytest.param(3, marks=pytest.mark.full), TREE], ids=["chain", "tree"])
 def test_temperature_zero_is_the_greedy_cascade(shape) -> None:
     """Decided at temperature 1, token for token, beside a sampled row, after which slots are refilled."""
     model = tiny_model("llama", vocab_size=LONG)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness import enumeration
-from specdec.exactness.enumeration import Laws, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
@@ -25,6 +26,7 @@ from tests.verifiers.cases import (
     SHAPES,
     SWOR,
     TOP,
+    complete,
     drafts,
     needs_tables,
     takes,
@@ -70,23 +72,29 @@ def fits(rule: Verifier, shape: TreeShape, laws: Laws) -> bool:
     return laws_of(laws) <= rule.laws and takes(rule, shape)
 
 
+def is_strong(rule: Verifier, shape: str, kinds: str) -> bool:
+    """Whether a case asks the most of a rule: a whole chain, long paths, or two levels of siblings; then also a gap."""
+    hardest = "chain" if rule.chain_only else "2x1x1" if rule.paths_only else "2x2"
+    return (shape, kinds) in ((hardest, "every kind"), ("uneven", "dense"))
+
+
 CASES = [
-    (rule, shape, laws)
+    complete(rule, shape, laws, kinds, strong=is_strong(RULES[rule], shape, kinds))
     for rule in RULES
     for shape in SHAPES
     for laws in LAWS
+    for kinds in KINDS
     # A chain has no siblings that could mix laws.
     if (not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")) and fits(RULES[rule], SHAPES[shape], LAWS[laws])
     if rule not in SLOW or (SHAPES[shape].num_nodes < 4 and laws not in ("iid, then swor", "swor, then iid"))
 ]
 
 
-@pytest.mark.parametrize(("rule", "shape", "laws"), CASES)
-def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str) -> None:
+@pytest.mark.parametrize(("rule", "shape", "laws", "kinds"), CASES)
+def test_the_output_law_is_the_targets(rule: str, shape: str, laws: str, kinds: str) -> None:
     tree = SHAPES[shape]
-    for kinds in KINDS:
-        tables = Tables.random(3 if tree.width > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
-        assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT, kinds
+    tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    assert enumerate_outcome(RULES[rule], tables, tree, LAWS[laws]).tv < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -226,12 +234,13 @@ def fitting(rule: Verifier, tree: DraftTree) -> DraftTree:
     return replace(tree, law=torch.where(tree.law == SWOR, IID, tree.law.long()).to(torch.int8))
 
 
+@pytest.mark.parametrize("examples", [6, complete(15, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_both_laws_are_laws_in_float32(rule: str) -> None:
+def test_both_laws_are_laws_in_float32(rule: str, examples: int) -> None:
     verifier = RULES[rule]
     kind = "chain" if verifier.chain_only else "paths" if verifier.paths_only else "tree"
 
-    @settings(max_examples=8 if rule in SLOW else 15, deadline=None, derandomize=True)
+    @settings(max_examples=min(examples, 8) if rule in SLOW else examples, deadline=None, derandomize=True)
     @given(drafts(torch.float32, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
@@ -252,12 +261,13 @@ def test_both_laws_are_laws_in_float32(rule: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("examples", [3, complete(8, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_does_not_depend_on_its_batch_mates(rule: str) -> None:
+def test_a_row_does_not_depend_on_its_batch_mates(rule: str, examples: int) -> None:
     verifier = RULES[rule]
     kind = "chain" if verifier.chain_only else "paths" if verifier.paths_only else "tree"
 
-    @settings(max_examples=5, deadline=None, derandomize=True)
+    @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(drafts(torch.float64, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
@@ -287,13 +297,14 @@ def test_a_row_does_not_depend_on_its_batch_mates(rule: str) -> None:
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]
 
 
+@pytest.mark.parametrize("examples", [8, complete(20, strong=False)])
 @pytest.mark.parametrize("rule", RULES)
-def test_random_trees_are_exact(rule: str) -> None:
+def test_random_trees_are_exact(rule: str, examples: int) -> None:
     """Any shape, tables and laws, and nodes that are left out by what stands above them: by enumeration."""
     verifier = RULES[rule]
     laws_taken = sorted(law for law in verifier.laws if law in (TOP, IID, SWOR))
 
-    @settings(max_examples=8 if rule in SLOW else 20, deadline=None, derandomize=True)
+    @settings(max_examples=min(examples, 8) if rule in SLOW else examples, deadline=None, derandomize=True)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         if verifier.chain_only or verifier.paths_only:
@@ -311,7 +322,7 @@ def test_random_trees_are_exact(rule: str) -> None:
                 }
             )
         vocab = data.draw(st.integers(2, 3 if shape.num_nodes < 6 else 2))
-        kinds = data.draw(st.lists(st.sampled_from(sorted(enumeration.KINDS)), min_size=1, max_size=3))
+        kinds = data.draw(st.lists(st.sampled_from(sorted(ROW_KINDS)), min_size=1, max_size=3))
         laws = data.draw(st.sampled_from(laws_taken) | st.tuples(*[st.sampled_from(laws_taken)] * 3))
         if verifier.paths_only:
             laws = data.draw(st.sampled_from(laws_taken))

@@ -10,7 +10,9 @@ from torch import Tensor
 
 import verifiers.greedy_multipath
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome, outcome
+from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -18,7 +20,7 @@ from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, needs_t
 from verifiers import BlockVerifier, GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
 
 
-def any_order(tables: Tables, paths: int, length: int) -> Drafts:
+def any_order(tables: Tables, paths: int, length: int) -> WeightedDrafts:
     """All independent paths, a representative of every order: for a rule that does not look at it."""
     vocab, shape = tables.vocab, TreeShape.branching(paths, *[1] * (length - 1))
     law = torch.ones(1, dtype=torch.float64)
@@ -33,7 +35,7 @@ def any_order(tables: Tables, paths: int, length: int) -> Drafts:
         torch.stack([table[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
         for table in (tables.p, tables.q)
     )
-    return Drafts(
+    return WeightedDrafts(
         DraftTree.from_shape(shape, prefixes % vocab, sampling=IID, draft_probs=q),
         prefixes,
         law[drawn].prod(-1) * math.factorial(paths) / same,
@@ -41,7 +43,7 @@ def any_order(tables: Tables, paths: int, length: int) -> Drafts:
     )
 
 
-def merged(drafts: Drafts) -> Drafts:
+def merged(drafts: WeightedDrafts) -> WeightedDrafts:
     """The trie of drafted paths: siblings are then distinct, in the order of their first draw."""
     tree, depth = drafts.tree, drafts.tree.depth
     twin = (drafts.prefixes[:, :, None] == drafts.prefixes[:, None, :]) & (depth[:, :, None] == depth[:, None, :])
@@ -154,7 +156,7 @@ def test_what_it_refuses() -> None:
     rule = GreedyMultiPathVerifier()
     rule.check(Paths(IID, is_paths=True))
     with pytest.raises(
-        ValueError, match=r"takes independent paths that share only the root, .*: use TraversalVerifier"
+        ValueError, match=r"takes independent paths that share only the root, .*: use RejectionVerifier"
     ):
         rule.check(Paths(IID, is_paths=False))
     with pytest.raises(ValueError, match=r"is not made for drafts that are WITHOUT_REPLACEMENT, .* use RejectionVerif"):

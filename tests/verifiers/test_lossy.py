@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from specdec.exactness.enumeration import Tables, enumerate_drafts, enumerate_outcome
+from specdec.exactness.drafts import enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.enumeration import Drafts, Tables, enumerate_outcome, outcome
+from specdec.exactness.drafts import WeightedDrafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, needs_tables
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
@@ -44,7 +46,7 @@ LOOKED_UP_LAST = {(0,): None, (0, 0): None, (0, 1): None, (1,): TOP, (1, 0): TOP
 AROUND = {(0,): TOP, (1,): None, (2,): None, (3,): TOP}
 
 
-@pytest.mark.parametrize("kinds", ["dense", "every kind"])
+@pytest.mark.parametrize("kinds", [complete("dense", strong=False), "every kind"])
 @pytest.mark.parametrize("places", [LOOKED_UP_FIRST, LOOKED_UP_LAST, AROUND], ids=["first", "last", "around"])
 @pytest.mark.parametrize(
     ("rule", "law"), [(rule, law) for rule in RULES for law in (IID, SWOR) if fits(rule, TOP, law)]
@@ -66,7 +68,7 @@ def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> Non
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED
 
 
-def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> Drafts:
+def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> WeightedDrafts:
     """The top k-1 of q, and one draw from the rest: all drafts."""
     p, q = tables.p[0][0], tables.q[0][0]
     top = q.topk(children - 1).indices
@@ -84,7 +86,7 @@ def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) ->
         draft_probs=rest.expand(*size).contiguous(),
     )
     below = torch.stack([p.expand(len(drawn), -1), *tables.p[1][tokens[:, 1:]].unbind(1)], 1)
-    return Drafts(tree, tokens, rest[drawn[:, 0]], below)
+    return WeightedDrafts(tree, tokens, rest[drawn[:, 0]], below)
 
 
 @needs_tables

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.exactness.enumeration import Tables, enumerate_outcome
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness

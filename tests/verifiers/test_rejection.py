@@ -7,36 +7,52 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.exactness.enumeration import (
-    Laws,
-    Tables,
-    enumerate_drafts,
-    enumerate_outcome,
-    expected_by_levels,
-    outcome,
-)
+from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
+from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, LAWS, SHAPES, SWOR, TOP, drafts, needs_tables
+from tests.verifiers.cases import (
+    BIASED,
+    DIGITS,
+    EXACT,
+    IID,
+    KINDS,
+    LAWS,
+    SHAPES,
+    SWOR,
+    TOP,
+    complete,
+    drafts,
+    needs_tables,
+)
 from verifiers import RejectionVerifier
 
 # A chain has no siblings that could mix laws.
 CASES = [
-    (shape, laws) for shape in SHAPES for laws in LAWS if not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")
+    complete(
+        shape,
+        laws,
+        kinds,
+        strong=shape in ("chain", "2x2", "two children below one") and kinds in ("dense", "every kind"),
+    )
+    for shape in SHAPES
+    for laws in LAWS
+    for kinds in KINDS
+    if not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")
 ]
 
 
-@pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize(("shape", "laws"), CASES)
+@pytest.mark.parametrize(("shape", "laws", "kinds"), CASES)
 def test_the_output_law_is_the_targets(shape: str, laws: str, kinds: str) -> None:
     tree = SHAPES[shape]
-    tables = Tables.random(3 if tree.width > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
+    tables = Tables.random(3 if tree.num_nodes > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
     result = enumerate_outcome(RejectionVerifier(), tables, tree, LAWS[laws])
     assert result.tv < EXACT
 
 
 @pytest.mark.parametrize("laws", [TOP, IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(5)])
 def test_the_output_law_is_the_targets_on_more_tables(laws: DraftSampling, seed: int) -> None:
     tables = Tables.random(4, 2, seed=seed, kinds=("dense", "zeros", "equal", "disjoint"))
     assert enumerate_outcome(RejectionVerifier(), tables, SHAPES["2x2"], laws).tv < EXACT
@@ -394,7 +410,10 @@ FACTORS = ((1, 1, 1, 1), (2, 2), (2, 1, 1), (3, 1, 1), (2, 2, 2))
 
 
 @needs_tables
-@pytest.mark.parametrize(("drawn", "declared"), ACCEPTED)
+@pytest.mark.parametrize(
+    ("drawn", "declared"),
+    [complete(drawn, declared, strong=drawn is declared) for drawn, declared in ACCEPTED],  # others: the walk's figures
+)
 def test_figures_of_fixture_a(tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling) -> None:
     rule = RejectionVerifier()
     for factors, figure in zip(FACTORS, ACCEPTED[drawn, declared], strict=True):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.engine.engine
+import specdec.engine.evidence
 from drafters.model import ModelDrafter
 from specdec.coupling import coupled_acceptance, decided, winners
 from specdec.engine.engine import Engine
-from specdec.exactness.enumeration import Tables
 from specdec.exactness.reference import reference_decode
 from specdec.exactness.shared import check_shared, expected_coupled
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
@@ -22,7 +22,7 @@ from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
-from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, needs_tables
+from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, complete, needs_tables
 from verifiers import SharedNoiseVerifier, TargetWalkVerifier
 
 COUPLED = DraftSampling.COUPLED
@@ -35,7 +35,10 @@ SAMPLES = 5000
 
 
 @pytest.mark.parametrize("law", [COUPLED, TOP, IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("shape", ["chain", "2x2", "three children, one of which has two"])
+@pytest.mark.parametrize(
+    "shape",
+    [complete(shape, strong=shape == "2x2") for shape in ("chain", "2x2", "three children, one of which has two")],
+)
 def test_every_output_is_plain_decodings(shape: str, law: DraftSampling) -> None:
     for kinds in ("dense", "every kind"):
         tables = Tables.random(4, SHAPES[shape].max_depth, seed=2, kinds=KINDS[kinds])
@@ -109,8 +112,14 @@ def test_published_figures_of_fixture_a(tables: dict[str, Tables], factors: tupl
     assert expected_coupled(tables["A"], TreeShape.branching(*factors)) == pytest.approx(figure, abs=DIGITS)
 
 
-@pytest.mark.parametrize("shape", ["chain", "2x2", "chain below the second child"])
-@pytest.mark.parametrize("kinds", ["dense", "zeros"])
+@pytest.mark.parametrize(
+    ("shape", "kinds"),
+    [
+        complete(shape, kinds, strong=(shape, kinds) == ("2x2", "zeros"))
+        for shape in ("chain", "2x2", "chain below the second child")
+        for kinds in ("dense", "zeros")
+    ],
+)
 def test_the_noise_gives_the_computed_acceptance(shape: str, kinds: str) -> None:
     """Within five standard errors: once in two million seeds a correct implementation is outside."""
     tables = Tables.random(4, SHAPES[shape].max_depth, seed=5, kinds=KINDS[kinds])
@@ -233,7 +242,10 @@ def drafters(model) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.parametrize("name", list(drafters(tiny_model("llama", vocab_size=24, layers=2))))
+NAMES = list(drafters(tiny_model("llama", vocab_size=24, layers=2)))
+
+
+@pytest.mark.parametrize("name", [complete(name, strong=name in ("selected", "ngram")) for name in NAMES])
 def test_the_output_is_plain_decodings(model, expected: list[list[int]], name: str) -> None:
     for setup in SETUPS.values():
         engine = Engine(Target(model), drafters(model)[name], SharedNoiseVerifier(), max_length=40, **setup)
@@ -254,7 +266,7 @@ def test_noise_of_the_round_breaks_the_promise(model, expected: list[list[int]],
     def by_root(target_probs: Tensor, tree: DraftTree, keys: Tensor, lengths: Tensor) -> Tensor:
         return winners(target_probs, shared_noise(keys, lengths[:, None] + 1, target_probs.shape[2]))
 
-    monkeypatch.setattr(specdec.engine.engine, "decided", by_root)
+    monkeypatch.setattr(specdec.engine.evidence, "decided", by_root)
     engine = Engine(Target(model), drafters(model)["chain"], SharedNoiseVerifier(), max_batch_size=3, max_length=40)
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING)] != expected
     assert [list(output.token_ids) for output in engine.generate(PROMPTS, SAMPLING, speculate=False)] == expected
@@ -276,7 +288,7 @@ def test_coupled_drafts_are_accepted_more_often(model) -> None:
     for sampling in ("coupled", "iid"):
         drafter = ModelDrafter(perturbed(model, 0.3), 3, sampling=sampling)
         engine = Engine(Target(model), drafter, SharedNoiseVerifier(), max_batch_size=8, max_length=40)
-        outputs = engine.generate(PROMPTS[:1], replace(SAMPLING[0], n=24))
+        outputs = engine.generate(PROMPTS[:1], replace(SAMPLING[0], n=12))
         steps = [step for output in outputs for step in output.steps]
         rates[sampling] = sum(step.accepted for step in steps) / sum(step.proposed_depth for step in steps)
     assert rates["coupled"] > 1.5 * rates["iid"]

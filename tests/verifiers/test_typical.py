@@ -1,7 +1,5 @@
 """Typical acceptance by hand, greedy as its limit, and that it is as lossy as it says."""
 
-import math
-
 import pytest
 import torch
 
@@ -10,14 +8,13 @@ from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Exactness
 from tests.components import DRAFTERS
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
-from verifiers.typical import TypicalVerifier
+from tests.verifiers.cases import complete
+from verifiers.longest_path import TypicalVerifier
 
 P = [0.6, 0.3, 0.08, 0.02]
-ENTROPY = -sum(x * math.log(x) for x in P)
 
 
 def stop_of(tokens: list[int], shape: TreeShape, **kwargs: float) -> int:
@@ -29,8 +26,7 @@ def stop_of(tokens: list[int], shape: TreeShape, **kwargs: float) -> int:
 
 
 def test_by_hand() -> None:
-    # delta * exp(-H) = 0.3 * 0.3875 = 0.1163 is above epsilon = 0.09, which is then the threshold.
-    assert 0.3 * math.exp(-ENTROPY) == pytest.approx(0.1163, abs=1e-4)
+    # H = .948, so delta * exp(-H) = 0.3 * 0.3875 = 0.1163 is above epsilon = 0.09, which is then the threshold.
     chain = TreeShape.chain(3)
     assert stop_of([0, 0, 1, 2], chain) == 2  # .6 and .3 pass, .08 does not
     assert stop_of([0, 2, 0, 0], chain) == 0  # what follows a rejected token is lost
@@ -42,7 +38,7 @@ def test_by_hand() -> None:
     assert stop_of([0, 1, 0, 1, 2], shape) == 3
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "model_tree_iid", "ngram"])
+@pytest.mark.parametrize("drafter", ["medusa", *(complete(name, strong=False) for name in ("model_tree_iid", "ngram"))])
 def test_greedy_is_exact(drafter: str) -> None:
     model = tiny_model()
     engine = Engine(Target(model), DRAFTERS[drafter](model), TypicalVerifier(), max_length=64)
@@ -51,8 +47,8 @@ def test_greedy_is_exact(drafter: str) -> None:
         assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
 
 
-def test_it_is_lossy_and_says_so() -> None:
-    assert TypicalVerifier.exactness is Exactness.LOSSY
+@pytest.mark.full  # by enumeration in test_lossy.py
+def test_it_is_lossy_through_the_engine() -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
     assert p_value(model, "model_chain_iid", TypicalVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 

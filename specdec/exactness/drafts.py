@@ -1,0 +1,207 @@
+"""All drafts that a drafter could make from tables, each with its probability; or a random sample of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.exactness.tables import Tables
+from specdec.random import draw
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+
+Laws = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
+"""How nodes are drawn: one law for all, or the law of every sibling rank, or of every path of the shape."""
+
+Grows = Callable[[int, Tensor], Tensor]
+"""Decides whether a node is drafted before its token is drawn, from its index and its parent's prefix in every row."""
+
+_MOST_NUMBERS = 200_000_000  # in one table of an enumeration: 1.6 GB
+
+
+@dataclass(frozen=True)
+class WeightedDrafts:
+    """Drafts and their probabilities, one per row: all possible drafts, or a random sample of equal probabilities.
+
+    Attributes:
+        tree: The drafts as a verifier gets them.
+        prefixes: The path to every node as a number (see ``Tables``).
+        probability: Probability of every row; all rows of a sample have the same.
+        target_probs: p at every node; NaN at nodes that are not drafted, because a rule must not read them.
+    """
+
+    tree: DraftTree
+    prefixes: Int[Tensor, "batch node"]
+    probability: Float[Tensor, " batch"]
+    target_probs: Float[Tensor, "batch node vocab"]
+
+
+def enumerate_drafts(
+    tables: Tables,
+    shape: TreeShape,
+    laws: Laws,
+    *,
+    declared: Laws | None = None,
+    declared_q: tuple[Tensor, ...] | None = None,
+    grows: Grows | None = None,
+    leaf_probs: bool = False,
+) -> WeightedDrafts:
+    """Returns all drafts of a shape, and how probable each is.
+
+    Args:
+        tables: p and q; nodes are drawn from q.
+        shape: The tree; a node is missing where it does not grow or q is exhausted.
+        laws: How nodes are drawn. ``DETERMINISTIC`` takes the most probable token that no earlier sibling has.
+        declared: The laws that the tree states. They differ from ``laws`` only in tests of what a false statement does.
+        declared_q: The q that the tree states; differs from the tables' only in such tests, too.
+        grows: Which nodes are drafted; all by default.
+        leaf_probs: Give q at the leaves, too, for a rule that needs it; otherwise NaN stands there.
+
+    Raises:
+        ValueError: The tables do not reach the shape's depth or have no q, a law cannot be drawn from tables, or the
+            drafts are too many.
+    """
+
+    def every(chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count = int(chances.count_nonzero())
+        if count * (shape.num_nodes + 1) * tables.vocab > _MOST_NUMBERS:
+            raise ValueError(
+                f"{shape} over {tables.vocab} tokens has at least {count:,} drafts, too many to enumerate: "
+                f"estimate from a sample, or take a smaller tree or vocabulary"
+            )
+        row, token = chances.nonzero(as_tuple=True)
+        return row, token, chances[row, token]
+
+    return _draft(
+        tables, shape, laws, every, 1, declared=declared, declared_q=declared_q, grows=grows, leaf_probs=leaf_probs
+    )
+
+
+def sample_drafts(
+    tables: Tables,
+    shape: TreeShape,
+    laws: Laws,
+    count: int,
+    *,
+    seed: int,
+    declared: Laws | None = None,
+    grows: Grows | None = None,
+    leaf_probs: bool = False,
+) -> WeightedDrafts:
+    """Returns ``count`` drafts drawn at random; the other arguments are those of ``enumerate_drafts``."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(count)
+
+    def one(chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        token = draw(chances, torch.rand(count, generator=generator, dtype=torch.float64))
+        return rows, token, torch.ones(count, dtype=torch.float64)
+
+    return _draft(
+        tables, shape, laws, one, count, declared=declared, declared_q=None, grows=grows, leaf_probs=leaf_probs
+    )
+
+
+def _draft(
+    tables: Tables,
+    shape: TreeShape,
+    laws: Laws,
+    choose: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    rows: int,
+    *,
+    declared: Laws | None,
+    declared_q: tuple[Tensor, ...] | None,
+    grows: Grows | None,
+    leaf_probs: bool,
+) -> WeightedDrafts:
+    """Returns drafts made node by node.
+
+    Args:
+        tables: As for ``enumerate_drafts``.
+        shape: As for ``enumerate_drafts``.
+        laws: As for ``enumerate_drafts``.
+        choose: From the probability of every token in every row, the rows after this node: for each, the row that it
+            continues, its token, and the token's probability.
+        rows: How many rows to begin with.
+        declared: As for ``enumerate_drafts``.
+        declared_q: As for ``enumerate_drafts``.
+        grows: As for ``enumerate_drafts``.
+        leaf_probs: As for ``enumerate_drafts``.
+    """
+    if tables.depth < shape.max_depth:
+        raise ValueError(
+            f"the tables end after {tables.depth} tokens and {shape} is {shape.max_depth} deep: they need a row after "
+            f"every prefix of up to {shape.max_depth} tokens"
+        )
+    if tables.q is None:
+        raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
+    vocab = tables.vocab
+    rank = {child: place for children in shape.children for place, child in enumerate(children)}
+
+    def law_of(given: Laws, node: int) -> DraftSampling:
+        if isinstance(given, DraftSampling):
+            return given
+        if isinstance(given, Mapping):
+            return given[shape.paths[node - 1]]
+        if rank[node] >= len(given):
+            raise ValueError(
+                f"node {node} of {shape} has rank {rank[node]} and laws has {len(given)} entries: give one more"
+            )
+        return given[rank[node]]
+
+    tokens = torch.zeros(rows, 1, dtype=torch.long)
+    valid = torch.ones(rows, 1, dtype=torch.bool)
+    prefixes = torch.zeros(rows, 1, dtype=torch.long)
+    probability = torch.full((rows,), 1 / rows, dtype=torch.float64)
+    for node in range(1, shape.num_nodes + 1):
+        parent = shape.parents[node]
+        q = tables.q[shape.depths[parent]][prefixes[:, parent]]
+        drafted = valid[:, parent].clone()
+        if grows is not None:
+            drafted &= grows(node, prefixes[:, parent])
+        taken = torch.zeros_like(q, dtype=torch.bool)
+        for sibling in shape.children[parent]:
+            if sibling < node:
+                taken[torch.arange(len(q)), tokens[:, sibling]] |= valid[:, sibling]
+        law = law_of(laws, node)
+        if law is DraftSampling.DETERMINISTIC:
+            chances = torch.zeros_like(q).scatter_(1, q.masked_fill(taken, -1).argmax(1, keepdim=True), 1.0)
+        elif law is DraftSampling.IID:
+            chances = q
+        elif law is DraftSampling.WITHOUT_REPLACEMENT:
+            chances = q.masked_fill(taken, 0)
+            drafted &= chances.sum(1) > 0
+            chances = chances / chances.sum(1, keepdim=True).where(drafted[:, None], 1)
+        else:
+            raise ValueError(f"{law.name} drafts share noise with the target, which tables do not have")
+        # A node that is not drafted holds the same token in every draft, so that it does not multiply the drafts.
+        padding = torch.zeros(vocab, dtype=torch.float64)
+        padding[vocab - 1] = 1
+        chances = chances.where(drafted[:, None], padding)
+        row, token, chance = choose(chances)
+        probability = probability[row] * chance
+        tokens = torch.cat([tokens[row], token[:, None]], 1)
+        valid = torch.cat([valid[row], drafted[row, None]], 1)
+        prefixes = torch.cat([prefixes[row], prefixes[row, parent, None] * vocab + token[:, None]], 1)
+
+    declared = laws if declared is None else declared
+    law = torch.tensor([0, *(law_of(declared, node) for node in range(1, shape.num_nodes + 1))], dtype=torch.int8)
+    claimed = tables.q if declared_q is None else declared_q
+    leaf = torch.full((len(tokens), vocab), torch.nan, dtype=torch.float64)  # a rule must not read it
+    draft_probs = torch.stack(
+        [
+            claimed[depth][prefixes[:, node]] if leaf_probs or shape.children[node] else leaf
+            for node, depth in enumerate(shape.depths)
+        ],
+        1,
+    )
+    target_probs = torch.stack([tables.p[depth][prefixes[:, node]] for node, depth in enumerate(shape.depths)], 1)
+    tree = DraftTree.from_shape(
+        shape,
+        tokens,
+        sampling=law.expand(len(tokens), -1),
+        draft_probs=None if not law.any() else draft_probs,
+        valid=None if valid.all() else valid,
+    )
+    return WeightedDrafts(tree, prefixes, probability, target_probs.where(valid[..., None], torch.nan))

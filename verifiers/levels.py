@@ -1,0 +1,91 @@
+"""Rules that decide level by level, from the root down: what they share."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import Exactness
+from verifiers.families import Family, rows_of
+
+
+class LevelVerifier(Verifier):
+    """A rule that decides at every node by itself which child is accepted, if any.
+
+    A path goes down while a child is accepted. The children of a node are tried in sibling order; if all are rejected,
+    the path ends there and the next token is drawn from what is left of p. A rule of this kind is one function.
+    """
+
+    exactness = Exactness.EXACT
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        family = Family.of_parents(tree, target_probs)
+        chances, _ = self._try_children(family)
+        return law_of_levels(family, chances_in_turn(chances))
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
+        if tree.max_children == 0:
+            return rows_of(target_probs, stop)
+        return self._try_children(Family(tree, target_probs, stop[:, None]))[1][:, 0]
+
+    @abstractmethod
+    def _try_children(
+        self, family: Family
+    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
+        """Try the children of some nodes.
+
+        Returns:
+            The probability of accepting every child, given that its earlier siblings were rejected (0 where there is no
+            child); and the law of the next token, given that all children were rejected (p where there is no child).
+        """
+
+
+def chances_in_turn(chances: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
+    """Returns the probability that each sibling is the accepted one.
+
+    Args:
+        chances: The probability of accepting each sibling, given that those before it were rejected.
+    """
+    if chances.shape[-1] < 2:
+        return chances
+    rejected = (1 - chances).cumprod(-1)[..., :-1]
+    return chances * torch.nn.functional.pad(rejected, (1, 0), value=1.0)
+
+
+def law_of_levels(family: Family, accepted: Float[Tensor, "batch some rank"]) -> Float[Tensor, "batch node"]:
+    """Returns the law of the last node.
+
+    Args:
+        family: All nodes that have children.
+        accepted: The probability that a path which has reached the node goes on to each child; 0 where there is none.
+    """
+    step = torch.zeros_like(family.target_probs[:, :, 0])
+    # Children that do not exist are written to the root, which is overwritten next.
+    step.scatter_(1, family.flat_index, accepted.flatten(1))
+    step[:, 0].fill_(1)
+    return law_of_steps(family.tree, step)
+
+
+def law_of_steps(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
+    """Returns the law of the last node.
+
+    Args:
+        tree: The tree.
+        step: The probability that a path which has reached a node's parent goes on to the node; 1 at the root.
+    """
+    if tree.in_line:
+        reach = step.cumprod(-1)
+        return reach - torch.nn.functional.pad(reach[:, 1:], (0, 1))
+    reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
+    # A path that reaches a node and goes on to none of its children ends there.
+    return reach.scatter_add(1, tree.parents.clamp(min=0)[:, 1:], -reach[:, 1:]).clamp_(min=0)

@@ -1,0 +1,135 @@
+"""Rules that accept the longest path of plausible tokens. LOSSY: above temperature 0 they do not follow the target."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.families import entries, rows_of
+
+
+class LongestPathVerifier(Verifier):
+    """Accepts the longest path of tokens that the target finds plausible; the next token is drawn from p.
+
+    Of several longest paths it takes the one that is most probable under p. Given the tree, nothing is random. At
+    temperatures above 0 confident drafts are favoured, so the output does not follow the target. At temperature 0 p is
+    one-hot and the rule is greedy matching.
+    """
+
+    exactness = Exactness.LOSSY
+    laws = frozenset(DraftSampling)
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """All at one node: given the tree, nothing is random."""
+        entry = entries(tree, target_probs.shape[2])
+        p = target_probs.flatten(1).gather(1, entry)
+        return longest_path(tree, p, self._plausible(tree, target_probs, entry, p))
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """The target's distribution at the node."""
+        return rows_of(target_probs, stop)
+
+    @abstractmethod
+    def _plausible(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        entry: Int[Tensor, "batch node"],
+        p: Float[Tensor, "batch node"],
+    ) -> Bool[Tensor, "batch node"]:
+        """Which tokens may be accepted, each looked at by itself; the root's is not read.
+
+        Args:
+            tree: The tree.
+            target_probs: p at every node.
+            entry: Where every node's token stands in its parent's row (``families.entries``).
+            p: The probability of every node's token there.
+        """
+
+
+class TypicalVerifier(LongestPathVerifier):
+    """Medusa's typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1).
+
+    A token x is plausible if p(x) > min(epsilon, delta * exp(-H(p))), where H is the entropy of p in nats.
+
+    Args:
+        epsilon: Hard threshold, in (0, 1).
+        delta: Factor of the entropy-dependent threshold. None is the square root of epsilon, as in the paper.
+    """
+
+    def __init__(self, *, epsilon: float = 0.09, delta: float | None = None):
+        if not 0 < epsilon < 1:
+            raise ValueError(f"epsilon={epsilon}: give a probability in (0, 1)")
+        if delta is not None and not delta > 0:
+            raise ValueError(f"delta={delta}: give a positive factor, or None for the square root of epsilon")
+        self.epsilon = epsilon
+        self.delta = epsilon**0.5 if delta is None else delta
+
+    def _plausible(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        entry: Int[Tensor, "batch node"],
+        p: Float[Tensor, "batch node"],
+    ) -> Bool[Tensor, "batch node"]:
+        """Compare with the threshold at the parent."""
+        entropy = -torch.xlogy(target_probs, target_probs).sum(-1)
+        threshold = (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
+        return p > threshold.gather(1, tree.parents.clamp(min=0))
+
+
+class RelaxedTopKVerifier(LongestPathVerifier):
+    """A token is plausible if it is among the target's k most probable (and possible at all).
+
+    Args:
+        k: How many of the target's tokens are accepted. Ties keep the lower token id.
+    """
+
+    def __init__(self, *, k: int = 3):
+        if k < 1:
+            raise ValueError(f"k={k}: give at least 1")
+        self.k = k
+
+    def _plausible(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        entry: Int[Tensor, "batch node"],
+        p: Float[Tensor, "batch node"],
+    ) -> Bool[Tensor, "batch node"]:
+        """Look the token up among the first k."""
+        ids = target_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
+        among = torch.zeros_like(target_probs, dtype=torch.bool).scatter_(-1, ids, True)
+        return among.flatten(1).gather(1, entry) & (p > 0)
+
+
+def longest_path(
+    tree: DraftTree, p: Float[Tensor, "batch node"], plausible: Bool[Tensor, "batch node"]
+) -> Float[Tensor, "batch node"]:
+    """Returns a law with all mass at the end of the longest path of plausible tokens.
+
+    Of several longest paths it is the most probable one.
+
+    Args:
+        tree: The tree.
+        p: The probability of every node's token, given the path above it.
+        plausible: Which tokens may be accepted; not read at the root and at invalid nodes.
+    """
+    plausible = plausible & tree.valid
+    plausible[:, 0] = True
+    accepted = (plausible[:, None] | ~tree.ancestors).all(-1)
+    log_p = p.clamp(min=torch.finfo(p.dtype).tiny).log()
+    log_p[:, 0] = 0
+    likelihood = torch.where(tree.ancestors, log_p[:, None], 0.0).sum(-1)
+    longest = tree.depth.where(accepted, -1).amax(-1, keepdim=True)
+    stop = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
+    return torch.zeros_like(p).scatter_(1, stop, 1.0)
