@@ -201,6 +201,8 @@ class Detokenizer:
             text = self._decode(rest)
             if text:
                 self._window, self._seen = rest, text
+            elif self._decode(self._window[: self._whole]) == self._seen:
+                del self._window[self._whole :]  # special tokens, which would make the window ever longer
         self._whole = len(self._window)
 
     def _decode(self, token_ids: list[int]) -> str:

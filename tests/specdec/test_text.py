@@ -384,7 +384,7 @@ def test_windows_stay_short_while_a_named_special_token_is_looked_for(monkeypatc
 
     monkeypatch.setattr(Detokenizer, "_decode", counted)
     detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("<turn>!",))
-    ids = [*byte_ids(b"some words "), special("<turn>")] * 100
+    ids = [*byte_ids(b"some words "), special("<turn>")] * 100 + [special("<end>"), special("<turn>")] * 100
     assert "".join(pushes(detokenizer, ids, [4])) == "some words " * 100
     assert longest < 60
 
