@@ -64,11 +64,11 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(2)])},
     {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
     # A penalty that the user makes counts the padding, too.
-    {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.6)], "sequence_bias": [[[PAD], 5.0]]},
+    {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.6)], "sequence_bias": [[[PAD], 1.0], [[3], 1.0]]},
     {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.6, prompt_ignore_length=3)]},
     {
         "logits_processor": [RepetitionPenaltyLogitsProcessor(3.0, prompt_ignore_length=torch.tensor([6, 0, 1]))],
-        "sequence_bias": [[[3], 5.0]],
+        "sequence_bias": [[[PAD], 1.0], [[3], 1.0]],
     },
     {"logits_processor": [TopKLogitsWarper(4), RepetitionPenaltyLogitsProcessor(3.0)]},
     {"forced_eos_token_id": 0, "begin_suppress_tokens": list(range(0, VOCAB, 2))},

@@ -71,7 +71,7 @@ DECODING_FIELDS = (
     "dola_layers", "assistant_ensemble_weight", "is_assistant",
 )  # fmt: skip
 
-DEFAULT_MAX_LENGTH = 20
+DEFAULT_NEW_TOKENS = 20
 DEFAULT_TOP_K = 50
 
 
@@ -85,6 +85,7 @@ def from_generation_config(
     """Translate a generation config; fields left at None get transformers' defaults (top_k is 50 when sampling).
 
     The config's EOS tokens replace the target's, as in ``generate``; without any, the target's own EOS counts.
+    Stop strings are looked for in the output only: one that begins in the prompt does not end it, as it would there.
 
     Args:
         config: As ``model.generate`` takes it.
@@ -99,8 +100,10 @@ def from_generation_config(
     check_fields(config)
     sample = bool(config.do_sample)
     length = config.max_new_tokens
-    if length is None:
-        limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
+    if length is None and config.max_length is None:
+        length = DEFAULT_NEW_TOKENS
+    elif length is None:
+        limit = config.max_length
         if prompt_length is None:
             raise ValueError(
                 f"the generation config has max_length={limit} only: set max_new_tokens, or give prompt_length"

@@ -80,7 +80,7 @@ class Endings:
         for count in range(1, len(tokens) + 1):
             end = len(row) - len(tokens) + count
             seen = torch.tensor([row[max(0, end - self._window) : end]])
-            # pyright: transformers asks for a LongTensor, which a tensor of integers is.
+            # transformers asks for a LongTensor, which a tensor of integers is.
             if any(bool(criterion(seen, None)) for criterion in self._strings):  # pyright: ignore[reportArgumentType]
                 return count
         return None

@@ -273,6 +273,12 @@ def test_a_field_that_is_set_is_translated_or_refused_by_name(fields: dict[str, 
         from_generation_config(GenerationConfig(**fields, max_new_tokens=3))
 
 
+def test_without_any_length_there_are_as_many_tokens_as_in_transformers(model) -> None:
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        plain = model.generate(torch.tensor([PROMPT]), generation_config=GenerationConfig())
+    assert from_generation_config(GenerationConfig()).max_new_tokens == plain.shape[1] - len(PROMPT)
+
+
 def test_lengths_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="set max_new_tokens, or give prompt_length"):
         from_generation_config(GenerationConfig(max_length=30))
