@@ -18,6 +18,7 @@ from transformers import (
     StopStringCriteria,
     SynthIDTextWatermarkLogitsProcessor,
     TopKLogitsWarper,
+    WatermarkingConfig,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -78,6 +79,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"logits_processor": [TopKLogitsWarper(4), RepetitionPenaltyLogitsProcessor(3.0)]},
     {"forced_eos_token_id": 0, "begin_suppress_tokens": list(range(0, VOCAB, 2))},
     {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": [3, 17], "suppress_tokens": [20]},
+    {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="lefthash")},
 ]
 
 
@@ -222,7 +224,7 @@ def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str, 
     named = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters(), custom_generate=ours)
     assert torch.equal(named, plain)
     # A criterion brings what it needs: no tokenizer here.
-    ours = SpeculativeGenerate(DRAFTERS[drafter](model) if drafter else None, verifier)
+    ours = SpeculativeGenerate(DRAFTERS[drafter](model) if drafter else None, verifier, max_batch_size=2)
     criteria = StoppingCriteriaList([StopStringCriteria(letters(), stop)])
     assert torch.equal(model.generate(**batch(), **common, stopping_criteria=criteria, custom_generate=ours), plain)
 
@@ -387,6 +389,14 @@ def test_inputs_other_than_tokens_are_refused(model) -> None:
         gpt2.generate(ids, token_type_ids=torch.zeros_like(ids), max_new_tokens=3, custom_generate=ours)
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma2", "mistral_sliding"])
+def test_left_padding_in_other_models(architecture: str) -> None:
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    ours = SpeculativeGenerate(DRAFTERS["ngram"](model), RejectionVerifier())
+    common = {"max_new_tokens": 12, "pad_token_id": PAD, "no_repeat_ngram_size": 3}
+    assert torch.equal(model.generate(**batch(), **common, custom_generate=ours), model.generate(**batch(), **common))
+
+
 def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
     inputs = batch()
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -398,4 +408,6 @@ def test_an_empty_cache_and_the_usual_positions_change_nothing(model) -> None:
         past_key_values=DynamicCache(),
         custom_generate=SpeculativeGenerate(),
     )
+    assert torch.equal(output, model.generate(**inputs, **common))
+    output = model.generate(**inputs, **common, cache_implementation="static", custom_generate=SpeculativeGenerate())
     assert torch.equal(output, model.generate(**inputs, **common))

@@ -74,8 +74,6 @@ class Endings:
             before: The row so far, padding and prompt included.
             tokens: New tokens.
         """
-        if not self._strings:
-            return None
         row = [*before[-self._window :], *tokens]
         for count in range(1, len(tokens) + 1):
             end = len(row) - len(tokens) + count

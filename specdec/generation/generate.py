@@ -140,7 +140,7 @@ class SpeculativeGenerate:
                     if step.finish_reason == "error":
                         raise RuntimeError(f"row {row}: {step.error}")
                     tokens = list(step.token_ids)
-                    cut = endings.cut(padded[row] + outputs[row], tokens)
+                    cut = endings.cut(padded[row] + outputs[row], tokens) if endings.has_strings else None
                     if cut is not None:
                         tokens = tokens[:cut]
                         engine.abort(step.request)
