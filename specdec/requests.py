@@ -125,18 +125,19 @@ class SamplingParams:
 
 
 def _number(name: str, value: object) -> float:
-    """The value as a float; numbers of numpy are taken, booleans and text are not."""
+    """Returns the value as Python's own number; numbers of numpy are taken, booleans and text are not."""
     # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={value!r}: give a number")
     try:
-        return float(value)
+        number = float(value)
     except OverflowError as error:
         raise ValueError(f"{name}={value}: give a number that a float can hold") from error
+    return value if type(value) is int else number  # 1 stays 1 in messages and records
 
 
 def _integer(name: str, value: object, *, remedy: str = "give a whole number, without a decimal point") -> int:
-    """The value as an int; integers of numpy are taken, booleans, floats and text are not."""
+    """Returns the value as an int; integers of numpy are taken, booleans, floats and text are not."""
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: {remedy}")
     try:
@@ -146,7 +147,7 @@ def _integer(name: str, value: object, *, remedy: str = "give a whole number, wi
 
 
 def _strings(stop: object) -> tuple[str, ...]:
-    """Stop strings as a tuple; a single one may stand alone."""
+    """Returns the stop strings as a tuple; a single one may stand alone."""
     several = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else None
     if several is None or any(not isinstance(string, str) for string in several):
         raise ValueError(f"stop={stop!r}: give strings; tokens go into stop_token_ids")
@@ -156,7 +157,7 @@ def _strings(stop: object) -> tuple[str, ...]:
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
-    """Stop tokens as a tuple of ints."""
+    """Returns the stop tokens as a tuple of ints."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
     return tuple(_integer("stop_token_ids", token, remedy="give whole numbers") for token in ids)
