@@ -65,7 +65,7 @@ _NEUTRAL: dict[str, Any] = {
     "token_healing": False,
     "is_assistant": False,
 }
-# Fields that change how `generate` decodes. Those not among them reach a custom loop as processors or criteria.
+# Fields that change how `generate` decodes. All others reach a custom loop as processors or stopping criteria.
 DECODING_FIELDS = (
     "num_beams", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "penalty_alpha",
     "dola_layers", "assistant_ensemble_weight", "is_assistant",
@@ -150,7 +150,7 @@ def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -
     if wrong:
         raise ValueError(
             f"the generation config sets {', '.join(f'{k}={v!r}' for k, v in wrong.items())}, which this engine "
-            f"does not have: unset it, or pass a logits_processor that does it"
+            f"does not have: unset it"
         )
 
 
