@@ -12,6 +12,7 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -25,6 +26,7 @@ from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.generation import SpeculativeGenerate, generate
 from specdec.interfaces import Verifier
+from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -247,6 +249,15 @@ def test_a_stop_string_that_is_a_special_token(model) -> None:
     assert plain[0, -1] == 30 and plain.shape[1] < 43, "the special token comes, and ends the output"
     ours = SpeculativeGenerate(tokenizer=letters())
     assert torch.equal(model.generate(prompt, **biased, stop_strings="</s>", custom_generate=ours), plain)
+
+
+def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
+    bias = SequenceBiasLogitsProcessor({(30,): 4.0})
+    engine = Engine(Target(model, letters()), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64)
+    sampling = SamplingParams(max_new_tokens=40, stop="</s>", logits_processor=bias)
+    output = engine.generate([[1, 2, 3]], sampling)[0]
+    assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
+    assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))
 
 
 def test_what_is_streamed_ends_with_the_stop_string(model) -> None:
