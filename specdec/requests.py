@@ -1,13 +1,23 @@
 """What a user asks for: sampling parameters, and the request that carries them through the engine."""
 
-from collections.abc import Callable, Sequence
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, for target and drafter alike."""
+
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""The temperatures of a batch are a float32 tensor; a larger number would be infinite in it."""
+_LARGEST_PENALTY = 1e20
+"""Even a logit of 65504 (float16's largest), penalized by this and divided by the smallest temperature, is finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +31,21 @@ class SamplingParams:
         min_p: Drop tokens below this fraction of the most probable one, in [0, 1]. After top-p.
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
-        max_new_tokens: Length of the output at most.
-        stop: Strings (or one) that end the output, and are left out of its text. Kept as a tuple.
+        max_new_tokens: The largest number of output tokens.
+        stop: One string or several that end the output and are left out of its text. A special token's text counts
+            too, although the output's text does not show it. Kept as a tuple.
         stop_token_ids: Tokens that end the output, besides the target's EOS.
-        ignore_eos: Go on after EOS.
+        ignore_eos: Do not stop at the target's EOS.
         n: Samples per prompt.
-        seed: Of the random numbers; None draws one, which the request records.
-        stream: Which of the seed's independent streams; None means the request's index in its call.
+        seed: Seed of the random numbers; None draws one, which the request records.
+        stream: Which of the seed's independent streams to use; None means the request's index in its call.
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
+
+    Raises:
+        ValueError: A parameter has the wrong type, is out of its range, or is a number that float32 cannot hold.
+            Numbers of numpy are taken, and kept as Python's own.
     """
 
     temperature: float = 0.0
@@ -48,35 +63,47 @@ class SamplingParams:
     logits_processor: Any = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            self._set(name, _number(name, getattr(self, name)))
+        for name in ("top_k", "max_new_tokens", "n"):
+            self._set(name, _integer(name, getattr(self, name)))
+        for name in ("seed", "stream"):
+            if getattr(self, name) is not None:
+                self._set(name, _integer(name, getattr(self, name), remedy="give a 64-bit integer (signed) or None"))
+        if not isinstance(self.ignore_eos, (bool, np.bool_)):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r}: give True or False")
+        self._set("ignore_eos", bool(self.ignore_eos))
+        self._set("stop", _strings(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         given = self.logits_processor
         if given is not None:
             # transformers' LogitsProcessorList is a list that is callable, too: take it apart.
             several = tuple(given) if isinstance(given, Sequence) else (given,)
-            object.__setattr__(self, "logits_processor", several or None)
-        infinity = float("inf")
+            self._set("logits_processor", several or None)
         temperature, penalty, processors = self.temperature, self.repetition_penalty, self.logits_processor
         for wrong, message in (
-            (not 0 <= temperature < infinity, f"{temperature=}: give 0 (greedy) or a positive number"),
+            (not 0 <= temperature < math.inf, f"{temperature=}: give 0 (greedy) or a positive number"),
+            (temperature > _LARGEST_FLOAT32, f"{temperature=}: give at most 3.4e38, the largest number in float32"),
             (self.top_k < 0, f"top_k={self.top_k}: give 0 (off) or a positive count"),
+            (not _is_int64(self.top_k), f"top_k={self.top_k}: give a count below 2**63, or 0 (off)"),
             (not 0 < self.top_p <= 1, f"top_p={self.top_p}: give a mass in (0, 1]"),
             (not 0 <= self.min_p <= 1, f"min_p={self.min_p}: give a fraction in [0, 1]"),
-            (not 0 < penalty < infinity, f"repetition_penalty={penalty}: give a positive number, 1 is off"),
+            (not 0 < penalty < math.inf, f"repetition_penalty={penalty}: give a positive number, 1 is off"),
+            (not 1 / _LARGEST_PENALTY <= penalty <= _LARGEST_PENALTY,
+             f"repetition_penalty={penalty}: give a number from 1e-20 to 1e20, beyond which float32 logits overflow"),
             (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
             (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
             (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
-            ("" in self.stop, "stop contains an empty string, which would end every output at once: remove it"),
-            (any(not isinstance(s, str) for s in self.stop),
-             f"stop={self.stop!r}: give strings; tokens go into stop_token_ids"),
             (any(not callable(p) for p in processors or ()),
              f"logits_processor={processors!r}: give callables of input_ids and scores"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(message)
+
+    def _set(self, name: str, value: object) -> None:
+        """Set a field while the frozen instance is being made."""
+        object.__setattr__(self, name, value)
 
     @property
     def processors(self) -> tuple[Callable[..., Any], ...]:
@@ -85,16 +112,55 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature is (next to) zero."""
+        """Whether the temperature is zero, or so near to it that sampling would be greedy."""
         return self.temperature < GREEDY_BELOW
 
     def seeded(self, index: int) -> "SamplingParams":
-        """The same with seed and stream filled in, for the request of this index in its call."""
+        """Returns these parameters with seed and stream filled in, for the request of this index in its call."""
         return replace(
             self,
             seed=fresh_seed() if self.seed is None else self.seed,
             stream=index if self.stream is None else self.stream,
         )
+
+
+def _number(name: str, value: object) -> float:
+    """Returns the value as Python's own number; numbers of numpy are taken, booleans and text are not."""
+    # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}={value!r}: give a number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}={value}: give a number that a float can hold") from error
+    return value if type(value) is int else number  # 1 stays 1 in messages and records
+
+
+def _integer(name: str, value: object, *, remedy: str = "give a whole number, without a decimal point") -> int:
+    """Returns the value as an int; integers of numpy are taken, booleans, floats and text are not."""
+    if isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r}: {remedy}")
+    try:
+        return operator.index(value)  # pyright: ignore[reportArgumentType] (it is what tells)
+    except TypeError as error:
+        raise ValueError(f"{name}={value!r}: {remedy}") from error
+
+
+def _strings(stop: object) -> tuple[str, ...]:
+    """Returns the stop strings as a tuple; a single one may stand alone."""
+    several = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else None
+    if several is None or any(not isinstance(string, str) for string in several):
+        raise ValueError(f"stop={stop!r}: give strings; tokens go into stop_token_ids")
+    if "" in several:
+        raise ValueError("stop contains an empty string, which would end every output at once: remove it")
+    return several
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    """Returns the stop tokens as a tuple of ints."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
+    return tuple(_integer("stop_token_ids", token, remedy="give whole numbers") for token in ids)
 
 
 def _is_int64(number: int | None) -> bool:
@@ -106,15 +172,15 @@ class Request:
     """One prompt on its way through the engine.
 
     Attributes:
-        id: Given by the engine.
+        id: The number that the engine gave it.
         prompt_ids: The prompt's tokens, at least one.
-        sampling: With seed and stream filled in.
+        sampling: Its parameters, with seed and stream filled in.
         speculate: False decodes plainly.
         stop_ids: Every token that ends it.
-        output_ids: Tokens so far.
+        output_ids: The output tokens so far.
         slot: Its slot while it is running.
-        prefilled: Prompt tokens whose keys and values are in the cache.
-        rounds: Verify forwards so far.
+        prefilled: Number of prompt tokens whose keys and values are in the cache.
+        rounds: Number of verify forwards so far.
     """
 
     id: int
@@ -129,5 +195,5 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens still wanted."""
+        """The number of tokens still wanted."""
         return self.sampling.max_new_tokens - len(self.output_ids)

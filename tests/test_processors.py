@@ -71,6 +71,18 @@ def test_a_biased_rule_is_rejected_with_processors_too() -> None:
     assert p_value(model, "model_chain_iid", NoResidual(), sampling, samples=1500) < LEVEL
 
 
+def test_scores_of_another_shape_are_refused() -> None:
+    """One row of scores would be spread over all the nodes of a depth."""
+    model = tiny_model(vocab_size=VOCAB)
+    made = DRAFTERS["model_tree_iid"](model)
+    engine = Engine(Target(model), made, RejectionVerifier(), max_length=40)
+    sampling = SamplingParams(max_new_tokens=8, logits_processor=lambda ids, scores: scores[0])
+    with pytest.raises(
+        ValueError, match=r"the logits processor <lambda> returned scores of shape \[24\] for \[1, 24\]"
+    ):
+        engine.generate([[1, 2, 3]], sampling)
+
+
 def test_what_is_no_processor_is_refused() -> None:
     with pytest.raises(ValueError, match="give callables"):
         SamplingParams(logits_processor=["x"])

@@ -1,11 +1,12 @@
 """A user's logits processors, applied at every node of a draft tree on the node's own path.
 
 transformers' processors take rows of equal length. The nodes of one depth make such rows: the sequence, then the
-path to the node. A processor therefore sees at a node exactly what it would see in plain decoding, so the output
-stays exact; it must be a function of the tokens and scores it is given (one that counts its calls is not).
+path to the node. So a processor is shown at a node exactly what it would be shown in plain decoding, and the output
+stays exact. It must depend on nothing but the tokens and scores that it is given: one that counts its calls, or looks
+at the number of its row, does not work here.
 
-This is a slow path: one call per request and depth, and a synchronization of host and device for each. Temperature,
-top-k, top-p, min-p and the repetition penalty do not take it.
+This is a slow path: it calls every processor once per request and depth, and the host waits for the device each time.
+Temperature, top-k, top-p, min-p and the repetition penalty do not take it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 def apply_processors(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
 ) -> Float[Tensor, "batch node vocab"]:
-    """Logits with every row's processors applied at its valid nodes.
+    """Returns the logits with every row's processors applied at its valid nodes.
 
     Args:
         logits: After penalties, before temperature (transformers' order); float32.
@@ -52,7 +53,18 @@ def apply_processors(
 def process(
     processors: Sequence[Processor], input_ids: Tensor, scores: Float[Tensor, "row vocab"]
 ) -> Float[Tensor, "row vocab"]:
-    """One after the other."""
+    """Returns the scores after all processors, one after the other.
+
+    Raises:
+        ValueError: A processor returns scores of another shape. (Torch would spread a single row over all of them.)
+    """
     for processor in processors:
-        scores = processor(input_ids, scores)
+        processed = processor(input_ids, scores)
+        if processed.shape != scores.shape:
+            name = getattr(processor, "__name__", type(processor).__name__)
+            raise ValueError(
+                f"the logits processor {name} returned scores of shape {list(processed.shape)} for "
+                f"{list(scores.shape)}: return one row per row"
+            )
+        scores = processed
     return scores

@@ -8,16 +8,23 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 _REPLACEMENT = "\ufffd"
 """What an incomplete UTF-8 character decodes to."""
 _CONTEXT = 8
-"""Tokens decoded before new ones: enough for a tokenizer that treats the beginning of a text in its own way."""
+"""Prompt tokens decoded before the first new ones: some tokenizers treat the beginning of a text in another way."""
 _WINDOW = 24
 """Tokens after which the window moves on."""
+_GAP = "\ud800"
+"""Stands in the searched text for a character that is incomplete at a special token; no stop string has it."""
+_FIRST_SIGN = 0xD801
+"""The first of the signs that stand for special tokens in the searched text.
+
+Signs and gap are lone surrogates: Python's strings can hold them, and no decoded text contains any.
+"""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> list[int]:
-    """A prompt's tokens, with the special ones that the tokenizer adds.
+    """Returns a prompt's tokens, with the special ones that the tokenizer adds.
 
     Raises:
-        ValueError: There is no tokenizer, or no token.
+        ValueError: There is no tokenizer, or the prompt has no token.
     """
     if tokenizer is None:
         raise ValueError("a text prompt needs a tokenizer: give the Target one, or pass token ids")
@@ -30,23 +37,26 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase | None, prompt: str) -> lis
 class Detokenizer:
     """Turns one request's output tokens into text, piece by piece.
 
-    The pieces and the end that ``flush`` returns make up the text that decoding prompt and output together adds to
-    the prompt's own, special tokens left out. Held back is the beginning of a character whose bytes are not
-    complete, and whatever may be the beginning of a stop string.
+    Decoding prompt and output together gives a longer text than decoding the prompt alone, special tokens left out
+    of both. The pieces, and the end that ``flush`` returns, make up that difference. Two things are held back until
+    more tokens have come: a character whose bytes are incomplete, and text that may be the beginning of a stop string.
 
-    Only a window of the last tokens is decoded, so a piece costs the same however long the output is. (A byte-level
-    tokenizer's text never changes when tokens follow, but for its last, incomplete character. One that spells
-    unknown characters in byte tokens replaces *every* character of a run of them if one is malformed; what was
-    returned by then stays.)
+    A special token has no text, but a stop string may name one (``"<|im_end|>"``, or ``"</s>"`` with text around it).
+    Such a token then counts with its whole text in the search for the stop string, and still not in the output.
+
+    Only a window of the last tokens is decoded, so a piece costs the same however long the output is. The text of a
+    byte-level tokenizer never changes when tokens follow, except for its last, incomplete character. Other tokenizers
+    spell unknown characters in byte tokens, and replace *every* character of a run of them if one is malformed; text
+    that was returned before that stays as it was.
 
     Args:
         tokenizer: None for a target without one: all text is empty.
-        prompt_ids: What stands before the output.
+        prompt_ids: The tokens before the output.
         stop: Strings that end the output.
 
     Attributes:
-        stopped_at: How many tokens had been pushed, in all, when a stop string was complete, the token that
-            completed it included; None while there was none.
+        stopped_at: The number of tokens up to and including the one that completed a stop string, counted over all
+            pushes; None while no stop string is complete.
 
     Raises:
         ValueError: There are stop strings and no tokenizer.
@@ -60,52 +70,60 @@ class Detokenizer:
         self.stopped_at: int | None = None
         self._tokenizer = tokenizer
         self._backend = _backend(tokenizer)
+        named = {} if tokenizer is None else _special_tokens(tokenizer, stop)
+        named = {token: text for token, text in named.items() if not self._decode([token])}
+        sign_of = {text: chr(_FIRST_SIGN + number) for number, text in enumerate(sorted(set(named.values())))}
+        self._signs = {token: sign_of[text] for token, text in named.items()}
+        self._unseen = frozenset([_GAP, *sign_of.values()])
         self._stop = stop
+        self._signed = _with_signs(stop, sign_of)
+        self._incomplete = ""  # the text of the character at the last gap
         self._held = ""  # text that may be the beginning of a stop string
         self._pushed = 0
         self._window: list[int] = []
         self._seen = ""  # the window's text so far: the prompt's, and what was taken from it
-        self._whole = 0  # tokens of the window that end with a whole character
+        self._whole = 0  # number of the window's tokens after which the last character was complete
         if tokenizer is not None:
             self._begin(prompt_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens and return the text that became final.
 
-        Where a stop string completes, the text before it is returned, ``stopped_at`` is set, and what follows is
-        ignored. Of several stop strings the one that ends first counts, and of those that end together the longest.
+        When a stop string is complete, the text before it is returned, ``stopped_at`` is set, and all later tokens
+        are ignored. Of several stop strings the one that ends first counts, and of those that end together the
+        longest.
         """
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
-        before = (list(self._window), self._seen, self._whole)
-        text = self._held + self._take(token_ids)
-        found = _find(text, self._stop)
+        before = (list(self._window), self._seen, self._whole, self._incomplete)
+        text = self._held + self._searched(token_ids)
+        found = self._find(text)
         if found is None:
             self._pushed += len(token_ids)
-            keep = len(text) - _beginning_of_any(text, self._stop)
+            keep = self._final(text)
             self._held = text[keep:]
-            return text[:keep]
-        # It is in these tokens: go through them once more, one by one, for the one that completes it.
-        self._window, self._seen, self._whole = before
+            return self._shown(text[:keep])
+        # A stop string is in these tokens. Go through them once more, one by one, to find the one that completes it.
+        self._window, self._seen, self._whole, self._incomplete = before
         text = self._held
         for count, token in enumerate(token_ids, start=1):
-            text += self._take([token])
-            if _find(text, self._stop) is not None or count == len(token_ids):
+            text += self._searched([token])
+            if self._find(text) is not None or count == len(token_ids):
                 self.stopped_at = self._pushed + count
                 break
         self._held = ""
-        return text[:found]
+        return self._shown(text[:found]) + (self._incomplete if text[:found].endswith(_GAP) else "")
 
     def flush(self) -> str:
-        """The rest, when the output has ended: what was held back, and an incomplete character as U+FFFD."""
+        """Returns what was held back, at the end of the output; an incomplete character becomes U+FFFD."""
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
         text = self._held + self._take([], final=True)
         self._held = ""
-        return text
+        return self._shown(text)
 
     def _begin(self, prompt_ids: Sequence[int]) -> None:
-        """Let the window be the end of the prompt, from a token on that begins a character."""
+        """Start the window with the prompt's last tokens, the first of which begins a character."""
         size = _CONTEXT
         while True:
             self._window = list(prompt_ids[-size:])
@@ -116,13 +134,55 @@ class Detokenizer:
             size *= 2
         self._whole = 0 if self._seen.endswith(_REPLACEMENT) else len(self._window)
 
+    def _searched(self, token_ids: Sequence[int]) -> str:
+        """Add tokens to the window and return its new text, with a sign for each special token that has one."""
+        if not self._signs:
+            return self._take(token_ids)
+        text, start = "", 0
+        for position, token in enumerate(token_ids):
+            if token in self._signs:
+                text += self._take(token_ids[start:position])
+                if self._whole < len(self._window):
+                    text += _GAP  # a stop string must not reach over a character that is still missing
+                    decoded = self._decode(self._window)
+                    self._incomplete = decoded[_common(self._seen, decoded) :]
+                text += self._take([token]) + self._signs[token]
+                start = position + 1
+        return text + self._take(token_ids[start:])
+
+    def _find(self, text: str) -> int | None:
+        """Returns where in the searched text the stop string begins that ends first.
+
+        Of several that end together it is the longest. A stop string may also stand in the shown text, across a sign.
+        """
+        found = [(begin + len(string), begin) for string in self._signed if (begin := text.find(string)) >= 0]
+        if self._signs:
+            shown = self._shown(text)
+            places = [place for place, letter in enumerate(text) if letter not in self._unseen]
+            begins = [(shown.find(string), len(string)) for string in self._stop]
+            found += [(places[begin + length - 1] + 1, places[begin]) for begin, length in begins if begin >= 0]
+        return min(found)[1] if found else None
+
+    def _final(self, text: str) -> int:
+        """Returns how much of a searched text cannot be the beginning of a stop string any more."""
+        end = len(text) - _beginning_of_any(text, self._signed)
+        if self._signs:
+            places = [place for place, letter in enumerate(text) if letter not in self._unseen]
+            held = _beginning_of_any(self._shown(text), self._stop)
+            end = min(end, places[-held]) if held else end
+        return end
+
+    def _shown(self, text: str) -> str:
+        """Returns the searched text without its signs."""
+        return "".join(letter for letter in text if letter not in self._unseen) if self._signs else text
+
     def _take(self, token_ids: Sequence[int], *, final: bool = False) -> str:
         """Add tokens to the window and return its new text."""
         self._window += token_ids
         text = self._decode(self._window)
         whole = text if final else text.rstrip(_REPLACEMENT)
         if len(whole) < len(text) and not whole.startswith(self._seen):
-            return ""  # a prompt that ends inside a character, or a run of byte tokens that is malformed so far
+            return ""  # the prompt ends inside a character, or a run of byte tokens is malformed so far
         new = whole[_common(self._seen, whole) :]
         if new:
             self._seen = whole
@@ -131,16 +191,18 @@ class Detokenizer:
         return new
 
     def _move_on(self) -> None:
-        """Note that the window ends with a whole character; drop what is before the last such place, if it is long.
+        """Note that the window ends with a whole character; shorten a long window to its tokens after the last note.
 
-        What stays must have some text: the beginning of a text is decoded in a way of its own (a space is lost),
-        and special tokens alone do not end it.
+        The tokens that stay must have some text. Otherwise the next ones would be decoded as the beginning of a text,
+        where tokenizers drop a space.
         """
         if self._whole and len(self._window) > _WINDOW:
             rest = self._window[self._whole :]
             text = self._decode(rest)
             if text:
                 self._window, self._seen = rest, text
+            elif self._decode(self._window[: self._whole]) == self._seen:
+                del self._window[self._whole :]  # special tokens, which would make the window ever longer
         self._whole = len(self._window)
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -153,11 +215,37 @@ class Detokenizer:
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase | None) -> Any:
-    """What ``decode`` of a plain fast tokenizer calls, without its conversions: a round decodes a few tokens."""
+    """Returns what a fast tokenizer's ``decode`` calls in the end; None if the tokenizer has a ``decode`` of its own.
+
+    Calling it directly saves the conversions around it, which cost more than decoding a round's few tokens.
+    """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
     kind, plain = type(tokenizer), PreTrainedTokenizerFast
     return tokenizer.backend_tokenizer if (kind.decode, kind._decode) == (plain.decode, plain._decode) else None
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> dict[int, str]:
+    """Returns the special tokens whose text is in a stop string, with their text."""
+    if not stop:
+        return {}
+    special = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return {token: text for token, text in special.items() if text and any(text in string for string in stop)}
+
+
+def _with_signs(stop: tuple[str, ...], sign_of: dict[str, str]) -> tuple[str, ...]:
+    """Returns the stop strings, and behind them those that name special tokens once more, spelled with signs.
+
+    The first spelling stays because ordinary tokens may make up the same text.
+    """
+    spelled = list(stop)
+    for string in stop:
+        for text in sorted(sign_of, key=len, reverse=True):  # a long one may contain a short one
+            string = string.replace(text, sign_of[text])
+        if string not in spelled:
+            spelled.append(string)
+    return tuple(spelled)
 
 
 def _common(first: str, second: str) -> int:
@@ -165,12 +253,6 @@ def _common(first: str, second: str) -> int:
     if second.startswith(first):
         return len(first)
     return next(i for i, (a, b) in enumerate(zip(first + "\0", second + "\1", strict=False)) if a != b)
-
-
-def _find(text: str, stop: tuple[str, ...]) -> int | None:
-    """Where the stop string begins that ends first in the text, and of those that end together the longest."""
-    found = [(begin + len(string), begin) for string in stop if (begin := text.find(string)) >= 0]
-    return min(found)[1] if found else None
 
 
 def _beginning_of_any(text: str, stop: tuple[str, ...]) -> int:

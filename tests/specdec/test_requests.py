@@ -3,9 +3,13 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from specdec.engine.slots import Slots
 from specdec.requests import GREEDY_BELOW, Request, SamplingParams
+from specdec.sampling import probs
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,11 @@ from specdec.requests import GREEDY_BELOW, Request, SamplingParams
         ({"seed": -(2**63) - 1}, "seed=-9223372036854775809", "give a 64-bit integer"),
         ({"stream": 2**63}, "stream=9223372036854775808", "give a 64-bit integer"),
         ({"logits_processor": object()}, "logits_processor", "give callables"),
+        ({"temperature": 1e39}, "temperature=1e+39", "give at most 3.4e38"),
+        ({"temperature": 10**400}, "temperature=1000", "give a number that a float can hold"),
+        ({"repetition_penalty": 1e-30}, "repetition_penalty=1e-30", "give a number from 1e-20 to 1e20"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty=1e+39", "give a number from 1e-20 to 1e20"),
+        ({"top_k": 2**63}, "top_k=9223372036854775808", "give a count below 2**63"),
     ],
 )
 def test_every_bad_parameter_gives_one_clear_sentence(wrong: dict[str, Any], named: str, remedy: str) -> None:
@@ -40,11 +49,61 @@ def test_every_bad_parameter_gives_one_clear_sentence(wrong: dict[str, Any], nam
     assert remedy in message and "\n" not in message, message
 
 
-def test_tokens_among_the_stop_strings_are_refused() -> None:
-    """By the class itself, or before it by the type checks that may be on in a test run."""
-    wrong: Any = (13,)
-    with pytest.raises((ValueError, TypeError), match=r"\bstop\b"):
-        SamplingParams(stop=wrong)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": True}, "temperature=True: give a number"),
+        ({"temperature": "0.7"}, "temperature='0.7': give a number"),
+        ({"top_p": None}, "top_p=None: give a number"),
+        ({"top_k": 1.5}, "top_k=1.5: give a whole number, without a decimal point"),
+        ({"top_k": True}, "top_k=True: give a whole number, without a decimal point"),
+        ({"top_k": np.bool_(True)}, "top_k=np.True_: give a whole number, without a decimal point"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens=2.0: give a whole number, without a decimal point"),
+        ({"max_new_tokens": "8"}, "max_new_tokens='8': give a whole number, without a decimal point"),
+        ({"n": None}, "n=None: give a whole number, without a decimal point"),
+        ({"seed": 1.0}, "seed=1.0: give a 64-bit integer (signed) or None"),
+        ({"stream": False}, "stream=False: give a 64-bit integer (signed) or None"),
+        ({"ignore_eos": "no"}, "ignore_eos='no': give True or False"),
+        ({"stop": (13,)}, "stop=(13,): give strings; tokens go into stop_token_ids"),
+        ({"stop": 13}, "stop=13: give strings; tokens go into stop_token_ids"),
+        ({"stop_token_ids": 13}, "stop_token_ids=13: give a sequence of token ids; strings go into stop"),
+        ({"stop_token_ids": "13"}, "stop_token_ids='13': give a sequence of token ids; strings go into stop"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids=1.5: give whole numbers"),
+    ],
+)
+def test_wrong_types_give_one_clear_sentence(wrong: dict[str, Any], message: str) -> None:
+    """Asked of the class's own check, since the type checks of a test run would refuse some of these before it."""
+    params = SamplingParams()
+    for name, value in wrong.items():
+        object.__setattr__(params, name, value)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        params.__post_init__()
+    assert str(raised.value) == message
+
+
+def test_numbers_of_numpy_are_taken_and_kept_as_python_s_own() -> None:
+    params = SamplingParams()
+    given = {"top_k": np.int64(3), "seed": np.uint8(7), "temperature": np.float32(0.5), "stop_token_ids": np.arange(2)}
+    for name, value in given.items():
+        object.__setattr__(params, name, value)
+    params.__post_init__()
+    assert params == SamplingParams(top_k=3, seed=7, temperature=0.5, stop_token_ids=(0, 1))
+    assert (type(params.top_k), type(params.seed), type(params.temperature)) == (int, int, float)
+
+
+def test_the_largest_numbers_still_give_a_distribution() -> None:
+    """What is allowed at most does not overflow in float32: p is finite for logits as large as float16 has."""
+    extremes = [
+        SamplingParams(temperature=3.4028234e38),
+        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e20),
+        SamplingParams(temperature=GREEDY_BELOW, repetition_penalty=1e-20),
+    ]
+    logits = torch.tensor([[[65504.0, -65504.0, 1.0, 0.0]]])
+    for params in extremes:
+        slots = Slots(1, 8, 4, torch.device("cpu"))
+        slots.admit(0, [0, 1], params.seeded(0), speculate=False)
+        p = probs(logits, slots.first(1).sampling, torch.tensor([[[0]]]))
+        assert p.isfinite().all() and abs(float(p.sum()) - 1) < 1e-6, params
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,119 @@ def test_stop_strings_cut_where_the_text_says(data: st.DataObject) -> None:
     assert ("".join(pieces), detokenizer.stopped_at) == expected_stop(text, stop, texts)
 
 
+# ---------------------------------------------------------------- stop strings with special tokens
+
+
+def special(name: str) -> int:
+    return byte_level().convert_tokens_to_ids(name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 20])
+@pytest.mark.parametrize(
+    ("stop", "text", "stopped_at"),
+    [
+        (("<turn>",), "hi", 3),
+        (("hi<turn>",), "", 3),
+        (("<turn>\n",), "hi", 4),
+        (("i<turn>\nU",), "h", 5),
+        (("<turn><end>",), "hi\nUa", 8),
+        (("<end>", "U"), "hi\n", 5),
+        (("turn",), "hi\nUab", None),  # a part of its name is no text
+        (("<turn>x",), "hi\nUab", None),
+        (("<turn>x", "hi\n"), "", 4),  # the text shows "hi\n" although a special token stands in it
+    ],
+)
+def test_a_stop_string_may_name_a_special_token(
+    stop: tuple[str, ...], text: str, stopped_at: int | None, size: int
+) -> None:
+    turn, end = special("<turn>"), special("<end>")
+    ids = [*byte_ids(b"hi"), turn, *byte_ids(b"\nUa"), turn, end, *byte_ids(b"b")]
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=stop)
+    assert ("".join(pushes(detokenizer, ids, [size])), detokenizer.stopped_at) == (text, stopped_at)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_stop_strings_with_special_tokens_cut_where_the_spelled_text_says(data: st.DataObject) -> None:
+    """Against a slow rule: after every token, search the shown text, and the text with its special tokens spelled."""
+    piece = st.sampled_from(["a", "b", "<turn>", "<end>"])
+    pieces = data.draw(st.lists(piece, max_size=20))
+    stop = tuple(
+        "".join(p) for p in data.draw(st.lists(st.lists(piece, min_size=1, max_size=3), min_size=1, max_size=3))
+    )
+
+    def shown(text: str) -> str:
+        return text.replace("<turn>", "").replace("<end>", "")
+
+    expected: tuple[str, int | None] = (shown("".join(pieces)), None)
+    for count in range(1, len(pieces) + 1):
+        spelled = "".join(pieces[:count])
+        texts = [shown(spelled)[: shown(spelled).find(string)] for string in stop if string in shown(spelled)]
+        texts += [shown(spelled[: spelled.find(string)]) for string in stop if string in spelled]
+        if texts:
+            expected = (min(texts, key=len), count)
+            break
+    ids = [special(p) if len(p) > 1 else byte_ids(p.encode())[0] for p in pieces]
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=stop)
+    assert ("".join(pushes(detokenizer, ids, data.draw(sizes))), detokenizer.stopped_at) == expected
+
+
+def test_a_named_special_token_that_ordinary_tokens_spell_counts_too() -> None:
+    assert stopping("a<end>b", "<end>") == (["a", *[""] * 7], 6)
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("<end>!",))
+    ids = [*byte_ids(b"a<end>"), special("<end>"), *byte_ids(b"!")]
+    assert "".join(pushes(detokenizer, ids, [3])) == "a" and detokenizer.stopped_at == 8, "as the text shows it"
+
+
+def test_a_special_token_in_the_middle_of_a_character() -> None:
+    """The bytes before and after it make up one character, unless the output ends at it."""
+    emoji = byte_ids("🙂".encode())
+    ids = [*byte_ids(b"a"), *emoji[:2], special("<turn>"), *emoji[2:], *byte_ids(b"b")]
+    for size in (1, 3, 20):
+        detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("a<turn>", "<turn>x"))
+        assert "".join(pushes(detokenizer, ids, [size])) == "a🙂b" and detokenizer.stopped_at is None
+        detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("<turn>",))
+        assert "".join(pushes(detokenizer, ids, [size])) == "a\ufffd" and detokenizer.stopped_at == 4
+
+
+def test_special_tokens_of_sentencepiece_style() -> None:
+    tokenizer = sentencepiece_style()
+    ids = pieces_of("▁world", "<s>", "▁the", "▁a")
+    for size in (1, 2, 20):
+        detokenizer = Detokenizer(tokenizer, pieces_of("hello"), stop=("<s>",))
+        assert "".join(pushes(detokenizer, ids, [size])) == " world" and detokenizer.stopped_at == 2
+        detokenizer = Detokenizer(tokenizer, pieces_of("hello"), stop=("<s> the",))
+        assert "".join(pushes(detokenizer, ids, [size])) == " world" and detokenizer.stopped_at == 3
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_text_is_the_same_while_a_named_special_token_is_looked_for(data: st.DataObject) -> None:
+    tokenizer = byte_level()
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1) | st.just(special("<turn>")), max_size=60))
+    prompt_ids = tokenizer("A prompt, é")["input_ids"]
+    detokenizer = Detokenizer(tokenizer, prompt_ids, stop=("<turn>never", "never<end>"))
+    pieces = pushes(detokenizer, ids, data.draw(sizes))
+    assert detokenizer.stopped_at is None
+    assert "".join(pieces) == decode(tokenizer, prompt_ids + ids)[len("A prompt, é") :]
+
+
+def test_windows_stay_short_while_a_named_special_token_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+    plain = Detokenizer._decode
+
+    def counted(self: Detokenizer, token_ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return plain(self, token_ids)
+
+    monkeypatch.setattr(Detokenizer, "_decode", counted)
+    detokenizer = Detokenizer(byte_level(), byte_ids(b"x"), stop=("<turn>!",))
+    ids = [*byte_ids(b"some words "), special("<turn>")] * 100 + [special("<end>"), special("<turn>")] * 100
+    assert "".join(pushes(detokenizer, ids, [4])) == "some words " * 100
+    assert longest < 60
+
+
 # ---------------------------------------------------------------- without a tokenizer
 
 

@@ -1,0 +1,6 @@
+"""For users of transformers: its ``GenerationConfig`` as our parameters, and our engine inside its ``generate``."""
+
+from specdec.generation.config import from_generation_config
+from specdec.generation.generate import SpeculativeGenerate
+
+__all__ = ["SpeculativeGenerate", "from_generation_config"]

@@ -1,0 +1,309 @@
+"""transformers' generation config and its processors as our parameters: the same processors, order, law and tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    EpsilonLogitsWarper,
+    GenerationConfig,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkingConfig,
+)
+
+from specdec.engine.engine import Engine
+from specdec.engine.processors import process
+from specdec.engine.slots import Slots
+from specdec.generation import from_generation_config
+from specdec.generation.processors import sampling_fields
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.sampling import adjust, distribution
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+VOCAB = 32
+PROMPT = [5, 6, 7, 8, 9, 5]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=VOCAB)
+
+
+def test_a_config_is_translated() -> None:
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=0.7,
+        top_p=0.9,
+        max_new_tokens=33,
+        eos_token_id=[2, 5],
+        stop_strings=["x"],
+        num_return_sequences=2,
+    )
+    sampling = from_generation_config(config, seed=4)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 50, 0.9)
+    assert (sampling.max_new_tokens, sampling.stop_token_ids, sampling.stop, sampling.n) == (33, (2, 5), ("x",), 2)
+    assert sampling.ignore_eos, "the config's EOS tokens replace the target's, as in generate"
+    assert not from_generation_config(GenerationConfig(max_new_tokens=3)).ignore_eos
+    assert from_generation_config(GenerationConfig(max_new_tokens=3)).greedy
+    assert from_generation_config(GenerationConfig(max_length=30), prompt_length=8).max_new_tokens == 22
+
+
+# ---------------------------------------------------------------- the same processors in the same order
+
+
+def of_transformers(model, config: GenerationConfig, prompt: list[int]) -> list[Any]:
+    """The processors that ``generate`` makes of a config."""
+    made: list[Any] = []
+
+    def capture(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs) -> torch.Tensor:
+        made.extend(logits_processor)
+        return input_ids
+
+    model.generate(torch.tensor([prompt]), generation_config=config, custom_generate=capture)
+    return made
+
+
+def described(processor: Any) -> tuple[str, dict[str, Any]]:
+    """A processor's class and what it was made with."""
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if isinstance(value, torch.Tensor) else value
+
+    return type(processor).__name__, {name: plain(value) for name, value in vars(processor).items()}
+
+
+MANY: dict[str, Any] = {
+    "sequence_bias": [[[3], 5.0], [[4, 5], -2.0]],
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[7], [8, 9]],
+    "min_new_tokens": 4,
+    "forced_bos_token_id": 1,
+    "forced_eos_token_id": 0,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": (3, 1.5),
+    "suppress_tokens": [10, 11],
+    "begin_suppress_tokens": [12],
+    "temperature": 0.8,
+    "top_h": 0.9,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "typical_p": 0.9,
+    "epsilon_cutoff": 0.01,
+    "eta_cutoff": 0.02,
+    "renormalize_logits": True,
+}
+
+
+@pytest.mark.parametrize("sample", [True, False])
+@pytest.mark.parametrize("prompt", [PROMPT, [5]], ids=["prompt", "one token"])
+def test_many_fields_make_what_transformers_makes_of_them(model, prompt: list[int], sample: bool) -> None:
+    config = GenerationConfig(**MANY, do_sample=sample, eos_token_id=[2, 13], max_new_tokens=9)
+    ours = from_generation_config(config, prompt_length=len(prompt)).processors
+    theirs = of_transformers(model, config, prompt)
+    assert len(theirs) == (len(MANY) + 1 if sample else 13), "min_new_tokens makes two; sampling alone has the filters"
+    assert [described(processor) for processor in ours] == [described(processor) for processor in theirs]
+
+
+@pytest.mark.parametrize("prompt_length", [3, 6])
+def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_length: int) -> None:
+    """The built-in ones too: what stands for them has their values."""
+    prompt = PROMPT[:prompt_length]
+    built_in = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}
+    for name, value in (MANY | {"min_length": 8}).items():
+        arguments = {"top_k": 0} | {name: value}
+        config = GenerationConfig(**arguments, do_sample=True, eos_token_id=[2], max_new_tokens=9)
+        ours = from_generation_config(config, prompt_length=prompt_length)
+        theirs = of_transformers(model, config, prompt)
+        if name in built_in:
+            assert getattr(ours, name) == value and not ours.processors and len(theirs) == 1
+        else:
+            assert [described(p) for p in ours.processors] == [described(p) for p in theirs], name
+            assert len(theirs) >= 1
+
+
+# ---------------------------------------------------------------- the same law
+
+
+def ours_of(fields: dict[str, Any], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """What our engine draws from at the end of a sequence."""
+    sampling = SamplingParams(**fields)
+    slots = Slots(1, 64, VOCAB, torch.device("cpu"))
+    slots.admit(0, ids[0].tolist(), sampling.seeded(0), speculate=False)
+    state = slots.first(1).sampling
+    scores = adjust(logits[None], state, ids[:, None, -1:])
+    return distribution(process(sampling.processors, ids, scores[:, 0])[:, None], state)[0, 0]
+
+
+PENALTY = RepetitionPenaltyLogitsProcessor(1.7)
+COLD = TemperatureLogitsWarper(0.5)
+LISTS: dict[str, list[Any]] = {
+    "our order": [
+        PENALTY,
+        NoRepeatNGramLogitsProcessor(2),
+        SuppressTokensLogitsProcessor([1]),
+        COLD,
+        TopKLogitsWarper(9),
+        TopPLogitsWarper(0.8),
+        MinPLogitsWarper(0.1),
+    ],
+    "nothing": [],
+    "two top-k, the narrow one first": [TopKLogitsWarper(3), TopKLogitsWarper(20)],
+    "two top-k, the narrow one last": [TopKLogitsWarper(20), TopKLogitsWarper(3)],
+    "two temperatures": [COLD, TemperatureLogitsWarper(3.0)],
+    "two penalties": [PENALTY, RepetitionPenaltyLogitsProcessor(1.2)],
+    "bias before the penalty": [SequenceBiasLogitsProcessor({(5,): 3.0}), PENALTY],
+    "top-p before the temperature": [TopPLogitsWarper(0.6), COLD],
+    "top-p keeps some": [TopPLogitsWarper(0.05, min_tokens_to_keep=4)],
+    "top-p of nothing keeps one": [TopPLogitsWarper(0.0)],
+    "min-p keeps some": [MinPLogitsWarper(0.9, min_tokens_to_keep=4)],
+    "top-k keeps some": [TopKLogitsWarper(1, min_tokens_to_keep=4)],
+    "top-k that does not forbid": [TopKLogitsWarper(3, filter_value=-2.0)],
+    "top-p that does not forbid": [TopPLogitsWarper(0.5, filter_value=-2.0)],
+    "min-p that does not forbid": [MinPLogitsWarper(0.5, filter_value=-2.0)],
+    "a penalty of the end": [RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=3)],
+    "typical after top-k": [TopKLogitsWarper(9), TypicalLogitsWarper(0.5)],
+    "epsilon, then normalized": [COLD, EpsilonLogitsWarper(0.05), LogitNormalization()],
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_list_of_processors_gives_the_law_that_it_has_in_transformers(case: str) -> None:
+    ids = torch.tensor([PROMPT])
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        logits = torch.randn(1, VOCAB, generator=generator) * 2
+        scores = LogitsProcessorList(LISTS[case])(ids, logits)
+        law = ours_of(sampling_fields(LISTS[case], sample=True), ids, logits)
+        torch.testing.assert_close(law, scores.softmax(-1)[0], rtol=1e-5, atol=1e-6)
+        first = ours_of(sampling_fields(LISTS[case], sample=False), ids, logits)
+        assert first.argmax() == scores.argmax() and first.max() == 1
+
+
+def test_our_order_runs_at_full_speed() -> None:
+    fields = sampling_fields(LISTS["our order"], sample=True)
+    assert [type(p).__name__ for p in fields.pop("logits_processor")] == [
+        "NoRepeatNGramLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+    ]
+    assert fields == {"temperature": 0.5, "repetition_penalty": 1.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}
+
+
+# ---------------------------------------------------------------- the same tokens
+
+FIELDS: list[dict[str, Any]] = [
+    {"min_new_tokens": 1, "eos_token_id": list(range(VOCAB))},
+    {"min_length": 9, "eos_token_id": list(range(16))},
+    {"min_length": 12, "min_new_tokens": 2, "eos_token_id": list(range(16))},
+    {"forced_eos_token_id": 0},
+    {"forced_eos_token_id": [1, 4]},
+    {"exponential_decay_length_penalty": (1, 1.5), "eos_token_id": [3, 17]},
+    {"suppress_tokens": list(range(10))},
+    {"begin_suppress_tokens": list(range(0, VOCAB, 2))},
+    {"sequence_bias": [[[3], 3.0], [[3, 4], 5.0]], "repetition_penalty": 3.0},
+    {"bad_words_ids": [[3], [17]], "eos_token_id": [17], "no_repeat_ngram_size": 2},
+    {"remove_invalid_values": True, "renormalize_logits": True, "no_repeat_ngram_size": 1},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=", ".join)
+@pytest.mark.parametrize("drafter", [None, "model_tree_iid"])
+def test_a_translated_config_gives_the_tokens_of_generate(model, drafter: str | None, fields: dict[str, Any]) -> None:
+    made = DRAFTERS[drafter](model) if drafter else None
+    engine = Engine(Target(model), made, RejectionVerifier() if made else None, max_length=40)
+    for prompt in (PROMPT, [7]):
+        config = GenerationConfig(**fields, max_new_tokens=10, pad_token_id=0)
+        plain = model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()
+        sampling = from_generation_config(config, prompt_length=len(prompt))
+        assert list(engine.generate([prompt], sampling)[0].token_ids) == plain
+
+
+def test_a_first_token_is_forced(model) -> None:
+    config = GenerationConfig(forced_bos_token_id=0, max_new_tokens=3)
+    sampling = from_generation_config(config)
+    plain = model.generate(torch.tensor([[7]]), generation_config=config)[0, 1:].tolist()
+    engine = Engine(Target(model), max_length=40)
+    assert list(engine.generate([[7]], sampling)[0].token_ids) == plain
+    assert plain[0] == 0
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_beams": 4}, "num_beams=4"),
+        ({"num_beam_groups": 2}, "num_beam_groups=2"),
+        ({"guidance_scale": 2.0}, "guidance_scale=2.0"),
+        ({"max_time": 1.0}, "max_time=1.0"),
+        ({"max_time": 0.0}, "max_time=0.0"),
+        ({"token_healing": True}, "token_healing=True"),
+        ({"is_assistant": True}, "is_assistant=True"),
+        ({"dola_layers": [1]}, r"dola_layers=\[1\]"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),
+        ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight=0.5"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
+        ({"encoder_no_repeat_ngram_size": 1}, "encoder_no_repeat_ngram_size=1"),
+        ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
+        ({"watermarking_config": WatermarkingConfig()}, "watermarking_config="),
+        ({"a_field_of_the_future": 1}, "a_field_of_the_future=1"),
+        ({"min_new_tokens": 1, "eos_token_id": 2}, "min_new_tokens=1, which counts from the prompt's end"),
+        ({"forced_eos_token_id": 0}, "forced_eos_token_id=0, which counts from the prompt's end"),
+        ({"begin_suppress_tokens": [0]}, "which counts from the prompt's end: give prompt_length"),
+        ({"min_length": 5}, "min_length=5, but no eos_token_id"),
+    ],
+)
+def test_a_field_that_is_set_is_translated_or_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_generation_config(GenerationConfig(**fields, max_new_tokens=3))
+
+
+def test_without_any_length_there_are_as_many_tokens_as_in_transformers(model) -> None:
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        plain = model.generate(torch.tensor([PROMPT]), generation_config=GenerationConfig())
+    assert from_generation_config(GenerationConfig()).max_new_tokens == plain.shape[1] - len(PROMPT)
+
+
+def test_lengths_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="set max_new_tokens, or give prompt_length"):
+        from_generation_config(GenerationConfig(max_length=30))
+    with pytest.raises(ValueError, match="max_length=30 leaves no token after a prompt of 30"):
+        from_generation_config(GenerationConfig(max_length=30), prompt_length=30)
+
+
+def test_defaults_written_out_are_no_request() -> None:
+    defaults = {
+        "num_beams": 1,
+        "num_beam_groups": 1,
+        "diversity_penalty": 0.0,
+        "guidance_scale": 1,
+        "encoder_repetition_penalty": 1.0,
+        "encoder_no_repeat_ngram_size": 0,
+        "token_healing": False,
+        "is_assistant": False,
+        "min_length": 0,
+        "typical_p": 1.0,
+        "epsilon_cutoff": 0.0,
+        "repetition_penalty": 1.0,
+        "remove_invalid_values": False,
+        "use_cache": False,
+        "cache_implementation": "static",
+    }
+    assert from_generation_config(GenerationConfig(**defaults, max_new_tokens=3)) == from_generation_config(
+        GenerationConfig(max_new_tokens=3)
+    )
