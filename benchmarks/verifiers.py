@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.speed import llama_110m
 from experiments.replay import named_verifiers
-from experiments.scoring import Drafts, refusal
+from experiments.tracing.scoring import DraftSet, refusal
 from specdec.acceptance import accept
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner
@@ -106,7 +106,7 @@ def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
         shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
         taken = []
         for law in LAWS:
-            drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
+            drafts = DraftSet((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
             if refusal(rule, drafts) is None:
                 taken.append(law)
         sampled = [law for law in taken if law is not DraftSampling.DETERMINISTIC]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.config import CONF
+from experiments.app.config import CONF
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")

@@ -12,21 +12,23 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from experiments.bounds import sibling_bound
+from experiments.app.replaying import named_verifiers
 from experiments.datasets.prompt import Prompt
-from experiments.jobs import Job
-from experiments.orderings import orderings
-from experiments.replay import _override, named_verifiers, replay
-from experiments.replay_report import figures
+from experiments.measuring.jobs import Job
+from experiments.measuring.watch import trace_keys
+from experiments.replay import _override, replay
+from experiments.results.statistics import Bootstrap
 from experiments.run import run
-from experiments.scoring import find_drafts, refusal, score
-from experiments.summary import Bootstrap
-from experiments.trace import TraceWriter
+from experiments.tracing.bounds import sibling_bound
+from experiments.tracing.figures import figures
+from experiments.tracing.orderings import orderings
+from experiments.tracing.scoring import find_drafts, refusal, score
+from experiments.tracing.trace import TraceWriter
 from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome
 from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Noise, Verdict
+from specdec.types import DraftSampling, Exactness, Noise, Verdict
 from tests.experiments.test_run import local
 from verifiers import (
     BlockVerifier,
@@ -55,7 +57,8 @@ def traced(folder: Path, tree: DraftTree, p: Tensor, prompts: Sequence[str], dro
     )
     requests = tuple(Request(row, [1], job.sampling, True, frozenset()) for row, job in jobs.items())
     writer = TraceWriter(folder, dropped=dropped)
-    writer.add(Round(tree, p, verdict, requests), "model", "exact", jobs)
+    seen = Round(tree, p, verdict, requests)
+    writer.add(seen, trace_keys(seen, "model", Exactness.EXACT, jobs))
     writer.flush()
 
 
@@ -193,8 +196,8 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     assert rows["block"].gain is not None
     assert rows["lenient, lenience=0.5"].gain is not None
     assert rows["lenient, lenience=0.5"].gain > 0
-    assert rows["lenient, lenience=0.5"].divergence_tv is not None
-    assert rows["block"].divergence_tv is None
+    assert rows["lenient, lenience=0.5"].distance_tv is not None
+    assert rows["block"].distance_tv is None
     folder = tmp_path / "replay"
     assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.json", "replay.png"}
     content = json.loads((folder / "replay.json").read_text())

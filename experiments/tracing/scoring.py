@@ -1,0 +1,288 @@
+"""Every rule's expectation on the very drafts of a trace. No acceptance is sampled: rules differ by what they are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from experiments.tracing.bounds import sibling_bound
+from experiments.tracing.compressed import unpack
+from experiments.tracing.distance import first_token_distances
+from experiments.tracing.trace import Shard, TraceKey, read_trace
+from specdec.engine.slots import Slots
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
+from specdec.requests import GREEDY_BELOW
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness, Noise
+
+_NUMBERS = 2**18  # in a batch's table: 2 MB, which the caches still like
+
+
+@dataclass(frozen=True)
+class DraftSet:
+    """The drafts that are scored together: of one method of one run, at one temperature.
+
+    Attributes:
+        settings: What tells them from other drafts of the replay.
+        folder: Of the run.
+        method, exactness: Of the rule that ran, and so made the contexts.
+        temperature: Of the requests.
+        laws: How nodes were drawn.
+        is_chain: No node has two children.
+        max_nodes, max_depth: Of any tree, root not counted.
+        is_paths, has_leaf_probs: As of a ``Drafter``.
+        ran: The rule that ran, if it is known.
+    """
+
+    settings: tuple[str, ...]
+    folder: Path
+    method: str
+    exactness: str
+    temperature: float
+    laws: frozenset[DraftSampling]
+    is_chain: bool
+    max_nodes: int
+    max_depth: int
+    is_paths: bool = False
+    has_leaf_probs: bool = False
+    ran: Verifier | None = None
+
+
+@dataclass
+class Score:
+    """A rule on some drafts.
+
+    Attributes:
+        drafts: The drafts.
+        rule: The rule's name.
+        exactness: What it promises.
+        refused: Why it was not asked; None if it was.
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        reach: Probability of accepting at least 1, 2, … tokens, by row.
+        logged: What the rule that ran had expected.
+        distance_tv, distance_kl: By row, of a rule that is not exact.
+    """
+
+    drafts: DraftSet
+    rule: str
+    exactness: str
+    refused: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    depth: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reach: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    logged: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    distance_tv: list[float | None] = field(default_factory=list)
+    distance_kl: list[float | None] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Expected accepted tokens of every row."""
+        return self.reach.sum(-1)
+
+
+@dataclass
+class Bound:
+    """The optimum of every level, by depth of the siblings (from 1), of the sampled ones.
+
+    Attributes:
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        first: ``sibling_bound`` at every row's root; NaN where it is not known.
+        levels: Mean over all groups of siblings of a depth; None where it is not known.
+    """
+
+    prompts: list[str]
+    depth: np.ndarray
+    first: np.ndarray
+    levels: list[float | None]
+
+
+class StandInDrafter(Drafter):
+    """Stands for the drafter that made a trace, so that a rule's own check decides whether it fits."""
+
+    def __init__(self, drafts: DraftSet):
+        self.max_nodes, self.max_depth = drafts.max_nodes, drafts.max_depth
+        self.laws, self.is_chain, self.is_paths = drafts.laws, drafts.is_chain, drafts.is_paths
+        self.has_leaf_probs = self.leaf_probs = drafts.has_leaf_probs
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """It has nothing to bind."""
+        raise NotImplementedError
+
+    def propose(self, slots: Slots) -> DraftTree:
+        """It proposes nothing more."""
+        raise NotImplementedError
+
+
+def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None = None) -> list[DraftSet]:
+    """What a run's trace holds, by method and temperature.
+
+    Args:
+        folder: The run's.
+        settings: What tells its drafts from other runs'.
+        ran: The rule that ran, if it is known.
+
+    Raises:
+        ValueError: The run has no trace.
+    """
+    found: dict[tuple[str, str, float], _Facts] = {}
+    for shard in read_trace(folder, tables=False):
+        for row, key in enumerate(shard.keys):
+            facts = found.setdefault((key.method, key.exactness, key.temperature), _Facts())
+            parents, valid = shard.of("parents", row), shard.of("valid", row)
+            drafted = valid & (parents >= 0)
+            children = np.bincount(parents[drafted], minlength=len(parents))
+            depth = shard.depths(row)
+            leaves = depth[drafted & (children == 0)]
+            facts.laws |= set(shard.of("law", row)[drafted].tolist())
+            facts.is_chain &= bool((children <= 1).all())
+            facts.is_paths &= bool((children[1:] <= 1).all() and (leaves == depth.max()).all())
+            facts.has_leaf_probs &= bool((shard.of("rest_q", row)[valid] >= 0).all())
+            facts.nodes, facts.depth = max(facts.nodes, int(drafted.sum())), max(facts.depth, int(depth.max()))
+    return [
+        DraftSet(
+            settings=tuple(settings),
+            folder=folder,
+            method=method,
+            exactness=exactness,
+            temperature=temperature,
+            laws=frozenset(DraftSampling(law) for law in facts.laws),
+            is_chain=facts.is_chain,
+            max_nodes=facts.nodes,
+            max_depth=facts.depth,
+            is_paths=facts.is_paths,
+            has_leaf_probs=facts.has_leaf_probs,
+            ran=ran,
+        )
+        for (method, exactness, temperature), facts in found.items()
+    ]
+
+
+@dataclass
+class _Facts:
+    laws: set[int] = field(default_factory=set)
+    is_chain: bool = True
+    is_paths: bool = True
+    has_leaf_probs: bool = True
+    nodes: int = 0
+    depth: int = 0
+
+
+def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:
+    """Why a rule is not to be asked about these drafts; None if it is."""
+    shared = drafts.ran is not None and drafts.ran.noise is Noise.SHARED
+    name = type(verifier).__name__
+    if shared and verifier.noise is not Noise.SHARED:
+        return f"{name} asks for p, and the trace has the tokens that the target had drawn: trace another rule's run"
+    if verifier.noise is Noise.SHARED and not shared:
+        return f"{name} asks for the tokens that the target draws with shared noise, and the trace has p: trace its run"
+    if drafts.temperature < GREEDY_BELOW and drafts.ran is not None and drafts.ran.needs_leaf_probs:
+        if not verifier.needs_leaf_probs:
+            return f"{name} asks for p at temperature 0, and the trace has it at 1, for {type(drafts.ran).__name__}"
+    elif drafts.temperature < GREEDY_BELOW and verifier.needs_leaf_probs and drafts.ran is not None:
+        return f"{name} asks for p and q at temperature 1, and the trace has them at 0: trace its run"
+    try:
+        verifier.check(StandInDrafter(drafts))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Score], Bound]:
+    """Ask rules about all rows of some drafts; those that do not fit, or refuse on the way, say why."""
+    scores = {
+        name: Score(drafts, name, verifier.exactness.value, refusal(verifier, drafts))
+        for name, verifier in verifiers.items()
+    }
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in verifiers}
+    prompts: list[str] = []
+    depths, logged, firsts = [], [], []
+    levels: list[list[float | None]] = [[] for _ in range(drafts.max_depth)]
+    for keys, tree, p in _batches(drafts):
+        prompts += [key.prompt for key in keys]
+        logged += [key.expected_accepted for key in keys]
+        depths.append((tree.depth * tree.valid).amax(-1).numpy())
+        firsts.append(_bounds(tree, p, levels))
+        for name, verifier in verifiers.items():
+            found = scores[name]
+            if found.refused is not None:
+                continue
+            try:
+                stop_law = verifier.stop_law(tree, p)
+                if verifier.exactness is not Exactness.EXACT:
+                    for each in first_token_distances(verifier, tree, p):
+                        found.distance_tv.append(each.tv)
+                        found.distance_kl.append(each.kl)
+            except ValueError as error:  # a group of siblings that only some rows have
+                found.refused = str(error)
+                continue
+            if not torch.isfinite(stop_law).all():
+                found.refused = "its law is not finite on these drafts"
+                continue
+            at = torch.zeros(len(keys), drafts.max_depth + 1, dtype=stop_law.dtype).scatter_add_(
+                1, tree.depth, stop_law
+            )
+            parts[name].append(at[:, 1:].flip(-1).cumsum(-1).flip(-1).numpy())
+    for name, found in scores.items():
+        if found.refused is None:
+            found.prompts, found.depth = prompts, np.concatenate(depths)
+            found.reach, found.logged = np.concatenate(parts[name]), np.array(logged)
+    means = [_mean(values) for values in levels]
+    return list(scores.values()), Bound(prompts, np.concatenate(depths), np.concatenate(firsts), means)
+
+
+def _batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
+    """All rows, those of like size together."""
+    for shard in read_trace(drafts.folder):
+        rows = [
+            row
+            for row, key in enumerate(shard.keys)
+            if (key.method, key.exactness, key.temperature) == (drafts.method, drafts.exactness, drafts.temperature)
+        ]
+        rows.sort(key=shard.width)
+        batch: list[int] = []
+        for row in [*rows, None]:
+            if batch and (row is None or (len(batch) + 1) * (shard.width(row) + 1) * drafts.max_nodes > _NUMBERS):
+                yield _batch(shard, batch)
+                batch = []
+            if row is not None:
+                batch.append(row)
+
+
+def _batch(shard: Shard, rows: list[int]) -> tuple[list[TraceKey], DraftTree, torch.Tensor]:
+    return [shard.keys[row] for row in rows], *unpack(shard.packed(rows))
+
+
+def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) -> np.ndarray:
+    """The bound of every group of sampled siblings of one law, into ``levels``; and each root's."""
+    first = np.full(len(p), np.nan)
+    if tree.draft_probs is None or tree.max_children == 0:
+        return first
+    children = tree.children
+    exists = children >= 0
+    laws = tree.law[:, None].expand(-1, tree.width, -1).gather(2, children.clamp(min=0)).where(exists, -1)
+    same = ((laws == laws[..., :1]) | ~exists).all(-1)
+    count = exists.sum(-1).where(same, 0)
+    for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):
+        for number in range(1, tree.max_children + 1):
+            row, node = ((laws[..., 0] == law) & (count == number)).nonzero(as_tuple=True)
+            if not len(row):
+                continue
+            bound = sibling_bound(p[row, node], tree.draft_probs[row, node], number, law)
+            depth = tree.depth[row, node]
+            for level in depth.unique().tolist():
+                levels[level] += (
+                    [None] * int((depth == level).sum()) if bound is None else bound[depth == level].tolist()
+                )
+            if bound is not None:
+                first[row[depth == 0].numpy()] = bound[depth == 0].numpy()
+    return first
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
