@@ -65,10 +65,11 @@ def measure_methods(
         report: What is shown.
         temperatures: One after the other; by default the sampling's own alone.
     """
-    check_everything(config, known, methods)
+    settings_of(config, known)
     folder = Path(config.out)
     before = earlier.begun(config)
     settle(config)
+    check_components(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
@@ -148,13 +149,12 @@ def measure_methods(
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
-def check_everything(config: DictConfig, known: dict[str, Check], methods: Mapping[str, str]) -> None:
-    """Check all settings and the arguments of all components, before any of them is made.
+def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
+    """Check the arguments of all components, before any of them is made.
 
     Raises:
-        ValueError: Something is unknown, missing, of the wrong type or out of range.
+        ValueError: An argument is unknown, missing or of the wrong type.
     """
-    settings_of(config, known)
     check_settings(plain(config, "engine"), ENGINE, within="engine")
     for section in ("target", *methods.values(), "verifier", "sampling", "dataset", "tracker"):
         component_of(config, section)

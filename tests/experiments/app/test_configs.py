@@ -1,15 +1,23 @@
 """Every YAML composes, and what it names can be made."""
 
+import inspect
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
-from experiments.app.config import CONF, build
+from experiments.app.config import CONF, bootstrap_of, build, plain
+from experiments.app.settings import CHECK_VERIFIER, COMPARE, DEMO, ENGINE, REPLAY, RUN, TRAIN, Check, check_settings
+from experiments.results.statistics import Bootstrap
 from specdec import bundled
+from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -79,8 +87,13 @@ def test_every_option_composes_and_instantiates(
             assert not OmegaConf.missing_keys(config[section])
         assert isinstance(build(config, "sampling"), SamplingParams)
         return
-    made = build(config, group)
-    if group == "target":
+    if group == "engine":
+        check_settings(plain(config, group), ENGINE, within=group)
+        return
+    made = bootstrap_of(config) if group == "bootstrap" else build(config, group)
+    if group == "bootstrap":
+        assert made == Bootstrap()
+    elif group == "target":
         assert isinstance(made, Target)
     elif group == "drafter":
         assert isinstance(made, Drafter) or (name == "none" and made is None)
@@ -153,6 +166,77 @@ def test_wrong_arguments_are_named(overrides: list[str], message: str, configure
 def test_missing_values_are_named(configure: Configure) -> None:
     with pytest.raises(ValueError, match=r"dataset\.file has no value: give dataset\.file="):
         build(configure("run", "dataset=jsonl"), "dataset")
+
+
+# Arguments that no YAML file can hold: objects, and what an experiment sets itself.
+NOT_SETTINGS = {
+    Engine: {"target", "drafter", "verifier"},
+    SamplingParams: {"stream", "logits_processor"},
+}
+
+
+def arguments_of(component: Any) -> set[str]:
+    """Names of all arguments that a component takes by name."""
+    parameters = inspect.signature(component).parameters.values()
+    named = {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    return named - NOT_SETTINGS.get(component, set())
+
+
+def forgotten(given: set[str], component: Any) -> set[str]:
+    """The difference between a YAML file's keys and a component's arguments, in both directions."""
+    wanted = arguments_of(component)
+    loaded = {"name_or_path", "path"} & wanted if getattr(component, "__name__", "") == "from_pretrained" else set()
+    return {key for key in given if key != "_target_"} ^ ((wanted - loaded) | ({"name"} if loaded else set()))
+
+
+@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] != "experiment"])
+def test_every_option_of_a_component_is_in_its_file(group: str, name: str, configure: Configure) -> None:
+    section = configure("run", f"{group}={name}")[group]
+    component = {"engine": Engine, "bootstrap": Bootstrap}.get(group)
+    if component is None:
+        target = section["_target_"]
+        if target is None:
+            return
+        component = get_object(target)
+    found = forgotten({str(key) for key in section}, component)
+    assert not found, f"conf/{group}/{name}.yaml and {component.__qualname__} differ in {sorted(found)}"
+
+
+def test_a_forgotten_option_is_found() -> None:
+    """The check above on a component that has one option more than its file, and on a file with a key too many."""
+
+    def component(size: int, *, fast: bool = True) -> None: ...
+
+    assert forgotten({"size", "fast"}, component) == set()
+    assert forgotten({"size"}, component) == {"fast"}
+    assert forgotten({"size", "fast", "slow"}, component) == {"slow"}
+
+
+def test_every_option_of_the_engine_is_checked() -> None:
+    assert ENGINE.keys() == arguments_of(Engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("run", RUN),
+        ("demo", DEMO),
+        ("compare", COMPARE),
+        ("replay", REPLAY),
+        ("check_verifier", CHECK_VERIFIER),
+        ("train", TRAIN),
+    ],
+)
+def test_every_setting_of_an_application_is_checked(name: str, known: dict[str, Check], configure: Configure) -> None:
+    assert {str(key) for key in configure(name)} == known.keys()
+
+
+@pytest.mark.parametrize("path", [path for path in YAML if path.parent.name != "experiment"], ids=str)
+def test_every_setting_has_a_comment(path: Path) -> None:
+    """Beside the setting or above it; what refers to another setting is explained there."""
+    for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):
+        if re.match(r"[a-z]\w*: *\S", line) and "${" not in line:
+            assert "#" in line or before.startswith("#"), f"conf/{path}: {line}"
 
 
 def test_null_makes_nothing(configure: Configure) -> None:

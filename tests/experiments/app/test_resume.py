@@ -156,7 +156,11 @@ def test_a_complete_run_is_left_alone(
 ) -> None:
     first = run(configure("run", *tiny, *NGRAM))
     files = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    monkeypatch.setattr("specdec.modeling.target.Target.from_pretrained", None)  # no model is loaded for nothing
+
+    def load(*arguments: object, **more: object) -> None:
+        pytest.fail("a model is loaded for nothing")
+
+    monkeypatch.setattr("specdec.modeling.target.Target.from_pretrained", load)
     assert run(configure("run", *tiny, *NGRAM, "resume=true")) == first
     assert "complete already" in capsys.readouterr().out
     assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}

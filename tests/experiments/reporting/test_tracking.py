@@ -117,7 +117,7 @@ def test_one_warning_when_it_fails_and_no_more_calls(
 def test_a_call_that_hangs_is_left_behind(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("experiments.tracking.GRACE", 0.1)
+    monkeypatch.setattr("experiments.reporting.tracking.GRACE", 0.1)
     install(monkeypatch, FakeWandb(slow=what))
     begin = time.monotonic()
     use(WandbTracker("p", timeout=0.1), tmp_path)
@@ -130,7 +130,7 @@ def test_a_call_that_hangs_is_left_behind(
 def test_online_without_a_login_is_recorded_offline(
     trouble: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("experiments.tracking.GRACE", 0.1)
+    monkeypatch.setattr("experiments.reporting.tracking.GRACE", 0.1)
     fake = FakeWandb(**trouble)
     install(monkeypatch, fake)
     use(WandbTracker("p", mode="online", timeout=0.5), tmp_path)
