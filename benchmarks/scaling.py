@@ -1,4 +1,4 @@
-"""How a round's cost grows: ``python -m benchmarks.scaling [--out FOLDER]`` measures and draws one plot per axis.
+"""How a round's cost grows: ``python -m benchmarks.scaling out=FOLDER`` measures and draws one plot per axis.
 
 A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the
 measured time each plot shows two lines. Dashed: the bytes that the round has to move (weights, the rows' keys and
@@ -7,7 +7,6 @@ faster. Dotted: the same and the round's arithmetic at the speed of a large matr
 CPU is soon limited by it (some 16 tokens per forward in bfloat16): that line is what a CPU cannot beat by much.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,10 +17,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.options import option, read_options
+from experiments.reporting import terminal
+from experiments.reporting.table import Column, Table
 from specdec.acceptance import accept
 from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
@@ -103,15 +103,21 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
     return 1000 * statistics.median(times)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    out: Path = option(Path("outputs/scaling"), "folder for scaling.png")
+    repeats: int = option(7, "rounds that are timed at each point", least=1)
+
+
 def main() -> None:
     """Measure every axis, print a table, and write ``scaling.png``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/scaling"))
-    parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
+    arguments = read_options(Options, __doc__)
     arguments.out.mkdir(parents=True, exist_ok=True)
     speed = operations_per_millisecond()
-    table = Table("axis", "value", "round (ms)", "MB moved", "GFLOP", "ms per MB", "of bytes and arithmetic")
+    headings = ("value", "round (ms)", "MB moved", "GFLOP", "ms per MB", "of bytes and arithmetic")
+    table = Table([Column("axis", "left"), *(Column(heading) for heading in headings)])
     plt.switch_backend("Agg")
     figure, panels = plt.subplots(1, len(AXES), figsize=(15, 3.6), constrained_layout=True)
     for (axis, (label, values)), panel in zip(AXES.items(), panels, strict=True):
@@ -128,7 +134,7 @@ def main() -> None:
         arithmetic = (np.array(computed) - computed[0]) / speed
         for i, value in enumerate(values):
             relative = measured[i] / by_bytes[i], measured[i] / (by_bytes[i] + arithmetic[i])
-            table.add_row(
+            table.add(
                 axis, str(value), f"{measured[i]:.1f}", f"{moved[i] / 1e6:.0f}", f"{computed[i] / 1e9:.1f}",
                 *[f"{ratio:.2f}" for ratio in relative],
             )  # fmt: skip
@@ -146,7 +152,7 @@ def main() -> None:
         f"One verify round of a random 110M Llama in bf16, {torch.get_num_threads()} CPU threads", fontsize=11
     )
     figure.savefig(arguments.out / "scaling.png", dpi=120)
-    Console().print(table)
+    terminal.console().print(terminal.render(table))
     print(f"wrote {arguments.out / 'scaling.png'}")
 
 

@@ -30,15 +30,17 @@ class Prompt:
 
 
 class Dataset(Protocol):
-    """Prompts in a fixed order, and how many of them a run takes.
+    """Prompts in a fixed order, and how many of them a run takes."""
 
-    Attributes:
-        count: Prompts to take; None for all.
-        seed: Of the choice.
-    """
+    @property
+    def count(self) -> int | None:
+        """Prompts to take; None for all."""
+        ...
 
-    count: int | None
-    seed: int
+    @property
+    def seed(self) -> int:
+        """Seed of the choice."""
+        ...
 
     def load(self) -> list[Prompt]:
         """All prompts.

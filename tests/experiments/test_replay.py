@@ -199,7 +199,7 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     assert rows["lenient, lenience=0.5"].distance_tv is not None
     assert rows["block"].distance_tv is None
     folder = tmp_path / "replay"
-    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.json", "replay.png"}
+    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.csv", "replay.json", "replay.png"}
     content = json.loads((folder / "replay.json").read_text())
     assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
     assert not math.isnan(content["drafts"][0]["bound_at_1"])
@@ -211,7 +211,7 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     [
         (["trace={tmp}/nothing"], "is not the folder of a run"),
         ([], "trace has no value: give trace=FOLDER"),
-        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose of block, "),
+        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose among block, "),
         (["trace={tmp}", "verifiers=[{{name:lenient,kindness:1}}]"], "verifier lenient has no 'kindness'"),
     ],
 )
