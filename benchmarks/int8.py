@@ -1,12 +1,14 @@
 """Where int8 pays: ``python -m benchmarks.int8 rows=[1,2,4] repeats=20 threads=2 inflate=1b``.
 
-One verify forward of a random 110M Llama over a short prefix, by the number of rows (tokens), in bfloat16 and in three
-ways of int8: ``int8`` as it is, its kernel alone whatever the rows, and ``int8_compact``, which keeps no copy for many
-rows. All of a row count are timed in turn, round after round; the table has medians over the rounds, and medians of the
-rounds' ratios to bfloat16. ``inflate`` takes the bundled target at a larger shape instead of random weights.
+Times one verify forward of a random 110M Llama over a short prefix, for different numbers of rows (tokens): in
+bfloat16, and in int8 in three ways, which are ``int8`` as it is, its kernel alone however many rows there are, and
+``int8_compact``, which keeps no second copy of the weights for many rows. For each number of rows the four take turns,
+round after round; the table shows medians over the rounds, and medians of the rounds' ratios to bfloat16. ``inflate``
+takes the bundled target at a larger shape instead of random weights.
 
-The last columns show how far logits are from those of the same weights (for int8, of scale x integer) in float32, in
-standard deviations of the logits: a dispatch that changed the function would be seen beside bfloat16's own rounding.
+The last columns show how far the logits are from those of the same weights in float32 (for int8: of scale x integer),
+in standard deviations of the logits. An int8 path that computed something else would stand out beside bfloat16's
+rounding.
 """
 
 import copy
@@ -105,7 +107,7 @@ def main() -> None:
         Side("kernel alone", quantized, most, kernel_rows=most),
         Side("int8_compact", quantize(copy.deepcopy(model), "int8_compact"), most),
     ]
-    # What rounds: bfloat16 its own weights, and int8 the products that are computed in float32 without rounded copies.
+    # The same weights without rounding: bfloat16's in float32, and int8's products in float32, without rounded copies.
     exact = {
         "bf16": Side("", copy.deepcopy(model).float(), most),
         "int8": Side("", copy.deepcopy(sides[3].model).float(), most),

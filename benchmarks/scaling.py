@@ -87,7 +87,7 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
 
 
 def operations_per_millisecond() -> float:
-    """Of a large product of bfloat16 matrices."""
+    """The speed of a large product of bfloat16 matrices."""
     a, b = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
     return 2 * 1024 * 2048 * 2048 / milliseconds(lambda: a @ b, 9)
 

@@ -1,11 +1,12 @@
 """What does a rule cost, and what does it bring? ``python -m benchmarks.verifiers rules=[block] nodes=[8]``.
 
-A rule's time is that of ``accept``: both laws and both draws. What it brings are the accepted tokens that it expects
-over plain rejection sampling on the same drafts. Both are of random tables, p and q about as concentrated and as alike
-as a target's and its drafter's; for what rules bring on real ones see ``experiments.replay``. A rule that costs c more
-per round and accepts g more tokens than rejection's a pays where a round takes longer than c (a + 1) / g, all else
-included; the last columns say so in milliseconds, and in parameters of a target whose forward takes that long, by the
-forward of a 110M one here. Use all cores and an otherwise idle machine.
+The cost of a rule is the time of ``accept``: both laws and both draws. What it brings is how many more tokens it
+expects to accept than rejection sampling on the same drafts. Both are measured on random tables, with p and q about as
+concentrated and as similar as those of a target and its drafter; ``experiments.replay`` shows what rules bring on real
+ones. Let rejection sampling accept a tokens per round. A rule that accepts g more and costs c more time per round pays
+where a whole round takes longer than c (a + 1) / g. The last columns give this in milliseconds, and as the number of
+parameters of a target whose forward takes that long, scaled from the forward of a 110M target here. Use all cores and
+an otherwise idle machine.
 """
 
 import statistics
@@ -48,9 +49,9 @@ class Case:
 
     Attributes:
         name: In words.
-        shape: Of every row.
-        law: Of every node.
-        tokens, p, q: Of the rows; p and q are each in one tensor as the engine has them.
+        shape: Shape of every row's tree.
+        law: How every node is drawn.
+        tokens, p, q: Tables of all rows, in one tensor each, as in the engine.
     """
 
     name: str

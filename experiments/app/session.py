@@ -23,7 +23,7 @@ Plot = Callable[[Summary, Path, str], Path | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a measurement is told, and what it leaves behind.
+    """A measurement: takes records as they come, and writes and shows everything at its end.
 
     Attributes:
         folder: Takes ``records.jsonl`` as it goes, then ``summary.json`` and the pictures.

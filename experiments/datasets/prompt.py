@@ -1,4 +1,4 @@
-"""What a dataset yields, and which of it a run takes."""
+"""Prompts, and which of a dataset's prompts a run takes."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ class Prompt:
     Attributes:
         id: Unique in its dataset and stable: random streams and comparisons between runs hang on it.
         turns: What the user says, turn by turn; a method's own answers stand between them.
-        category: Of a task; results are reported by category too.
+        category: The task's category; results are reported by category, too.
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
     """
 

@@ -46,7 +46,7 @@ LAWS = {
 }
 """How drafts are drawn, with the table's words for it."""
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
-"""The same where drafter and target share their noise."""
+"""The ways of drafting, with the table's words, where drafter and target share their noise."""
 ROWS = {"dense": ("dense",), "mixed": KINDS, "one-hot": ("one_hot",)}
 SHARED_LEVEL = 1e-6
 """p-values below this are taken for a bias, not for chance, over all cases."""
@@ -60,7 +60,7 @@ class Case:
         shape: Name of the tree.
         law: How it was drawn.
         rows: Kind of the tables' rows.
-        temperature: Of p and q.
+        temperature: Temperature of p and q.
         tv: Largest total variation to the target, or to what the rule is EXACT_WRT.
         target_tv: Largest total variation to the target.
         accepted: Expected accepted tokens, of the rule.
@@ -85,7 +85,7 @@ class SharedCase:
         shape: Name of the tree.
         law: How it was drawn.
         rows: Kind of the tables' rows.
-        temperature: Of p and q.
+        temperature: Temperature of p and q.
         differing: Outputs that are not plain decoding's.
         p_value: The smallest, of plain decoding against the target's law.
         accepted: Mean of accepted tokens; of COUPLED drafts in closed form.
@@ -132,7 +132,7 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
 def shared_cases(
     rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequence[float], streams: int
 ) -> Iterator[SharedCase]:
-    """The same of a rule with shared noise, and of all ways of drafting."""
+    """Every combination for a rule with shared noise, with all ways of drafting."""
     for shape_name, shape in SHAPES.items():
         for law in SHARED_LAWS:
             if not takes(rule, shape, law):

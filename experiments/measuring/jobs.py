@@ -1,4 +1,4 @@
-"""What is measured: one sample of one prompt, tokenized turn by turn."""
+"""Jobs: one sample of one prompt each, tokenized turn by turn."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from specdec.engine.text import encode_prompt
 from specdec.requests import SamplingParams
 
 BETWEEN_TURNS = "\n\n"
-"""What separates an answer from the next turn where the target has no chat template."""
+"""Separates an answer from the next turn where the target has no chat template."""
 
 
 @dataclass(frozen=True)

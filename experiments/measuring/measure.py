@@ -114,15 +114,15 @@ def _measure_batch(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of one turn.
+    """The outcome of one turn.
 
     Attributes:
         job: What the engine was given.
         done: What it returned; None if the call raised or was not made.
         error: Why it counts for nothing.
         traceback: Where an exception came from.
-        seconds: Of the whole call.
-        stage_seconds: Of the whole call.
+        seconds: Time of the whole call.
+        stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
     """
 
@@ -269,7 +269,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
-    """What plain decoding returned, where the answer should equal it: a greedy one to the very same prompt."""
+    """Plain decoding's answer, where the other one should equal it: greedy, and to the very same prompt."""
     if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
         return None
     # Different answers make different prompts of the next turn, after which nothing is to be compared.

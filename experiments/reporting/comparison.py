@@ -107,7 +107,7 @@ def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """What a reader of the table has to know."""
+    """Sentences that a reader of the table needs: unfinished runs, different devices, failed prompts."""
     notes = [
         f"INCOMPLETE: {short(run.folder)} has not finished its {run.summary.planned} prompts"
         for run in runs

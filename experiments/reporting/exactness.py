@@ -17,7 +17,8 @@ HEADERS = {
     "weighted transport": "w. tr",
     "greedy multi-path": "paths",
 }
-"""Of the known rules that the table shows, narrow: with all of them a row has 80 columns. Block is traversal there."""
+"""Short headings of the known rules: with all of them a row has 80 characters. Block has none, because it equals
+traversal on chains and takes nothing else."""
 
 
 def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:

@@ -22,7 +22,7 @@ CONTEXTS = (
 COLUMNS = (
     Column("T"),
     Column("drafts", "left", fold=True, max_width=22),
-    Column("rule (exactness)", "left", fold=True),
+    Column("rule (exactness)", "left", fold=True, min_width=16),
     Column("accepted\nper round"),
     Column("over the\nbaseline"),
     Column("at\nleast 1"),
@@ -101,7 +101,7 @@ def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float)
 
 
 def _repeated(table: Table) -> Table:
-    """The same with temperature and drafts in every row, for media that draw no sections."""
+    """A copy that names temperature and drafts in every row, for media that draw no sections."""
     made = Table(table.columns, table.title, table.notes)
     head = table.rows[0][:2]
     for row in table.rows:
@@ -150,11 +150,11 @@ def _plain(each: DraftSetFigures) -> dict[str, Any]:
 
 
 def remarks(done: Sequence[DraftSetFigures]) -> list[str]:
-    """What a reader of the table has to know besides, refusals above all."""
+    """Sentences that a reader of the table needs: the bound's meaning, refusals, and the compression's effect."""
     notes = [
-        "Bound: the probability of accepting one of the root's sampled siblings, over their draws, that no lossless "
-        "rule exceeds (optimal transport); of the first position only, whatever the rule does below. A rule's own "
-        "figure is of the drafts that were drawn, and may lie above it by chance."
+        "Bound: the largest probability with which a lossless rule can accept one of the root's sampled siblings "
+        "(optimal transport), averaged over their draws. It is for the first position only. A rule's own figure is "
+        "for the drafts that were drawn, and may lie above the bound by chance."
     ]
     refused: dict[tuple[str, str], dict[str, str]] = {}
     for each in done:
@@ -171,8 +171,8 @@ def remarks(done: Sequence[DraftSetFigures]) -> list[str]:
         row = max(errors, key=lambda each: each.error[1] if each.error else 0.0)
         assert mean.error is not None and row.error is not None
         notes.append(
-            f"What compression does: the rule that ran expects at most {mean.error[0]:+.1g} accepted tokens per round "
-            f"here over what it had expected then ({mean.label}, T={mean.drafts.temperature:g}), in a single round at "
-            f"most {row.error[1]:.1g}."
+            f"Effect of compression: asked again here, the rule that ran expects at most {mean.error[0]:+.1g} more "
+            f"accepted tokens per round than when it ran ({mean.label}, T={mean.drafts.temperature:g}); "
+            f"in a single round the difference is at most {row.error[1]:.1g}."
         )
     return notes

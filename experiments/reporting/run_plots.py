@@ -158,7 +158,7 @@ def _milliseconds(method: MethodSummary, stage: str) -> float:
 
 
 def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> None:
-    """What the picture shows, of what, by which kind of rule, and whether the run is complete."""
+    """Title a picture: what it shows, the run's conditions, the kind of rule, and whether the run is complete."""
     rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:

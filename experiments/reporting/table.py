@@ -24,7 +24,7 @@ class Column:
     """A column.
 
     Attributes:
-        heading: What it shows, with the unit if it has one. Line breaks are where a narrow table may break it.
+        heading: What it shows, with the unit if it has one. It may hold line breaks; one behind a hyphen splits a word.
         align: Side to which its cells are aligned.
         fold: Long cells may be broken into lines; else they are kept on one.
         min_width, max_width: Limits in characters, in a terminal.
@@ -39,7 +39,7 @@ class Column:
     @property
     def title(self) -> str:
         """The heading on one line."""
-        return " ".join(self.heading.split())
+        return " ".join(self.heading.replace("/\n", "/").replace("-\n", "").split())
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Cell:
 
     @property
     def line(self) -> str:
-        """All of it on one line."""
+        """Text and parts on one line."""
         return self.joint.join([self.text, *self.more])
 
     @property
     def stacked(self) -> str:
-        """All of it, a part per line."""
+        """Text and parts, each on a line of its own."""
         return "\n".join([self.text, *self.more])
 
 

@@ -20,16 +20,16 @@ class Tracker(Protocol):
     """Takes a run's results. No method raises, and none takes long: a tracker's failure is not the run's."""
 
     def start(self, config: Mapping[str, Any], folder: Path) -> None:
-        """A run begins, with its resolved configuration and its folder."""
+        """A run begins, with this resolved configuration and folder."""
 
     def summary(self, figures: Mapping[str, float]) -> None:
-        """Its final figures, by name."""
+        """The run's final figures, by name."""
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Its rows per prompt."""
+        """A table of the run, with a row per prompt."""
 
     def finish(self, exit_code: int) -> None:
-        """It has ended."""
+        """The run has ended."""
 
 
 class NullTracker:
@@ -59,7 +59,7 @@ class WandbTracker:
         group: Runs of one experiment.
         tags: To find it by.
         job_type: What kind of run it is.
-        name: Of the run; None lets wandb choose.
+        name: The run's name; None lets wandb choose.
         entity: Team or user; None is the account's default.
         mode: ``"offline"`` keeps everything on disk for ``wandb sync``; ``"online"`` needs a login.
         timeout: Seconds that any call may take, about; ten times as many for the upload at the end.

@@ -1,4 +1,4 @@
-"""What a comparison of runs consists of: which may be compared, and a named row per method, temperature and run."""
+"""Comparing runs: which ones may be compared, and a named row per method, temperature and run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def dataset_name(run: Run) -> str:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """What all runs share."""
+    """The conditions that all runs share, in words."""
     shared = []
     for value in (
         _SAME["target"],

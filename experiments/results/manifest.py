@@ -1,4 +1,4 @@
-"""What made a result: configuration, versions, machine, code, seeds."""
+"""The manifest: the configuration, versions, machine, code and seeds that made a result."""
 
 import json
 import platform

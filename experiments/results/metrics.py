@@ -1,4 +1,4 @@
-"""What is counted in a run: pure functions over ``Step`` and tokens.
+"""The figures of a run: pure functions over ``Step`` and tokens.
 
 Steps that ended in an error decided nothing and are left out. A figure that has nothing to be computed from is None.
 """
@@ -24,7 +24,7 @@ def mean_acceptance_length(steps: Iterable[Step]) -> float | None:
 
 
 def expected_mean_acceptance_length(steps: Iterable[Step]) -> float | None:
-    """The same with every round's expectation over the acceptance randomness, given what was drafted.
+    """The mean acceptance length with every round's expected accepted tokens, given its draft, in place of the drawn.
 
     It has less sampling noise than ``mean_acceptance_length`` and the same expectation.
     """

@@ -1,4 +1,4 @@
-"""One JSON line per prompt, sample and method: the source of truth, from which every figure can be recomputed."""
+"""Records: one JSON line per prompt, turn, sample and method, from which every figure can be computed again."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from specdec.types import Step
 RECORDS = "records.jsonl"
 
 PLAIN = "plain"
-"""What results call plain decoding, the baseline."""
+"""The name of plain decoding, the baseline, in all results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one method did with one prompt.
+    """One method's output for one prompt, and how it came about.
 
     Attributes:
         prompt: Id of the prompt.
@@ -28,7 +28,7 @@ class Record:
         sample: Number of the sample, from 0.
         method: Name of the method.
         exactness: What its verifier promises (``Exactness``); None for plain decoding.
-        temperature: Of the request.
+        temperature: The request's temperature.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
         prompt_tokens: Length of the prompt.
@@ -44,8 +44,8 @@ class Record:
         expected_accepted: Their expectations.
         proposed_depth: Depth of every round's longest branch.
         proposed_nodes: Drafted nodes of every round.
-        distance_tv, distance_kl: Of a lossy rule, how far the law of every round's first token is from p
-            (``experiments.tracing.distance``); empty for an exact one.
+        distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p
+            (``experiments.tracing.distance``); empty for an exact rule.
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
@@ -107,7 +107,7 @@ class RecordWriter:
     """Writes records to a file, each on the disk before the next begins.
 
     Args:
-        path: Of the file.
+        path: The file's path.
         append: Go on with a file that exists; else it must be new.
 
     Raises:
@@ -140,7 +140,7 @@ def _line(record: Record) -> str:
 
 
 def replace_records(path: Path, records: Iterable[Record]) -> None:
-    """Put these in the place of what a file holds; whatever happens, it has the old ones or the new ones."""
+    """Replace a file's records; whatever happens, it has the old ones or the new ones."""
     new = path.with_suffix(".new")
     new.write_text("".join(_line(record) for record in records), encoding="utf-8")
     os.replace(new, path)

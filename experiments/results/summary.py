@@ -39,13 +39,13 @@ class MethodSummary:
     Attributes:
         method: Its name.
         exactness: What its verifier promises; None for plain decoding.
-        temperature: Of the requests.
+        temperature: The requests' temperature.
         finished: Records without a failure; all figures are of these.
         failed: Failures.
         errors: What happened in them, with how often.
         tokens: Emitted, after cuts.
         rounds: Target forwards, prefill not counted.
-        mean_acceptance_length: And its bootstrap interval over prompts, and its expectation given the drafts.
+        mean_acceptance_length: With its bootstrap interval over prompts, and its expectation given the drafts.
         distance_tv: How far a lossy rule's distribution of a round's first token is from p: the mean total variation
             over rounds, with its interval over prompts. None for an exact rule, or where it is not known.
         distance_kl: The same as the KL distance, in nats; None also where it is infinite in any round.
@@ -109,7 +109,7 @@ class Summary:
         complete: All planned prompts have finished.
         planned: Prompts times samples that were to run with every method (at every temperature), every turn of a
             conversation being a prompt.
-        confidence: Of the intervals.
+        confidence: Level of the intervals.
         methods: The baseline first.
     """
 
@@ -134,7 +134,7 @@ def summarize(
     """All figures of a run, from its records alone.
 
     Args:
-        records: Of all methods, and of several temperatures perhaps.
+        records: Records of all methods, at one or several temperatures.
         planned: Records that every method was to have at every temperature.
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.

@@ -10,7 +10,7 @@ from specdec.engine.clock import STAGES
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """What was timed as one: a turn of a prompt, or of as many as the engine has slots.
+    """A batch that was timed as one: a turn of one prompt, or of as many prompts as the engine has slots.
 
     ``ids`` are the prompts of the batch in all of its turns: what belongs together when prompts are resampled.
     """

@@ -1,4 +1,4 @@
-"""The most that a lossless rule can accept of one group of siblings, at the vocabulary of a trace."""
+"""The most that a lossless rule can accept of one group of siblings, for vocabularies as large as a trace's."""
 
 import torch
 from jaxtyping import Float
@@ -11,10 +11,10 @@ from verifiers.transport import optimal_acceptance
 def sibling_bound(
     p: Float[Tensor, "row vocab"], q: Float[Tensor, "row vocab"], children: int, law: DraftSampling
 ) -> Float[Tensor, " row"] | None:
-    """The probability, over the draws of some siblings, that a lossless rule accepts one of them, at most.
+    """The largest probability, over the draws of some siblings, with which a lossless rule can accept one of them.
 
-    ``optimal_acceptance``, whose form for siblings without replacement enumerates all tuples; here they are summed up
-    front to front, so that two or three of them are no matter of the vocabulary. None for more of those.
+    For siblings drawn without replacement ``optimal_acceptance`` would enumerate all tuples of tokens. Here two or
+    three siblings are added up by cumulative sums, so a large vocabulary is no obstacle. None for more than three.
     """
     if law is DraftSampling.IID or children == 1:
         return optimal_acceptance(p, q, children, DraftSampling.IID)

@@ -1,16 +1,16 @@
-"""Trees and tables of a round, compressed: what a rule needs to be asked again, at any size of vocabulary.
+"""Trees and tables of a round, compressed: all that a rule needs to be asked again, for any size of vocabulary.
 
-Of every node are kept, exactly, the most probable tokens under p and under q, until what is left of either law is at
-most ``dropped`` of the total variation between the two (of 1, where there is no q), and always the tokens that were
-drafted below it; all others become **one more token**, with what is left of p and of q. So the tables still sum to one,
-and a rule can be asked them as they are. The total variation is what a rejected token leaves of p, to be divided by:
-where p and q are next to equal, what is dropped has to be little beside it.
+Every node keeps its most probable tokens, under p and under q, with their exact probabilities, and the tokens that were
+drafted below it. All other tokens become **one more token**, with what is left of p and of q. So the tables still sum
+to one, and a rule takes them as they are. Tokens are kept until what is left of p, and of q, is at most ``dropped``
+times the total variation between p and q (``dropped`` itself, where there is no q). It is measured against the total
+variation because a rejected token's residual is divided by it: where p and q are nearly equal, little may be dropped.
 
-What that changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
-gives, asked the compressed tables, exactly what it would give if the target's law p were p' = p on the kept tokens
-and proportional to q on the others. p' is as close to p, in total variation, as the mass that p has there: at most
-``dropped``, at every node. A single chain under rejection sampling is not changed at all. Rules that look at the
-entropy or the ranks of p (lossy ones) see one token in the place of the others.
+What this changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
+gives exactly what it would give on uncompressed tables for a slightly different target p'. This p' equals p on the kept
+tokens and is proportional to q on the others, so its total variation to p is at most ``dropped``, at every node. A
+single chain under rejection sampling is not changed at all. Rules that look at the entropy or the ranks of p (lossy
+ones) see one token in the place of the merged ones.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 DROPPED = 1e-2
-"""Share of the total variation of p and q that the tokens which are not kept have at most, of either law."""
+"""The largest probability, under p and under q, that the merged tokens may have: as a share of the total variation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Packed:
         counts: Kept tokens of every node.
         ids, p, q: The kept tokens of all nodes and rows, one after the other, ascending in each node. q is zero where
             the node has none.
-        rest_p, rest_q: What the other tokens have together, exactly 0 where there are none. ``rest_q`` is -1 where
-            the node has no q.
+        rest_p, rest_q: The other tokens' probability together, exactly 0 where there are none. ``rest_q`` is -1
+            where the node has no q.
     """
 
     tokens: Int[np.ndarray, "batch node"]
@@ -82,11 +82,11 @@ def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dr
     keep[:, 0, 0] = first | ((entry == 0) & drafted).any(1)  # where the rest was sent
     keep &= valid[..., None]
 
-    def rest(law: Tensor) -> np.ndarray:
-        return law.masked_fill(keep, 0).sum(-1).cpu().numpy().astype(np.float32)
+    def rest(probs: Tensor) -> np.ndarray:
+        return probs.masked_fill(keep, 0).sum(-1).cpu().numpy().astype(np.float32)
 
-    def kept(law: Tensor) -> np.ndarray:
-        return law[keep].float().cpu().numpy()
+    def kept(probs: Tensor) -> np.ndarray:
+        return probs[keep].float().cpu().numpy()
 
     rest_p = np.where(valid.cpu().numpy(), rest(p), 0).astype(np.float32)
     no_q = np.full((batch, nodes), -1, dtype=np.float32)
@@ -143,13 +143,13 @@ def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]
 
 
 def _top(
-    law: Float[Tensor, "batch node vocab"], most: Float[Tensor, "batch node 1"]
+    probs: Float[Tensor, "batch node vocab"], most: Float[Tensor, "batch node 1"]
 ) -> Bool[Tensor, "batch node vocab"]:
-    """The most probable tokens, until no more than ``most`` is left; none of probability zero."""
-    ordered, ids = law.sort(dim=-1, descending=True, stable=True)
+    """Marks the most probable tokens that leave no more than ``most``; none of probability zero."""
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     # From the smallest upwards: what is left must not drown in the rounding of a sum near one.
     left = ordered.flip(-1).double().cumsum(-1).flip(-1)
-    return torch.zeros_like(law, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
+    return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
 
 
 def _depth(parents: np.ndarray) -> np.ndarray:

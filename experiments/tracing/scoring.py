@@ -1,4 +1,4 @@
-"""Every rule's expectation on the very drafts of a trace. No acceptance is sampled: rules differ by what they are."""
+"""How many tokens every rule expects to accept on the very drafts of a trace. No acceptance is sampled."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,22 +18,22 @@ from specdec.requests import GREEDY_BELOW
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
 
-_NUMBERS = 2**18  # in a batch's table: 2 MB, which the caches still like
+_NUMBERS = 2**18  # entries of a batch's table at most: 2 MB, which fits into the processor's caches
 
 
 @dataclass(frozen=True)
 class DraftSet:
-    """The drafts that are scored together: of one method of one run, at one temperature.
+    """The drafts that are scored together: those of one method in one run, at one temperature.
 
     Attributes:
-        settings: What tells them from other drafts of the replay.
-        folder: Of the run.
-        method, exactness: Of the rule that ran, and so made the contexts.
-        temperature: Of the requests.
+        settings: Overrides that tell these drafts from the replay's others.
+        folder: The run's folder.
+        method, exactness: The method that ran, and what its rule promises; it has made the contexts.
+        temperature: The requests' temperature.
         laws: How nodes were drawn.
         is_chain: No node has two children.
-        max_nodes, max_depth: Of any tree, root not counted.
-        is_paths, has_leaf_probs: As of a ``Drafter``.
+        max_nodes, max_depth: The largest of any tree, root not counted.
+        is_paths, has_leaf_probs: As for a ``Drafter``.
         ran: The rule that ran, if it is known.
     """
 
@@ -62,9 +62,9 @@ class Score:
         refused: Why it was not asked; None if it was.
         prompts: Id of every row's prompt.
         depth: Depth of every row's longest branch.
-        reach: Probability of accepting at least 1, 2, … tokens, by row.
-        logged: What the rule that ran had expected.
-        distance_tv, distance_kl: By row, of a rule that is not exact.
+        reach: For every row, the probability of accepting at least 1, 2, … tokens.
+        logged: For every row, the accepted tokens that the rule that ran had expected.
+        distance_tv, distance_kl: For every row, how far a rule that is not exact is from the target.
     """
 
     drafts: DraftSet
@@ -86,13 +86,13 @@ class Score:
 
 @dataclass
 class Bound:
-    """The optimum of every level, by depth of the siblings (from 1), of the sampled ones.
+    """The most that any lossless rule can accept, for every group of sampled siblings.
 
     Attributes:
         prompts: Id of every row's prompt.
         depth: Depth of every row's longest branch.
         first: ``sibling_bound`` at every row's root; NaN where it is not known.
-        levels: Mean over all groups of siblings of a depth; None where it is not known.
+        levels: Mean over all groups of siblings at depth 1, 2, …; None where it is not known.
     """
 
     prompts: list[str]
@@ -101,7 +101,7 @@ class Bound:
     levels: list[float | None]
 
 
-class StandInDrafter(Drafter):
+class TracedDrafter(Drafter):
     """Stands for the drafter that made a trace, so that a rule's own check decides whether it fits."""
 
     def __init__(self, drafts: DraftSet):
@@ -110,20 +110,20 @@ class StandInDrafter(Drafter):
         self.has_leaf_probs = self.leaf_probs = drafts.has_leaf_probs
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """It has nothing to bind."""
+        """Not called: nothing is decoded."""
         raise NotImplementedError
 
     def propose(self, slots: Slots) -> DraftTree:
-        """It proposes nothing more."""
+        """Not called: the drafts are in the trace."""
         raise NotImplementedError
 
 
 def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None = None) -> list[DraftSet]:
-    """What a run's trace holds, by method and temperature.
+    """The drafts in a run's trace, by method and temperature.
 
     Args:
-        folder: The run's.
-        settings: What tells its drafts from other runs'.
+        folder: The run's folder.
+        settings: Overrides that tell its drafts from other runs'.
         ran: The rule that ran, if it is known.
 
     Raises:
@@ -186,7 +186,7 @@ def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:
     elif drafts.temperature < GREEDY_BELOW and verifier.needs_leaf_probs and drafts.ran is not None:
         return f"{name} asks for p and q at temperature 1, and the trace has them at 0: trace its run"
     try:
-        verifier.check(StandInDrafter(drafts))
+        verifier.check(TracedDrafter(drafts))
     except ValueError as error:
         return str(error)
     return None
@@ -236,7 +236,7 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
 
 
 def _batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
-    """All rows, those of like size together."""
+    """All rows in batches, with rows of similar size together."""
     for shard in read_trace(drafts.folder):
         rows = [
             row
@@ -258,7 +258,7 @@ def _batch(shard: Shard, rows: list[int]) -> tuple[list[TraceKey], DraftTree, to
 
 
 def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) -> np.ndarray:
-    """The bound of every group of sampled siblings of one law, into ``levels``; and each root's."""
+    """Put the bound of every group of siblings that were drawn alike into ``levels``, and return each root's."""
     first = np.full(len(p), np.nan)
     if tree.draft_probs is None or tree.max_children == 0:
         return first

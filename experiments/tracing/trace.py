@@ -27,9 +27,9 @@ class TraceKey:
     """Which round of which request, and what became of it.
 
     Attributes:
-        method, exactness, temperature: As in ``Record``: of the rule that ran.
+        method, exactness, temperature: As in ``Record``, of the method that ran.
         prompt, turn, sample, category: As in ``Record``.
-        round: Of the request, from 0.
+        round: Number of the request's round, from 0.
         accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
     """
 
@@ -46,7 +46,7 @@ class TraceKey:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What no two rows of a run share."""
+        """Identifies the row: no two rows of a run have the same place."""
         return self.method, self.temperature, self.prompt, self.turn, self.sample, self.round
 
 
@@ -67,7 +67,7 @@ class TraceWriter:
     """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         dropped: See ``experiments.tracing.compressed``.
     """
 

@@ -61,7 +61,7 @@ class SamplesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All of it.
+    """All settings of the recipe.
 
     Attributes:
         out: Folder of the finished models.
