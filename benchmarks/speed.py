@@ -103,7 +103,7 @@ def compare(
 ) -> Result:
     """Time two functions of the repeat's number in turn; the ratio is theirs over ours.
 
-    Both go through all repeats once before, so that what is done once (kernels chosen, forwards recorded) is done.
+    Both go through all repeats once before, so that what is done once (choosing kernels, capturing forwards) is done.
     """
     for repeat in range(repeats):
         ours(repeat)

@@ -23,7 +23,7 @@ from benchmarks.rules import NAMES, make_rules
 from benchmarks.speed import llama_110m
 from experiments.reporting import terminal
 from experiments.reporting.table import Cell, Column, Emphasis, Table
-from experiments.tracing.scoring import DraftSet, refusal
+from experiments.tracing.draft_sets import DraftSet, refusal
 from specdec.acceptance import accept
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import launch
 from experiments.app.config import bootstrap_of, plain, settings_of
-from experiments.app.replaying import named_verifiers, replay_runs
-from experiments.app.settings import REPLAY
+from experiments.app.replaying import named_verifiers, replay_runs, verifier_names
+from experiments.app.settings import REPLAY, did_you_mean
 from experiments.results.runs import jobs_of
 from experiments.tracing.figures import DraftSetFigures
 
@@ -29,6 +29,8 @@ def replay(config: DictConfig) -> list[DraftSetFigures]:
     settings_of(config, REPLAY)
     bootstrap = bootstrap_of(config)
     rules = named_verifiers(plain(config, "verifiers"))
+    if config.baseline not in {*rules, *verifier_names()}:
+        raise ValueError(f"baseline: there is no verifier {config.baseline!r}{did_you_mean(config.baseline, rules)}")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folders = jobs_of(Path(config.trace))

@@ -12,9 +12,10 @@ from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.manifest import read_manifest
 from experiments.results.statistics import Bootstrap
+from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, DraftSetFigures, figures
 from experiments.tracing.orderings import orderings
-from experiments.tracing.scoring import find_drafts, score
+from experiments.tracing.scoring import score
 from specdec.interfaces import Verifier
 
 
@@ -51,9 +52,14 @@ def replay_runs(
     return done
 
 
+def verifier_names() -> list[str]:
+    """The names of the files in ``conf/verifier``."""
+    return sorted(path.stem for path in (CONF / "verifier").glob("*.yaml"))
+
+
 def named_verifiers(given: Any) -> dict[str, Verifier]:
     """Rules by the names of their files in ``conf/verifier``, with other arguments if they are given."""
-    names = sorted(path.stem for path in (CONF / "verifier").glob("*.yaml"))
+    names = verifier_names()
     entries = names if given is None else given if isinstance(given, list) else [given]
     found: dict[str, Verifier] = {}
     for entry in entries:

@@ -59,7 +59,7 @@ def measure(
     Args:
         contenders: The baseline first. All with the same batch size.
         jobs: What to measure.
-        warmup: Prompts that every contender decodes first, off the record; an exception there is not caught.
+        warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         write: Takes the records.
         finished: Numbers of batches that an earlier call has measured, and that this one passes over.
         template: Further arguments of the chat template.

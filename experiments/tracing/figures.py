@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums, totals
-from experiments.tracing.scoring import Bound, DraftSet, Score
+from experiments.tracing.draft_sets import DraftSet
+from experiments.tracing.scoring import Bound, Score
 
 RAN = "as it ran"
 """Name of the rule that ran: it is asked again, to see how much the trace's compression changes."""

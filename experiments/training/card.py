@@ -10,7 +10,7 @@ from experiments.training.config import Recipe
 
 
 def model_card(facts: dict[str, object], config: Recipe) -> str:
-    """The model card in Markdown, from what the stages recorded."""
+    """The model card in Markdown, from the facts that the stages noted."""
     named = ("tokenizer", "target", "samples", "drafter", "medusa", "seed", "mixed_precision")
     recipe = yaml.safe_dump({name: value for name, value in asdict(config).items() if name in named}, sort_keys=False)
     return f"""# Model card: the bundled models

@@ -36,6 +36,14 @@ class FitConfig:
     warmup: int = 50
     save_every: int = 100
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "length", "warmup", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"fit.{name}={getattr(self, name)}: give at least 1")
+        if self.warmup > self.steps:
+            # The decay would begin before the first step, with a negative learning rate.
+            raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
+
 
 class Windows:
     """Shuffled windows of a token sequence; what step ``s`` sees depends on the seed and ``s`` only.

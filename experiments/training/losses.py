@@ -58,6 +58,8 @@ def medusa_distillation(target: PreTrainedModel, *, decay: float = 0.8) -> Loss:
         with torch.no_grad():
             hidden = target.base_model(input_ids=tokens[:, :-1]).last_hidden_state
             target_probs = output_layer(hidden).float().softmax(-1)
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(next(heads.parameters()).dtype)  # the target is in bfloat16, the heads in float32
         logits = heads(hidden)
         total = logits.new_zeros(())
         for index, head_logits in enumerate(logits):

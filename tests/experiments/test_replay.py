@@ -20,9 +20,10 @@ from experiments.replay import _override, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
 from experiments.tracing.bounds import sibling_bound
+from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
 from experiments.tracing.orderings import orderings
-from experiments.tracing.scoring import find_drafts, refusal, score
+from experiments.tracing.scoring import score
 from experiments.tracing.trace import TraceWriter
 from specdec.exactness.enumeration import Drafts, Tables, enumerate_drafts, enumerate_outcome
 from specdec.interfaces import Round, Verifier
@@ -188,7 +189,7 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
     (found,) = replay(configure("replay", f"trace={tmp_path / 'out'}", *more))
     shown = capsys.readouterr().out
-    for text in ("block (exact)", "typical (lossy)", "lenience=0.5", "identical contexts", "no lossless rule exceeds"):
+    for text in ("block (exact)", "typical (lossy)", "lenience=0.5", "identical contexts", "with which a lossless rule can accept one of the root's"):
         assert text in " ".join(shown.split()), text
     assert found.error is not None
     assert found.error[1] < 0.05
@@ -212,6 +213,9 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
         (["trace={tmp}/nothing"], "is not the folder of a run"),
         ([], "trace has no value: give trace=FOLDER"),
         (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose among block, "),
+        (["trace={tmp}", "baseline=rejecton"], "baseline: there is no verifier 'rejecton': did you mean rejection?"),
+        (["trace={tmp}", "threads=0"], "threads=0: give an integer of at least 1, or null"),
+        (["trace={tmp}", "+bound=1"], "there is no bound: choose among trace, verifiers, baseline, "),
         (["trace={tmp}", "verifiers=[{{name:lenient,kindness:1}}]"], "verifier lenient has no 'kindness'"),
     ],
 )

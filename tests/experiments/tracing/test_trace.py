@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from experiments.results.records import Record, read_records
 from experiments.run import run
-from experiments.tracing.scoring import find_drafts, score
+from experiments.tracing.draft_sets import find_drafts
+from experiments.tracing.scoring import score
 from experiments.tracing.trace import FOLDER, Shard, read_trace, shards
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
