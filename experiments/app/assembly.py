@@ -16,7 +16,7 @@ from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.session import Plot, Session, check
 from experiments.app.settings import ENGINE, Check, check_settings
-from experiments.datasets.prompt import choose, fingerprint, warmup_texts
+from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
 from experiments.reporting.table import Table
@@ -90,22 +90,11 @@ def measure_methods(
     ]
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
-    turns = sum(len(prompt.turns) for prompt in prompts)
-    facts |= {
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "target": {
-            "name": target.name,
-            "parameters": target.num_parameters,
-            "bytes_per_weight": round(target.bytes_per_weight, 4),
-            "kv_bytes_per_position": engine.runner.bytes_per_token,
-        },
-        "exactness": {contender.method: contender.exactness for contender in contenders},
-        "seeds": {"sampling": sampling.seed, "dataset": config.dataset.get("seed"), "bootstrap": bootstrap.seed},
-        "chat_template": bool(tokenizer.chat_template) and any(prompt.chat for prompt in prompts),
-        "planned": turns * sampling.n,
-        "series": len(contenders) * len(samplings),
-        "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
+    facts |= facts_of(target, contenders, prompts, samplings)
+    facts["seeds"] = {
+        "sampling": sampling.seed,
+        "dataset": config.dataset.get("seed"),
+        "bootstrap": bootstrap.seed,
     }
     folder.mkdir(parents=True, exist_ok=True)
     resolved = plain_whole(config)
@@ -129,7 +118,7 @@ def measure_methods(
         bootstrap=bootstrap,
         tracker=tracker,
         tables=report.tables,
-        title=title(target, samplings, f"{amount(len(prompts), turns)}, batch {engine.max_batch_size}"),
+        title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
@@ -147,6 +136,35 @@ def measure_methods(
 
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
+
+
+def facts_of(
+    target: Target, contenders: Sequence[Contender], prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]
+) -> dict[str, Any]:
+    """What the manifest says about a run besides its configuration.
+
+    Args:
+        target: The target.
+        contenders: All methods, the baseline first.
+        prompts: The prompts that are measured.
+        samplings: One per temperature.
+    """
+    template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
+    return {
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "target": {
+            "name": target.name,
+            "parameters": target.num_parameters,
+            "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "kv_bytes_per_position": contenders[0].engine.runner.bytes_per_token,
+        },
+        "exactness": {contender.method: contender.exactness for contender in contenders},
+        "chat_template": template and any(prompt.chat for prompt in prompts),
+        "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
+        "series": len(contenders) * len(samplings),
+        "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
+    }
 
 
 def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
@@ -229,9 +247,10 @@ def plain_whole(config: DictConfig) -> dict[str, Any]:
     return {str(name): plain(config, str(name)) for name in config}
 
 
-def amount(prompts: int, turns: int) -> str:
+def amount(prompts: Sequence[Prompt]) -> str:
     """How much is measured, in words."""
-    return f"{prompts} prompts" if turns == prompts else f"{prompts} prompts of {turns} turns in all"
+    turns = sum(len(prompt.turns) for prompt in prompts)
+    return f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:

@@ -189,7 +189,13 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
     (found,) = replay(configure("replay", f"trace={tmp_path / 'out'}", *more))
     shown = capsys.readouterr().out
-    for text in ("block (exact)", "typical (lossy)", "lenience=0.5", "identical contexts", "with which a lossless rule can accept one of the root's"):
+    for text in (
+        "block (exact)",
+        "typical (lossy)",
+        "lenience=0.5",
+        "identical contexts",
+        "with which a lossless rule can accept one of the root's",
+    ):
         assert text in " ".join(shown.split()), text
     assert found.error is not None
     assert found.error[1] < 0.05
