@@ -1,12 +1,12 @@
 """Is a rule exact, and what does it accept? ``python -m experiments.check_verifier verifier=block``.
 
 A rule of your own needs a class and a YAML in ``conf/verifier/``, or ``verifier._target_=package.module.Class``. It is
-tried on built-in tables, dense and degenerate, by enumeration of all drafts: there is no sampling noise. A rule that is
-EXACT_WRT another distribution is compared with that one, and its distance to the target stands beside.
+tried on built-in tables, dense and degenerate, by enumerating all drafts, so there is no sampling noise. A rule that is
+EXACT_WRT another distribution is compared with that one; the table shows its distance to the target, too.
 
-Where drafter and target share their noise, given the tree nothing is random, and the verdict is by another check: over
-many seeds, every output is plain decoding's token for token, whatever was drafted, and plain decoding follows the
-target.
+Where drafter and target share their noise, nothing is random once the tree is given, so another check decides: over
+many seeds, every output has to equal plain decoding's token for token, whatever was drafted, and plain decoding has to
+follow the target.
 """
 
 from collections.abc import Sequence
@@ -52,13 +52,15 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
     found = "exact" if exact else f"not exact: total variation up to {worst.tv:.3g} ({where})"
     if exact and rule.exactness is Exactness.EXACT_WRT:
         distance = max(case.target_tv for case in done)
-        found = f"exact with respect to the law that it states, which is up to {distance:.3g} from the target's"
+        found = (
+            f"exact with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
+        )
     console.print(f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}.")
     return done
 
 
 def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
-    """The verdict on a rule with shared noise."""
+    """Try a rule with shared noise, and print the verdict."""
     name = type(rule).__name__
     done = list(shared_cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures), config.streams))
     console = terminal.console(NARROW)

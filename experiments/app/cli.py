@@ -68,8 +68,8 @@ def show(error: BaseException) -> None:
 def sentence(error: BaseException) -> str:
     """What went wrong, on one line.
 
-    Errors about input speak for themselves; any other is a bug or the machine's, so its type is named and how to
-    see where it came from.
+    The message of an error about input is enough. Any other error is a bug or a failure of the machine: the sentence
+    names its type, and how to see where it came from.
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__

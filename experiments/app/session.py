@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.reporting import terminal
-from experiments.reporting.flat import figures, prompt_table
+from experiments.reporting.flat import flat_figures, prompt_table
 from experiments.reporting.run_tables import print_divergences, print_failures
 from experiments.reporting.table import Table
 from experiments.reporting.tracking import Tracker
@@ -54,7 +54,7 @@ class Session:
 
         Args:
             work: Given a function that takes records, does the measuring and yields how much of it is done.
-            steps: What ``work`` yields at its end.
+            steps: The last number that ``work`` yields.
 
         Raises:
             ValueError: Every prompt failed with some method.
@@ -85,7 +85,7 @@ class Session:
                 raise
             finally:
                 summary = self._report(records, exit_code)
-        check(summary)
+        check_finished(summary)
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
@@ -103,13 +103,13 @@ class Session:
         print_divergences(console, summary)
         print_failures(console, summary)
         terminal.list_written(console, written)
-        self.tracker.summary(figures(summary))
+        self.tracker.summary(flat_figures(summary))
         self.tracker.table("prompts", *prompt_table(records))
         self.tracker.finish(exit_code)
         return summary
 
 
-def check(summary: Summary) -> None:
+def check_finished(summary: Summary) -> None:
     """Refuse a run of which nothing came.
 
     Raises:

@@ -58,13 +58,13 @@ class Case:
 
     Attributes:
         shape: Name of the tree.
-        law: How it was drawn.
+        law: How drafts are drawn.
         rows: Kind of the tables' rows.
         temperature: Temperature of p and q.
         tv: Largest total variation to the target, or to what the rule is EXACT_WRT.
         target_tv: Largest total variation to the target.
-        accepted: Expected accepted tokens, of the rule.
-        known: The same of the known rules that take such drafts.
+        accepted: The rule's expected accepted tokens.
+        known: Expected accepted tokens of the known rules that take such drafts, by name.
     """
 
     shape: str
@@ -83,13 +83,13 @@ class SharedCase:
 
     Attributes:
         shape: Name of the tree.
-        law: How it was drawn.
+        law: How drafts are drawn.
         rows: Kind of the tables' rows.
         temperature: Temperature of p and q.
         differing: Outputs that are not plain decoding's.
-        p_value: The smallest, of plain decoding against the target's law.
-        accepted: Mean of accepted tokens; of COUPLED drafts in closed form.
-        rejection: Expected accepted tokens of rejection sampling, with independent drafts without replacement.
+        p_value: The smallest p-value of plain decoding against the target's distribution.
+        accepted: Mean accepted tokens per round; for COUPLED drafts in closed form.
+        rejection: Expected accepted tokens of rejection sampling, on independent drafts without replacement.
     """
 
     shape: str
@@ -110,7 +110,7 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
                 continue
             known = {name: other for name, other in KNOWN.items() if takes(other, shape, law)}
             for rows, kinds in ROWS.items():
-                # One-hot rows are of temperature 0, whatever it is.
+                # One-hot rows stand for temperature 0, so other temperatures make no difference.
                 for temperature in temperatures if rows != "one-hot" else (0.0,):
                     results: dict[str, list[float]] = {other: [] for other in ("", *known)}
                     tv = target_tv = 0.0
@@ -122,7 +122,7 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
                             result = outcome(verifier, made, drafts)
                             results[other].append(result.expected_accepted)
                             if not other:
-                                # Not a number is as wrong as can be.
+                                # NaN counts as infinitely wrong.
                                 tv = max(tv, result.tv) if result.tv == result.tv else float("inf")
                                 target_tv = max(target_tv, result.target_tv)
                     means = {other: sum(values) / len(values) for other, values in results.items()}

@@ -28,7 +28,7 @@ def exactness_table(rule: Verifier, done: Sequence[Case]) -> Table:
     if mixture:
         others = others[:1]  # what the same drafts give towards p
     headings = ["T", "TV", *(["TV to\np"] if mixture else []), "this", *(HEADERS[name] for name in others)]
-    stated = "the law that the rule states" if mixture else "the target"
+    stated = "the distribution that the rule states" if mixture else "the target"
     table = _empty_table(
         rule,
         headings,

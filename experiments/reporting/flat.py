@@ -9,7 +9,7 @@ from experiments.results.records import Record
 from experiments.results.summary import MethodSummary, Summary
 
 
-def figures(summary: Summary) -> dict[str, float]:
+def flat_figures(summary: Summary) -> dict[str, float]:
     """All single numbers of a summary, by a name such as ``model/T=0/speedup``."""
     flat: dict[str, float] = {"complete": float(summary.complete), "planned": summary.planned}
     for method in summary.methods:

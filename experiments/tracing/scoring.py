@@ -98,7 +98,7 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
                 found.refused = str(error)
                 continue
             if not torch.isfinite(stop_law).all():
-                found.refused = "its law is not finite on these drafts"
+                found.refused = "its probabilities are not finite on these drafts"
                 continue
             at = torch.zeros(len(keys), drafts.max_depth + 1, dtype=stop_law.dtype).scatter_add_(
                 1, tree.depth, stop_law

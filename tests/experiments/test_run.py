@@ -313,6 +313,23 @@ def test_bad_input_is_one_sentence_before_any_work(
     assert not (tmp_path / "out" / "records.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "bad", ["engine.prefill_chunk=0", "bootstrap.resamples=1", "tracker.mode=1", "target.quantization=8", "seed=-1"]
+)
+def test_bad_settings_are_refused_before_a_model_is_loaded(
+    bad: str, configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object, **more: object) -> None:
+        pytest.fail("a model was loaded before the settings were checked")
+
+    monkeypatch.setattr("specdec.modeling.target.load_model", load)
+    monkeypatch.setattr("drafters.model.load_model", load)
+    config = configure("run", *tiny, "method=model", "tracker=wandb", bad)
+    with pytest.raises(ValueError, match=f"{bad.split('=')[0]}"):
+        run(config)
+    assert not (tmp_path / "out").exists()
+
+
 def test_tracebacks_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ValueError, match="warmup_prompts=-1"):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from experiments.reporting import terminal
-from experiments.reporting.flat import figures, prompt_table
+from experiments.reporting.flat import flat_figures, prompt_table
 from experiments.reporting.run_plots import acceptance_plot, speedup_plot, time_plot
 from experiments.reporting.run_tables import comparison_table, print_divergences, print_failures, run_table
 from experiments.results.records import Record
@@ -240,7 +240,7 @@ def test_a_lossy_rule_says_so_in_pictures(tmp_path: Path) -> None:
 
 
 def test_figures_for_a_mirror_are_flat_numbers() -> None:
-    flat = figures(summary_of(PAIRS))
+    flat = flat_figures(summary_of(PAIRS))
     assert flat["fast/T=0/speedup"] == 3.0
     assert flat["fast/T=0/speedup_interval/low"] == 2.0
     assert flat["fast/T=0/acceptance_by_position/unconditional/1"] == 0.5
