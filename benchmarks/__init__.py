@@ -1,1 +1,4 @@
-"""Timed comparisons: python -m benchmarks.speed, python -m benchmarks.scaling, python -m benchmarks.int8."""
+"""Timed comparisons, called as the experiments are: ``python -m benchmarks.speed repeats=6``; ``--help`` lists options.
+
+They need neither Hydra nor wandb.
+"""

@@ -1,28 +1,32 @@
-"""Where int8 pays: ``python -m benchmarks.int8 [--rows 1 2 4 …] [--repeats N] [--threads N] [--inflate SHAPE]``.
+"""Where int8 pays: ``python -m benchmarks.int8 rows=[1,2,4] repeats=20 threads=2 inflate=1b``.
 
-One verify forward of a random 110M Llama over a short prefix, by the number of rows (tokens), in bfloat16 and in three
-ways of int8: ``int8`` as it is, its kernel alone whatever the rows, and ``int8_compact``, which keeps no copy for many
-rows. All of a row count are timed in turn, round after round; the table has medians over the rounds, and medians of the
-rounds' ratios to bfloat16. ``--inflate`` takes the bundled target at a larger shape instead of random weights.
+Times one verify forward of a random 110M Llama over a short prefix, for different numbers of rows (tokens): in
+bfloat16, and in int8 in three ways, which are ``int8`` as it is, its kernel alone however many rows there are, and
+``int8_compact``, which keeps no second copy of the weights for many rows. For each number of rows the four take turns,
+round after round; the table shows medians over the rounds, and medians of the rounds' ratios to bfloat16. ``inflate``
+takes the bundled target at a larger shape instead of random weights.
 
-The last columns show how far logits are from those of the same weights (for int8, of scale x integer) in float32, in
-standard deviations of the logits: a dispatch that changed the function would be seen beside bfloat16's own rounding.
+The last columns show how far the logits are from those of the same weights in float32 (for int8: of scale x integer),
+in standard deviations of the logits. An int8 path that computed something else would stand out beside bfloat16's
+rounding.
 """
 
-import argparse
 import copy
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel
 
+from benchmarks.options import option, read_options
 from benchmarks.speed import llama_110m
+from experiments.reporting import terminal
+from experiments.reporting.table import Column, Table
+from specdec.batch import ForwardBatch
 from specdec.inflate import SHAPES
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -53,7 +57,9 @@ class Side:
         """Logits of one verify forward, timed."""
         with kernel_up_to(self.kernel_rows):
             start = time.perf_counter()
-            logits = self.runner.verify(tree, torch.tensor([PREFIX]), np.array([PREFIX])).logits
+            logits = self.runner.run(
+                ForwardBatch.of_tree(tree, host_slots=np.zeros(1, dtype=np.int64), host_lengths=np.array([PREFIX]))
+            ).scores
             seconds = time.perf_counter() - start
         self.times.setdefault(tree.tokens.shape[1], []).append(1000 * seconds)
         return logits
@@ -76,14 +82,19 @@ def chain(rows: int, vocab: int) -> DraftTree:
     return DraftTree.root_only(tokens[:, 0]) if rows == 1 else DraftTree.from_shape(TreeShape.chain(rows - 1), tokens)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    rows: tuple[int, ...] = option((1, 2, 4, 6, 8, 9, 12, 16), "tokens per forward", least=1)
+    repeats: int = option(20, "forwards that are timed, of each kind", least=1)
+    threads: int | None = option(None, "CPU threads; null: torch's choice", least=1)
+    inflate: str | None = option(None, "the bundled target at this shape; null: random weights", choices=tuple(SHAPES))
+
+
 def main() -> None:
     """Measure and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 6, 8, 9, 12, 16])
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--threads", type=int, help="default: torch's choice")
-    parser.add_argument("--inflate", choices=SHAPES, help="the bundled target at this shape, instead of random weights")
-    arguments = parser.parse_args()
+    arguments = read_options(Options, __doc__)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     if arguments.inflate is None:
@@ -99,17 +110,15 @@ def main() -> None:
         Side("kernel alone", quantized, most, kernel_rows=most),
         Side("int8_compact", quantize(copy.deepcopy(model), "int8_compact"), most),
     ]
-    # What rounds: bfloat16 its own weights, and int8 the products that are computed in float32 without rounded copies.
+    # The same weights without rounding: bfloat16's in float32, and int8's products in float32, without rounded copies.
     exact = {
         "bf16": Side("", copy.deepcopy(model).float(), most),
         "int8": Side("", copy.deepcopy(sides[3].model).float(), most),
     }
+    headings = ["rows", *(f"{side.name}, ms" for side in sides), *(f"{side.name} / bf16" for side in sides[1:])]
     table = Table(
-        "rows",
-        *[f"{side.name}, ms" for side in sides],
-        *[f"{side.name} / bf16" for side in sides[1:]],
-        *[f"RMS error, {name}" for name in exact],
-        title=f"One verify forward of {name} ({model.num_parameters() / 1e6:.0f}M parameters), torch "
+        [Column(heading) for heading in [*headings, *(f"RMS error, {name}" for name in exact)]],
+        f"One verify forward of {name} ({model.num_parameters() / 1e6:.0f}M parameters), torch "
         f"{torch.__version__}, {torch.get_num_threads()} threads, median of {arguments.repeats}",
     )
     for rows in arguments.rows:
@@ -128,14 +137,14 @@ def main() -> None:
                 sides[(index + repeat) % len(sides)].forward(tree)
         bf16 = sides[0].times[rows]
         ratios = [statistics.median(b / a for a, b in zip(bf16, side.times[rows], strict=True)) for side in sides[1:]]
-        table.add_row(
+        table.add(
             str(rows),
             *[f"{statistics.median(side.times[rows]):.1f}" for side in sides],
             *[f"{ratio:.2f}" for ratio in ratios],
             *[f"{error:.4f}" for error in errors],
         )
-    console = Console()
-    console.print(table)
+    console = terminal.console()
+    console.print(terminal.render(table))
     for side in (sides[0], sides[1]):
         read = weights_read(side.model)
         console.print(

@@ -1,4 +1,4 @@
-"""How a round's cost grows: ``python -m benchmarks.scaling [--out FOLDER]`` measures and draws one plot per axis.
+"""How a round's cost grows: ``python -m benchmarks.scaling out=FOLDER`` measures and draws one plot per axis.
 
 A round is one verify forward and its acceptance (rejection sampling at temperature 1, i.i.d. drafts). Beside the
 measured time each plot shows two lines. Dashed: the bytes that the round has to move (weights, the rows' keys and
@@ -7,7 +7,6 @@ faster. Dotted: the same and the round's arithmetic at the speed of a large matr
 CPU is soon limited by it (some 16 tokens per forward in bfloat16): that line is what a CPU cannot beat by much.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,11 +17,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.options import option, read_options
+from experiments.reporting import terminal
+from experiments.reporting.table import Column, Table
 from specdec.acceptance import accept
+from specdec.batch import ForwardBatch
 from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -63,7 +64,7 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
         model, max_batch_size=setting.batch, max_length=setting.context + setting.nodes + 2, max_nodes=setting.nodes
     )
     shape = TreeShape.chain(setting.nodes)
-    lengths = torch.full((setting.batch,), setting.context)
+    slots, lengths = np.arange(setting.batch), np.full(setting.batch, setting.context)
     tokens = torch.randint(0, setting.vocab, (setting.batch, setting.nodes + 1))
     q = torch.full((setting.batch, setting.nodes + 1, setting.vocab), 1 / setting.vocab)
     tree = DraftTree.from_shape(shape, tokens, sampling=DraftSampling.IID, draft_probs=q)
@@ -72,7 +73,7 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
 
     @torch.inference_mode()
     def one_round() -> object:
-        logits = runner.verify(tree, lengths, lengths.numpy()).logits
+        logits = runner.run(ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)).scores
         return accept(verifier, tree, logits.float().softmax(-1), uniforms)
 
     weights = runner.weight_bytes(tokens.numel())
@@ -87,7 +88,7 @@ def round_of(model: LlamaForCausalLM, setting: Setting) -> tuple[Callable[[], ob
 
 
 def operations_per_millisecond() -> float:
-    """Of a large product of bfloat16 matrices."""
+    """The speed of a large product of bfloat16 matrices."""
     a, b = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
     return 2 * 1024 * 2048 * 2048 / milliseconds(lambda: a @ b, 9)
 
@@ -103,15 +104,21 @@ def milliseconds(function: Callable[[], object], repeats: int) -> float:
     return 1000 * statistics.median(times)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    out: Path = option(Path("outputs/scaling"), "folder for scaling.png")
+    repeats: int = option(7, "rounds that are timed at each point", least=1)
+
+
 def main() -> None:
     """Measure every axis, print a table, and write ``scaling.png``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/scaling"))
-    parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
+    arguments = read_options(Options, __doc__)
     arguments.out.mkdir(parents=True, exist_ok=True)
     speed = operations_per_millisecond()
-    table = Table("axis", "value", "round (ms)", "MB moved", "GFLOP", "ms per MB", "of bytes and arithmetic")
+    headings = ("value", "round (ms)", "MB moved", "GFLOP", "ms per MB", "of bytes and arithmetic")
+    table = Table([Column("axis", "left"), *(Column(heading) for heading in headings)])
     plt.switch_backend("Agg")
     figure, panels = plt.subplots(1, len(AXES), figsize=(15, 3.6), constrained_layout=True)
     for (axis, (label, values)), panel in zip(AXES.items(), panels, strict=True):
@@ -128,7 +135,7 @@ def main() -> None:
         arithmetic = (np.array(computed) - computed[0]) / speed
         for i, value in enumerate(values):
             relative = measured[i] / by_bytes[i], measured[i] / (by_bytes[i] + arithmetic[i])
-            table.add_row(
+            table.add(
                 axis, str(value), f"{measured[i]:.1f}", f"{moved[i] / 1e6:.0f}", f"{computed[i] / 1e9:.1f}",
                 *[f"{ratio:.2f}" for ratio in relative],
             )  # fmt: skip
@@ -146,7 +153,7 @@ def main() -> None:
         f"One verify round of a random 110M Llama in bf16, {torch.get_num_threads()} CPU threads", fontsize=11
     )
     figure.savefig(arguments.out / "scaling.png", dpi=120)
-    Console().print(table)
+    terminal.console().print(terminal.render(table))
     print(f"wrote {arguments.out / 'scaling.png'}")
 
 

@@ -1,12 +1,11 @@
-"""Is it fast? Every comparison interleaved in one process: ``python -m benchmarks.speed [comparison …] [--repeats N]``.
+"""Is it fast? Every comparison interleaved in one process: ``python -m benchmarks.speed repeats=6 only=[plain]``.
 
 Each comparison alternates its two sides on the same prompts and prints the ratio of total times with the spread of the
 per-repeat ratios. Ratios above 1 mean that the side named first is faster. Needs nothing but the bundled models and
-random weights, neither hydra nor wandb; use all cores (or a GPU: ``--device cuda``) and an otherwise idle machine. The
+random weights, neither hydra nor wandb; use all cores (or a GPU: ``device=cuda``) and an otherwise idle machine. The
 bars are those of two CPU cores.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.options import option, read_options, refuse
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
+from experiments.reporting import terminal
+from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec import Engine, SamplingParams, Target
+from specdec.execution import ReplayExecutor
 from specdec.execution.packing import packed_linears
 from specdec.interfaces import Drafter
 from specdec.modeling.loading import resolve_device
@@ -42,7 +43,20 @@ class Result:
     total: float
     bar: float | None = None
     lower_is_better: bool = False
-    note: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """The ratio is as good as its bar, or there is none."""
+        if self.bar is None:
+            return True
+        return self.total <= self.bar if self.lower_is_better else self.total >= self.bar
+
+    @property
+    def verdict(self) -> str:
+        """The bar, and whether it was reached; nothing where there is none."""
+        if self.bar is None:
+            return ""
+        return f"{'<=' if self.lower_is_better else '>='} {self.bar} {'reached' if self.reached else 'MISSED'}"
 
 
 def llama_110m(vocab_size: int = 32000) -> LlamaForCausalLM:
@@ -90,7 +104,7 @@ def compare(
 ) -> Result:
     """Time two functions of the repeat's number in turn; the ratio is theirs over ours.
 
-    Both go through all repeats once before, so that what is done once (kernels chosen, forwards recorded) is done.
+    Both go through all repeats once before, so that what is done once (choosing kernels, capturing forwards) is done.
     """
     for repeat in range(repeats):
         ours(repeat)
@@ -175,13 +189,16 @@ def forward_seconds(*runners: ModelRunner) -> Iterator[list[float]]:
 
         return timed_run
 
-    for runner in runners:
-        vars(runner)["_run"] = timed(runner._run)
+    executors = [runner.executor for runner in runners]
+    for executor in executors:
+        name = "_forward" if isinstance(executor, ReplayExecutor) else "run"
+        vars(executor)[name] = timed(getattr(executor, name))
     try:
         yield spent
     finally:
-        for runner in runners:
-            del vars(runner)["_run"]
+        for executor in executors:
+            vars(executor).pop("_forward", None)
+            vars(executor).pop("run", None)
 
 
 def overhead(repeats: int) -> Iterator[Result]:
@@ -195,20 +212,20 @@ def overhead(repeats: int) -> Iterator[Result]:
         ("round / its forwards, 110M, small model, chain of 4, T=1", draft, 1.0),
         ("round / its forwards, 110M, n-gram", NGramDrafter(), 0.0),
     ):
-        engine = Engine(target, drafter, RejectionVerifier(), max_length=512)
         sampling = SamplingParams(max_new_tokens=48, temperature=temperature)
         prompt = [(3 * j) % 97 for j in range(64)]
-        engine.generate([prompt], sampling)
-        ratios, whole, inside = [], 0.0, 0.0
-        for _ in range(repeats):
-            with forward_seconds(engine.runner, draft.runner) as spent:
-                list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
-                before = spent[0]
-                start = now()
-                engine.generate([prompt[:1]], sampling)  # one token of prompt: rounds only
-                seconds = now() - start
-            ratios.append(seconds / (spent[0] - before))
-            whole, inside = whole + seconds, inside + spent[0] - before
+        with Engine(target, drafter, RejectionVerifier(), max_length=512) as engine:
+            engine.generate([prompt], sampling)
+            ratios, whole, inside = [], 0.0, 0.0
+            for _ in range(repeats):
+                with forward_seconds(engine.runner, draft.runner) as spent:
+                    list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
+                    before = spent[0]
+                    start = now()
+                    engine.generate([prompt[:1]], sampling)  # one token of prompt: rounds only
+                    seconds = now() - start
+                ratios.append(seconds / (spent[0] - before))
+                whole, inside = whole + seconds, inside + spent[0] - before
         yield Result(name, ratios, whole / inside, bar=1.10, lower_is_better=True)
 
 
@@ -292,46 +309,44 @@ COMPARISONS: dict[str, Callable[[int], Iterator[Result]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    only: tuple[str, ...] = option(tuple(COMPARISONS), "comparisons to make", choices=tuple(COMPARISONS))
+    repeats: int = option(8, "how often each comparison is repeated", least=1)
+    device: str = option("cpu", "cpu, cuda, or auto for a GPU if there is one")
+
+
 def main() -> None:
     """Run the comparisons and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparisons", nargs="*", metavar="comparison", help=f"default: {', '.join(COMPARISONS)}")
-    parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, or auto for a GPU if there is one")
-    arguments = parser.parse_args()
+    options = read_options(Options, __doc__)
     global DEVICE
     try:
-        DEVICE = resolve_device(arguments.device)
+        DEVICE = resolve_device(options.device)
+        if DEVICE.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device={options.device}: there is no GPU that this build of torch can use")
     except ValueError as error:
-        parser.error(str(error))
-    if DEVICE.type == "cuda" and not torch.cuda.is_available():
-        parser.error(f"--device {arguments.device}: there is no GPU that this build of torch can use")
-    unknown = sorted(set(arguments.comparisons) - COMPARISONS.keys())
-    if unknown:
-        parser.error(f"no comparison {', '.join(unknown)}: choose from {', '.join(COMPARISONS)}")
-    console = Console()
+        refuse(error)
+    console = terminal.console()
     where = f"{torch.get_num_threads()} threads" if DEVICE.type == "cpu" else torch.cuda.get_device_name(DEVICE)
-    table = Table(
-        "comparison",
-        "ratio of totals",
-        "per repeat: min, median, max",
-        "bar",
-        title=f"torch {torch.__version__}, {where}",
-    )
-    for name in arguments.comparisons or COMPARISONS:
-        for result in COMPARISONS[name](arguments.repeats):
-            reached = result.bar is None or (
-                result.total <= result.bar if result.lower_is_better else result.total >= result.bar
-            )
-            spread = f"{min(result.ratios):.2f}, {statistics.median(result.ratios):.2f}, {max(result.ratios):.2f}"
-            bar = (
-                ""
-                if result.bar is None
-                else f"{'<=' if result.lower_is_better else '>='} {result.bar} {'reached' if reached else 'MISSED'}"
-            )
-            table.add_row(result.name, f"{result.total:.2f}", spread, bar)
-            console.print(f"{result.name}: {result.total:.2f} ({spread}) {bar}", highlight=False, soft_wrap=True)
-    console.print(table)
+    columns = [
+        Column("comparison", "left", fold=True),
+        Column("ratio of totals"),
+        Column("per repeat: min, median, max"),
+        Column("bar", "left"),
+    ]
+    table = Table(columns, f"torch {torch.__version__}, {where}")
+    for name in options.only:
+        for result in COMPARISONS[name](options.repeats):
+            ratios = result.ratios
+            spread = f"{min(ratios):.2f}, {statistics.median(ratios):.2f}, {max(ratios):.2f}"
+            emphasis = Emphasis.NONE if result.reached else Emphasis.MISSED
+            table.add(result.name, f"{result.total:.2f}", spread, Cell(result.verdict, emphasis=emphasis))
+            # The table comes at the end, which may be many minutes away.
+            line = f"{result.name}: {result.total:.2f} ({spread}) {result.verdict}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(terminal.render(table))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""What does a rule cost, and what does it bring? ``python -m benchmarks.verifiers [rule …] [--vocabularies N …]``.
+"""What does a rule cost, and what does it bring? ``python -m benchmarks.verifiers rules=[block] nodes=[8]``.
 
-A rule's time is that of ``accept``: both laws and both draws. What it brings are the accepted tokens that it expects
-over plain rejection sampling on the same drafts. Both are of random tables, p and q about as concentrated and as alike
-as a target's and its drafter's; for what rules bring on real ones see ``experiments.replay``. A rule that costs c more
-per round and accepts g more tokens than rejection's a pays where a round takes longer than c (a + 1) / g, all else
-included; the last columns say so in milliseconds, and in parameters of a target whose forward takes that long, by the
-forward of a 110M one here. Use all cores and an otherwise idle machine.
+The cost of a rule is the time of ``accept``: both laws and both draws. What it brings is how many more tokens it
+expects to accept than rejection sampling on the same drafts. Both are measured on random tables, with p and q about as
+concentrated and as similar as those of a target and its drafter; ``experiments.replay`` shows what rules bring on real
+ones. Let rejection sampling accept a tokens per round. A rule that accepts g more and costs c more time per round pays
+where a whole round takes longer than c (a + 1) / g. The last columns give this in milliseconds, and as the number of
+parameters of a target whose forward takes that long, scaled from the forward of a 110M target here. Use all cores and
+an otherwise idle machine.
 """
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.options import option, read_options
+from benchmarks.rules import NAMES, make_rules
 from benchmarks.speed import llama_110m
-from experiments.replay import named_verifiers
-from experiments.scoring import Drafts, refusal
+from experiments.reporting import terminal
+from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.tracing.draft_sets import DraftSet, refusal
 from specdec.acceptance import accept
+from specdec.batch import ForwardBatch
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.random import draw
@@ -37,7 +37,7 @@ SHAPES = {8: (2, 4), 16: (4, 4), 64: (8, 8)}
 """Trees by their number of nodes: paths from the root, and their length."""
 CHEAP = ("rejection", "block", "target_walk")
 SHARE = 0.10
-"""Of a 110M target's forward, at most, for each of ``CHEAP`` at ``BAR``."""
+"""The largest share of a 110M target's forward that each of ``CHEAP`` may take, at ``BAR``."""
 BAR = (16_384, 8)
 """Vocabulary and nodes of that requirement."""
 LAWS = (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.IID, DraftSampling.DETERMINISTIC)
@@ -50,9 +50,9 @@ class Case:
 
     Attributes:
         name: In words.
-        shape: Of every row.
-        law: Of every node.
-        tokens, p, q: Of the rows; p and q are each in one tensor as the engine has them.
+        shape: Shape of every row's tree.
+        law: How every node is drawn.
+        tokens, p, q: Tables of all rows, in one tensor each, as in the engine.
     """
 
     name: str
@@ -106,7 +106,7 @@ def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
         shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
         taken = []
         for law in LAWS:
-            drafts = Drafts((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
+            drafts = DraftSet((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
             if refusal(rule, drafts) is None:
                 taken.append(law)
         sampled = [law for law in taken if law is not DraftSampling.DETERMINISTIC]
@@ -153,11 +153,12 @@ def forward_seconds(vocab: int, nodes: int, batch: int, repeats: int) -> float:
     """A verify forward of a random 110M target in bf16, behind 128 tokens."""
     runner = ModelRunner(llama_110m(vocab), max_batch_size=batch, max_length=256, max_nodes=nodes)
     tokens = torch.randint(0, vocab, (batch, 128), generator=torch.Generator().manual_seed(0))
-    runner.prefill(tokens, np.zeros(batch, dtype=np.int64), np.full(batch, 128))
-    lengths = np.full(batch, 128)
+    slots, nothing, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64), np.full(batch, 128)
+    runner.run(ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=nothing))
     drafted = torch.zeros(batch, nodes + 1, dtype=torch.long)
     tree = DraftTree.from_shape(TreeShape.chain(nodes), drafted)
-    return seconds(lambda: runner.verify(tree, torch.from_numpy(lengths), lengths), repeats)
+    batch_of_trees = ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)
+    return seconds(lambda: runner.run(batch_of_trees), repeats)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Row:
 
     @property
     def pays(self) -> str:
-        """From which length of a round on."""
+        """From which length of a round on, in milliseconds; or in words."""
         cost, gain = self.took - self.base_took, self.accepted - self.base_accepted
         if self.rule == "rejection":
             return "-"
@@ -234,50 +235,78 @@ def rows(
                         )
 
 
+COLUMNS = (
+    Column("vocab"),
+    Column("nodes"),
+    Column("batch"),
+    Column("drafts", "left"),
+    Column("rule (exactness)", "left"),
+    Column("ms"),
+    Column("accepted"),
+    Column("over\nrejection"),
+    Column("of a 110M\nforward"),
+    Column("pays from a\nround of, ms"),
+    Column("or a\ntarget of"),
+)
+WIDTH = 160
+"""Characters per line in a file or pipe: the table has many columns."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    rules: tuple[str, ...] = option(NAMES, "names of conf/verifier", choices=NAMES)
+    vocabularies: tuple[int, ...] = option((4096, 32768, 131072), "sizes of the vocabulary", least=2)
+    nodes: tuple[int, ...] = option((8, 16, 64), "drafted nodes", choices=tuple(SHAPES))
+    batches: tuple[int, ...] = option((1, 8), "rows", least=1)
+    repeats: int = option(7, "calls that are timed in each case", least=1)
+
+
 def main() -> None:
     """Time the rules, and print one table and the requirement."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rules", nargs="*", metavar="rule", help="names of conf/verifier; default: all")
-    parser.add_argument("--vocabularies", type=int, nargs="+", default=[4096, 32768, 131072])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 64], choices=SHAPES)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
-    try:
-        rules = named_verifiers(arguments.rules or None)
-    except ValueError as error:
-        parser.error(str(error))
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    options = read_options(Options, __doc__)
+    rules = make_rules(options.rules)
+    console = terminal.console(WIDTH)
     with torch.inference_mode():
-        forward = forward_seconds(*BAR, 1, arguments.repeats)
-        names = ("vocab", "nodes", "batch", "drafts", "rule (exactness)", "ms", "accepted", "over\nrejection")
-        names += ("of a 110M\nforward", "pays from a\nround of, ms", "or a\ntarget of")
-        table = Table(
-            *names,
-            box=box.SIMPLE_HEAD,
-            title=f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward of a 110M target, bf16, "
-            f"{BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms",
+        forward = forward_seconds(*BAR, 1, options.repeats)
+        title = (
+            f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward of a 110M target, bf16, "
+            f"{BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms"
         )
-        for row in rows(rules, arguments.vocabularies, arguments.nodes, arguments.batches, arguments.repeats):
-            pays = row.pays
-            size = "" if not pays[0].isdigit() else f"{float(pays) / 1e3 / forward * _PARAMETERS / 1e6:,.0f}M"
-            gain = row.accepted - row.base_accepted
-            cells = [str(row.vocab), str(row.nodes), str(row.batch), row.case, f"{row.rule} ({row.exactness})"]
-            cells += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{gain:+.3f}", f"{row.took / forward:.1%}"]
-            table.add_row(*cells, pays, size)
+        table = Table(COLUMNS, title)
+        for row in rows(rules, options.vocabularies, options.nodes, options.batches, options.repeats):
+            cells = row_cells(row, forward)
+            table.add(*cells)
             # The table comes at the end, which may be many minutes away.
-            console.print(f"{' · '.join(cells[:7])} tokens", highlight=False, style="dim")
-        console.print(table)
-        for row in rows(
-            {n: r for n, r in rules.items() if n in CHEAP}, BAR[:1], BAR[1:], [1], 3 * arguments.repeats, 1
-        ):
+            line = " · ".join(cell.text for cell in cells[:7])
+            console.print(f"{line} tokens", highlight=False, markup=False, style="dim")
+        console.print(terminal.render(table))
+        cheap = {name: rule for name, rule in rules.items() if name in CHEAP}
+        for row in rows(cheap, BAR[:1], BAR[1:], [1], 3 * options.repeats, 1):
             share = row.took / forward
             word = "reached" if share <= SHARE else "MISSED"
-            console.print(
+            terminal.say(
+                console,
                 f"{row.rule}, {row.case}, vocabulary {row.vocab}, {row.nodes} nodes: {1e3 * row.took:.2f} ms, "
                 f"{share:.1%} of the forward (<= {SHARE:.0%} {word})",
-                highlight=False,
             )
+
+
+def row_cells(row: Row, forward: float) -> list[Cell]:
+    """A rule's figures on a case.
+
+    Args:
+        row: The figures.
+        forward: Seconds of a forward of the 110M target.
+    """
+    pays = row.pays
+    size = f"{float(pays) / 1e3 / forward * _PARAMETERS / 1e6:,.0f}M" if pays[0].isdigit() else ""
+    emphasis = Emphasis.NONE if row.exactness == "exact" else Emphasis.LOSSY
+    texts = [str(row.vocab), str(row.nodes), str(row.batch), row.case, f"{row.rule} ({row.exactness})"]
+    texts += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{row.accepted - row.base_accepted:+.3f}"]
+    texts += [f"{row.took / forward:.1%}", pays, size]
+    return [Cell(text, emphasis=emphasis if index == 4 else Emphasis.NONE) for index, text in enumerate(texts)]
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 from omegaconf import DictConfig
 
-from experiments.cli import launch
-from experiments.report import comparison_table
-from experiments.run import compare
-from experiments.summary import Summary
+from experiments.app.assembly import Report, measure_methods
+from experiments.app.cli import launch
+from experiments.app.settings import DEMO
+from experiments.reporting.run_plots import RUN_PLOTS
+from experiments.reporting.run_tables import comparison_table
+from experiments.results.summary import Summary
 
 
 def demo(config: DictConfig) -> Summary:
     """Measure the configuration's methods at its temperatures."""
     methods = {str(name): f"methods.{name}" for name in config.methods}
-    return compare(config, methods=methods, table=comparison_table, temperatures=config.temperatures)
+    report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS)
+    return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
 
 
 def main() -> None:

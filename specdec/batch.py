@@ -95,17 +95,27 @@ class ForwardBatch:
         cls,
         tree: DraftTree,
         *,
-        slots: Int[Tensor, " batch"],
-        lengths: Int[Tensor, " batch"],
         host_slots: np.ndarray,
-        host_lengths: np.ndarray | None = None,
+        host_lengths: np.ndarray,
+        slots: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
         wants: Wants = LOGITS,
     ) -> "ForwardBatch":
-        """Returns the forward that verifies all nodes of a batch of trees."""
+        """Returns the forward that verifies all nodes of a batch of trees.
+
+        Args:
+            tree: The trees.
+            host_slots: The rows' slots.
+            host_lengths: Committed positions of every row.
+            slots: The slots on the device, where that has them already.
+            lengths: The lengths on the device, likewise.
+            wants: What to return.
+        """
+        device = tree.tokens.device
         return cls(
             tokens=tree.tokens,
-            slots=slots,
-            lengths=lengths,
+            slots=slot_index(host_slots, device) if slots is None else slots,
+            lengths=torch.from_numpy(host_lengths).to(device, non_blocking=True) if lengths is None else lengths,
             topology=tree.topology,
             host_slots=host_slots,
             host_lengths=host_lengths,

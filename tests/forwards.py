@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.batch import ForwardBatch, ForwardOutput, Wants, slot_index
+from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.engine.slot_table import SlotTable
 from specdec.modeling.runner import ModelRunner
 from specdec.requests import SamplingParams
@@ -41,8 +41,6 @@ def verify(
     return runner.run(
         ForwardBatch.of_tree(
             tree,
-            slots=slot_index(rows, runner.device),
-            lengths=torch.from_numpy(host).to(runner.device),
             host_slots=rows,
             host_lengths=host,
             wants=wants,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-import specdec.modeling.runner
+import specdec.attention.masks
+import specdec.modeling.plan
 from specdec.attention import BACKENDS
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import Reach
@@ -200,12 +201,12 @@ def test_a_model_nobody_has_named_is_refused() -> None:
 
 def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: every node sees all nodes before it, as in a chain."""
-    mask = specdec.model_runner.tree_mask
+    mask = specdec.attention.masks.tree_mask
 
     def chain(starts: Tensor, visible: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return mask(starts, torch.ones_like(visible).tril(visible.shape[2] - visible.shape[1]), *args, **kwargs)
 
-    monkeypatch.setattr(specdec.modeling.runner, "tree_mask", chain)
+    monkeypatch.setattr(specdec.attention.masks, "tree_mask", chain)
     with pytest.raises(ValueError, match=r"logits differ by \d+%"):
         ModelRunner(tiny("llama"), max_batch_size=1, max_length=MAX_LENGTH)
 
@@ -213,7 +214,7 @@ def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "llama4_text"])
 def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: the trial waves through a window, or a chunk, that is one too long; the comparison does not."""
-    own = specdec.model_runner.reaches
+    own = specdec.modeling.plan.reaches
 
     def longer(*args: Any) -> dict[str, Reach]:
         return {
@@ -221,8 +222,8 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
             for name, reach in own(*args).items()
         }
 
-    monkeypatch.setattr(specdec.modeling.runner, "reaches", longer)
-    monkeypatch.setattr(specdec.modeling.runner, "differs", lambda *args, **kwargs: None)
+    monkeypatch.setattr(specdec.modeling.plan, "reaches", longer)
+    monkeypatch.setattr(specdec.modeling.plan, "differs", lambda *args, **kwargs: None)
     error, _ = disagreement(tiny(model_type))
     assert error > 100 * TOLERANCE
 

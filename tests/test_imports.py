@@ -13,8 +13,8 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("types", "random", "bundled", "memory", "stats", "host", "machine", "shape"),
-    ("requests", "topology", "metrics", "inflate"),
+    ("types", "random", "bundled", "memory", "host", "machine", "shape"),
+    ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("batch", "slots", "coupling"),
     ("interfaces", "cache"),
@@ -28,6 +28,17 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
+# The same in experiments: rooms, and above them the entry points, which are the modules at the top of the package. They
+# import rooms only, never each other.
+ROOMS = (
+    ("datasets", "results"),
+    ("tracing", "training"),
+    ("measuring",),
+    ("reporting",),
+    ("app",),
+)
+ROOM_LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
+
 # What a package may import of this project.
 ALLOWED = {
     "specdec": {"specdec"},
@@ -37,6 +48,7 @@ ALLOWED = {
 }
 ONLY_EXPERIMENTS = {"hydra", "omegaconf"}
 ONLY_TRACKING = {"wandb"}
+TRACKING = "experiments.reporting.tracking"
 
 
 def name_of(path: Path) -> str:
@@ -83,8 +95,8 @@ def test_packages_know_only_those_they_may(module: str) -> None:
     assert not unknown, f"{module} imports {sorted(unknown)}"
     if not module.startswith("experiments"):
         assert not found & ONLY_EXPERIMENTS, f"{module}: only experiments sees {sorted(ONLY_EXPERIMENTS)}"
-    if module != "experiments.tracking":
-        assert not found & ONLY_TRACKING, f"{module}: only experiments/tracking.py sees {sorted(ONLY_TRACKING)}"
+    if module != TRACKING:
+        assert not found & ONLY_TRACKING, f"{module}: only {TRACKING} sees {sorted(ONLY_TRACKING)}"
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("specdec.")])
@@ -109,6 +121,56 @@ def test_every_layer_name_exists() -> None:
     """A renamed module would leave a rule behind that checks nothing."""
     missing = [name for name in LEVEL if f"specdec.{name}" not in SOURCES]
     assert not missing, f"LAYERS names {missing}, which specdec does not have"
+
+
+def is_entry_point(module: str) -> bool:
+    """A module at the top of experiments, beside the rooms."""
+    parts = module.split(".")
+    return parts[0] == "experiments" and len(parts) == 2 and SOURCES[module].name != "__init__.py"
+
+
+def wrong_rooms(module: str, found: set[str]) -> list[str]:
+    """What a module of experiments imports and may not."""
+    wrong = []
+    own = module.split(".")[1]
+    for name in sorted(found):
+        parts = name.split(".")
+        if parts[0] != "experiments":
+            continue
+        other = parts[1] if len(parts) > 1 else ""
+        if other not in ROOM_LEVEL:
+            wrong.append(f"{name} (an entry point: logic that is shared goes into a room)")
+        elif not is_entry_point(module) and other != own and ROOM_LEVEL[other] >= ROOM_LEVEL[own]:
+            wrong.append(f"{name} (layer {ROOM_LEVEL[other]}, not below {ROOM_LEVEL[own]})")
+    return wrong
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("experiments.")])
+def test_the_experiments_are_layered(module: str) -> None:
+    own = module.split(".")[1]
+    assert own in ROOM_LEVEL or is_entry_point(module), f"{module} has no layer: give it one in tests/test_imports.py"
+    found = imports(SOURCES[module].read_text(), module, typing=True)
+    assert not wrong_rooms(module, found), f"{module} imports {'; '.join(wrong_rooms(module, found))}"
+    if own != "app" and not is_entry_point(module):
+        assert not tops(found) & ONLY_EXPERIMENTS, f"{module}: only experiments.app and entry points see Hydra"
+
+
+def test_a_wrong_direction_between_rooms_is_found() -> None:
+    """The check above on modules that do not obey."""
+    assert wrong_rooms("experiments.run", {"experiments.demo.demo"})
+    assert wrong_rooms("experiments.results.runs", {"experiments.app.config.build"})
+    assert wrong_rooms("experiments.results.runs", {"experiments.datasets.prompt.Prompt"}), "of the same layer"
+    assert wrong_rooms("experiments.results.runs", {"experiments.compare.compare"})
+    assert not wrong_rooms("experiments.run", {"experiments.app.cli.launch", "specdec.engine.engine.Engine"})
+    assert not wrong_rooms("experiments.results.runs", {"experiments.results.records.Record"})
+
+
+def test_every_room_exists_and_says_what_it_is() -> None:
+    assert {name.split(".")[1] for name in SOURCES if name.count(".") == 2 and name.startswith("experiments.")} == set(
+        ROOM_LEVEL
+    )
+    for room in ROOM_LEVEL:
+        assert ast.get_docstring(ast.parse(SOURCES[f"experiments.{room}"].read_text())), f"{room} has no docstring"
 
 
 def test_importing_the_core_is_light() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.config import CONF
+from benchmarks.options import parse
+from experiments.app.config import CONF
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -75,15 +76,11 @@ def test_commands_resolve(place: str, command: str) -> None:
     elif words[0] == "specdec-run":
         module, arguments = "experiments.run", words[1:]
     elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
-        importlib.import_module(words[2])
-        assert len(words) == 3, f"{place}: no way to check arguments of {words[2]}: show it without any"
+        assert parse(importlib.import_module(words[2]).Options, words[3:])
         return
     else:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)
-    if module == "experiments.compare":  # takes folders, not a configuration
-        assert application.parser().parse_args(arguments).runs
-        return
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose(module.removeprefix("experiments."), overrides=arguments)

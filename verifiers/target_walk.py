@@ -45,5 +45,7 @@ def _without_q(tree: DraftTree) -> DraftTree:
     """Returns the tree without q, as if every node had been chosen without randomness."""
     stripped = replace(tree, draft_probs=None)
     known = vars(tree)
-    vars(stripped).update({name: known[name] for name in ("parents", "depth", "ancestors", "children") if name in known})
+    vars(stripped).update(
+        {name: known[name] for name in ("parents", "depth", "ancestors", "children") if name in known}
+    )
     return stripped

@@ -24,10 +24,10 @@ class Jsonl:
         chat: The text under ``fields`` is what a user says, for the target's chat template; False: text to be
             continued. (``turns`` are always a conversation.)
         template: What becomes of that text: ``{}`` stands for it.
-        category: Of rows that name none.
+        category: Category of rows that name none.
         tasks: New names for categories; several may share one.
         count: Prompts to take; None for all.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
 
     file: str

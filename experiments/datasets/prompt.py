@@ -1,4 +1,4 @@
-"""What a dataset yields, and which of it a run takes."""
+"""Prompts, and which of a dataset's prompts a run takes."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ class Prompt:
     Attributes:
         id: Unique in its dataset and stable: random streams and comparisons between runs hang on it.
         turns: What the user says, turn by turn; a method's own answers stand between them.
-        category: Of a task; results are reported by category too.
+        category: The task's category; results are reported by category, too.
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
     """
 
@@ -30,15 +30,17 @@ class Prompt:
 
 
 class Dataset(Protocol):
-    """Prompts in a fixed order, and how many of them a run takes.
+    """Prompts in a fixed order, and how many of them a run takes."""
 
-    Attributes:
-        count: Prompts to take; None for all.
-        seed: Of the choice.
-    """
+    @property
+    def count(self) -> int | None:
+        """Prompts to take; None for all."""
+        ...
 
-    count: int | None
-    seed: int
+    @property
+    def seed(self) -> int:
+        """Seed of the choice."""
+        ...
 
     def load(self) -> list[Prompt]:
         """All prompts.

@@ -20,7 +20,7 @@ class Stdlib:
     Attributes:
         count: Prompts to take; None for all (thousands).
         prompt_tokens: Length of a prompt, about; shorter near the top of a file.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
 
     count: int | None = 20

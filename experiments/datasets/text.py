@@ -16,7 +16,7 @@ class Text:
         files: Paths or glob patterns (``**`` goes into folders), one or several.
         count: Prompts to take; None for all.
         prompt_tokens: Cut the files into pieces of about this many tokens, from line to line; None takes whole files.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
 
     files: str | Sequence[str]

@@ -1,7 +1,7 @@
 """The models that ship with the package: a real trained target, a small drafter and Medusa heads.
 
 They exist so that every command of this project runs on real weights on a machine that has none. All three
-were made by ``python -m experiments.train_bundled``; ``MODEL_CARD.md`` beside this file records data, recipe
+were made by ``python -m experiments.train``; ``MODEL_CARD.md`` beside this file records data, recipe
 and losses.
 """
 
@@ -25,7 +25,6 @@ def resolve(name_or_path: str) -> str:
     path = Path(__file__).parent / name
     if not (path / "config.json").is_file():
         raise ValueError(
-            f"bundled model {name!r} has no files in {path}: reinstall the package, "
-            f"or run python -m experiments.train_bundled"
+            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.train"
         )
     return str(path)

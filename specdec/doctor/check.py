@@ -177,13 +177,7 @@ def _forward(model: LlamaForCausalLM, tokens: int, *, optimize: bool) -> Callabl
     tree = DraftTree.root_only(ids[:, 0])
     if tokens > 1:
         tree = DraftTree.from_shape(TreeShape.chain(tokens - 1), ids[:, :tokens])
-    batch = ForwardBatch.of_tree(
-        tree,
-        slots=torch.from_numpy(slots).to(device),
-        lengths=torch.from_numpy(prefix).to(device),
-        host_slots=slots,
-        host_lengths=prefix,
-    )
+    batch = ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=prefix)
 
     def forward() -> None:
         runner.run(batch)

@@ -79,15 +79,19 @@ class ReplayExecutor(Executor):
         cache.aim(batch)
         self._plan, self._cache = plan, cache
         self._state = plan.attention.prepare(batch, cache, plan)
-        inputs = inputs_of(batch, cache)
         key = _Key(*batch.size, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
+        return output_of(batch.wants, self._forward(key, plan, inputs_of(batch, cache)))
+
+    def _forward(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The model itself, captured or not."""
         program = self._programs.get(key)
         if program is not None:
-            return output_of(batch.wants, program(*inputs))
+            return program(*inputs)
+        assert self._cache is not None
         with self._packed.in_use(), evaluating(self.freshness.training):
-            outputs = call_model(plan, self._state, cache, batch.wants, inputs)
+            outputs = call_model(plan, self._state, self._cache, key.wants, inputs)
             self._consider(key, plan, inputs, outputs)
-        return output_of(batch.wants, outputs)
+        return outputs
 
     def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Capture a forward that comes often, if the capture gives what the model has just given."""

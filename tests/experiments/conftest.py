@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from experiments.config import CONF
+from experiments.app.config import CONF
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
 

@@ -59,7 +59,7 @@ def test_a_rule_that_is_exact_with_respect_to_a_mixture(
     assert all(isinstance(case, Case) and case.tv < 1e-12 for case in done)
     assert max(case.target_tv for case in done if isinstance(case, Case)) > 0.1
     text = " ".join(capsys.readouterr().out.split())
-    assert "CascadeVerifier is exact with respect to the law that it states, which is up to" in text
+    assert "CascadeVerifier is exact with respect to the distribution that it states, which is up to" in text
     assert "It says of itself: exact with respect to another distribution." in text
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from experiments.cli import launch
-from experiments.compare import compare_runs, main
-from experiments.comparison import differences, make_rows
-from experiments.records import Record, RecordWriter
-from experiments.results import Run, load_run
+from experiments.app.cli import launch
+from experiments.compare import main
+from experiments.reporting.comparison import report_comparison
+from experiments.results.comparison import differences, make_rows
+from experiments.results.records import Record, RecordWriter
+from experiments.results.runs import Run, find_folders, load_run
 from experiments.run import run
 
 Configure = Callable[..., DictConfig]
@@ -40,7 +41,7 @@ def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Pa
         "dtype": "float32",
         "device": "a processor",
         "planned": 3,
-        "groups": 2,
+        "series": 2,
         "overrides": list(overrides),
         "git": {"commit": "0123456789abcdef", "dirty": False},
     }
@@ -74,13 +75,22 @@ def loaded(folder: Path, *overrides: str, **facts: Any) -> Run:
     return load_run(made(folder, *overrides, **facts))
 
 
-def test_the_table_the_files_and_the_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> None:
+    """The command line, with results in ``out``."""
+    words = (*words, f"out={tmp_path / 'out'}", f"hydra.run.dir={tmp_path / 'hydra'}")
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    main()
+
+
+def test_the_table_the_files_and_the_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, temperature in (("a", 0), ("b", 1), ("c", 0), ("d", 1)):
         shape = "[2,1]" if name in "ab" else "4"
         made(tmp_path / name, "drafter=model", f"drafter.shape={shape}", f"sampling.temperature={temperature}")
-    main([*(str(tmp_path / name) for name in "abcd"), "--out", str(tmp_path / "out")])
+    command(monkeypatch, tmp_path, f"runs=[{','.join(str(tmp_path / name) for name in 'abcd')}]")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "comparison.md", "comparison.json", "comparison.png", "acceptance.png",
+        "comparison.md", "comparison.csv", "comparison.json", "comparison.png", "acceptance.png",
     }  # fmt: skip
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
@@ -98,6 +108,9 @@ def test_the_table_the_files_and_the_pictures(tmp_path: Path, capsys: pytest.Cap
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
     assert "at commit 0123456789 with `drafter=model`" in text
+    lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
+    assert lines[0].startswith("T,method and settings,mean acceptance length,speedup,")
+    assert lines[2].startswith('0,"model, drafter.shape=4","2.11 [2.00, 2.33]","1.82x [1.67, 2.00]",')
 
 
 def test_rows_of_the_same_settings_are_told_apart_by_folder(tmp_path: Path) -> None:
@@ -118,10 +131,10 @@ def test_unlike_runs_are_refused_unless_told_to(
     facts: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", **facts)]
-    with pytest.raises(ValueError, match=message + r".*: --allow-mixed compares them"):
-        compare_runs(runs, tmp_path / "out")
+    with pytest.raises(ValueError, match=message + r".*: allow_mixed=true compares them"):
+        report_comparison(runs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    compare_runs(runs, tmp_path / "out", allow_mixed=True)
+    report_comparison(runs, tmp_path / "out", allow_mixed=True)
     assert "MIXED: the runs differ in their" in capsys.readouterr().out
     assert "MIXED" in (tmp_path / "out" / "comparison.md").read_text()
 
@@ -130,7 +143,7 @@ def test_unlike_runs_are_refused_unless_told_to(
 def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", prompts=2, device="another")]
     assert not differences(runs)
-    compare_runs(runs, tmp_path / "out")
+    report_comparison(runs, tmp_path / "out")
     shown = " ".join(capsys.readouterr().out.split())
     assert f"INCOMPLETE: {tmp_path / 'b'} has not finished its 3 prompts" in shown
     assert "different devices (a processor, another)" in shown
@@ -146,23 +159,59 @@ def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_bad_folders_are_one_sentence(
-    spoil: Callable[[Path], object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil(made(tmp_path / "a"))
     with pytest.raises(SystemExit, match="1"):
-        main([str(tmp_path / "a"), "--out", str(tmp_path / "out")])
+        command(monkeypatch, tmp_path, f"runs={tmp_path / 'a'}")
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_real_runs(configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_runs(
+    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for method in ("ngram", "none"):
         run(configure("run", *tiny, f"drafter={method}", f"method={method}", f"out={tmp_path / method}"))
-    main([str(tmp_path / "ngram"), str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    command(monkeypatch, tmp_path, f"runs={tmp_path}/n*")
     rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["ngram", "plain"]
+
+
+def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path) -> None:
+    for number in (10, 9, 0):
+        made(tmp_path / "sweep" / str(number))
+    jobs = [tmp_path / "sweep" / str(number) for number in (0, 9, 10)]
+    assert find_folders([str(tmp_path / "sweep")]) == jobs
+    assert find_folders([f"{tmp_path}/sweep/*"]) == jobs
+    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep"]) == jobs, "each once"
+    with pytest.raises(ValueError, match=r"no folder matches .*: give folders of runs"):
+        find_folders([f"{tmp_path}/nothing/*"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["outputs/a", "outputs/b"], "error: 'outputs/a' has no name: give folders as 'runs=[outputs/a,outputs/b]'"),
+        ([], "error: runs has no value: give 'runs=[FOLDER,FOLDER]'"),
+        (["run=a"], "error: there is no run: did you mean runs?"),
+        (["runs=a", "allow_mixed=maybe"], "error: allow_mixed='maybe': give true or false"),
+    ],
+)
+def test_wrong_commands_are_one_sentence(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        command(monkeypatch, tmp_path, *words)
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
 
 
 # ---------------------------------------------------------------- sweeps

@@ -12,23 +12,26 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from experiments.bounds import sibling_bound
+from experiments.app.replaying import named_verifiers
 from experiments.datasets.prompt import Prompt
-from experiments.jobs import Job
-from experiments.orderings import orderings
-from experiments.replay import _override, named_verifiers, replay
-from experiments.replay_report import figures
+from experiments.measuring.jobs import Job
+from experiments.measuring.watch import trace_keys
+from experiments.replay import _override, replay
+from experiments.results.statistics import Bootstrap
 from experiments.run import run
-from experiments.scoring import find_drafts, refusal, score
-from experiments.summary import Bootstrap
-from experiments.trace import TraceWriter
+from experiments.tracing.bounds import sibling_bound
+from experiments.tracing.draft_sets import find_drafts, refusal
+from experiments.tracing.figures import figures
+from experiments.tracing.orderings import orderings
+from experiments.tracing.scoring import score
+from experiments.tracing.trace import TraceWriter
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Noise, Verdict
+from specdec.types import DraftSampling, Exactness, Noise, Verdict
 from tests.experiments.test_run import local
 from verifiers import (
     BlockVerifier,
@@ -57,7 +60,8 @@ def traced(folder: Path, tree: DraftTree, p: Tensor, prompts: Sequence[str], dro
     )
     requests = tuple(Request(row, [1], job.sampling, True, frozenset()) for row, job in jobs.items())
     writer = TraceWriter(folder, dropped=dropped)
-    writer.add(Round(tree, p, verdict, requests), "model", "exact", jobs)
+    seen = Round(tree, p, verdict, requests)
+    writer.add(seen, trace_keys(seen, "model", Exactness.EXACT, jobs))
     writer.flush()
 
 
@@ -187,7 +191,13 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     more = [rules, f"out={tmp_path / 'replay'}", "bootstrap.resamples=200"]
     (found,) = replay(configure("replay", f"trace={tmp_path / 'out'}", *more))
     shown = capsys.readouterr().out
-    for text in ("block (exact)", "typical (lossy)", "lenience=0.5", "identical contexts", "no lossless rule exceeds"):
+    for text in (
+        "block (exact)",
+        "typical (lossy)",
+        "lenience=0.5",
+        "identical contexts",
+        "with which a lossless rule can accept one of the root's",
+    ):
         assert text in " ".join(shown.split()), text
     assert found.error is not None
     assert found.error[1] < 0.05
@@ -195,10 +205,10 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     assert rows["block"].gain is not None
     assert rows["lenient, lenience=0.5"].gain is not None
     assert rows["lenient, lenience=0.5"].gain > 0
-    assert rows["lenient, lenience=0.5"].divergence_tv is not None
-    assert rows["block"].divergence_tv is None
+    assert rows["lenient, lenience=0.5"].distance_tv is not None
+    assert rows["block"].distance_tv is None
     folder = tmp_path / "replay"
-    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.json", "replay.png"}
+    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.csv", "replay.json", "replay.png"}
     content = json.loads((folder / "replay.json").read_text())
     assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
     assert not math.isnan(content["drafts"][0]["bound_at_1"])
@@ -210,7 +220,10 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     [
         (["trace={tmp}/nothing"], "is not the folder of a run"),
         ([], "trace has no value: give trace=FOLDER"),
-        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose of block, "),
+        (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose among block, "),
+        (["trace={tmp}", "baseline=rejecton"], "baseline: there is no verifier 'rejecton': did you mean rejection?"),
+        (["trace={tmp}", "threads=0"], "threads=0: give an integer of at least 1, or null"),
+        (["trace={tmp}", "+bound=1"], "there is no bound: choose among trace, verifiers, baseline, "),
         (["trace={tmp}", "verifiers=[{{name:lenient,kindness:1}}]"], "verifier lenient has no 'kindness'"),
     ],
 )

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from experiments.cli import launch, sentence
+from experiments.app.cli import launch, sentence
 from experiments.demo import demo
-from experiments.records import read_records
+from experiments.results.records import read_records
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import summarize
 from experiments.run import run
-from experiments.summary import Bootstrap, summarize
 from specdec.engine.engine import Engine
 
 ROOT = Path(__file__).parents[2]
@@ -165,17 +166,18 @@ def test_ctrl_c_keeps_finished_prompts(
 def test_a_crash_keeps_finished_prompts(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from experiments import measure
+    from experiments.measuring import measure
 
     calls = []
 
-    def full_disk(*arguments: object) -> None:
+    def full_disk(*arguments: object) -> tuple[None, None]:
         calls.append(arguments)
         if len(calls) > 2:
             raise OSError("no space left")
+        return None, None
 
     # Not in the engine, where it would be a failed prompt.
-    monkeypatch.setattr(measure, "_divergence", full_disk)
+    monkeypatch.setattr(measure, "find_divergence", full_disk)
     with pytest.raises(OSError, match="no space left"):
         run(configure("run", *tiny, *local(saved, "ngram")))
     summary = summary_file(tmp_path / "out")
@@ -252,12 +254,24 @@ def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 BAD = [
-    (["dataset=nope"], "there is no dataset 'nope': choose one of gsm8k, humaneval, jsonl, "),
-    (["drafter=nope"], "there is no drafter 'nope': choose one of medusa, model, ngram, none"),
+    (["dataset=nope"], "there is no dataset 'nope': choose among gsm8k, humaneval, jsonl, "),
+    (["drafter=nope"], "there is no drafter 'nope': did you mean none?"),
     (["sampling.temperature=-1"], "temperature=-1: give 0 (greedy) or a positive number"),
     (["sampling.temperature=hot"], "sampling.temperature='hot': give a number"),
     (["sampling.top_p=2"], "top_p=2: give a mass in (0, 1]"),
-    (["sampling.heat=2"], "Could not override 'sampling.heat'. To append to your config use +sampling.heat=2"),
+    (["sampling.heat=2"], "there is no sampling.heat: choose among temperature, top_k, "),
+    (["sampling.temperatur=1"], "there is no sampling.temperatur: did you mean sampling.temperature?"),
+    (["sead=1"], "there is no sead: did you mean seed?"),
+    (["+sead=1"], "there is no sead: did you mean seed?"),
+    (["engine.max_batchsize=2"], "there is no engine.max_batchsize: did you mean engine.max_batch_size?"),
+    (["+engine.prefil_chunk=2"], "there is no engine.prefil_chunk: did you mean engine.prefill_chunk?"),
+    (["+bootstrap.samples=200"], "there is no bootstrap.samples: did you mean bootstrap.resamples?"),
+    (["bootstrap.resamples=many"], "bootstrap.resamples='many': give an integer"),
+    (["engine.prefill_chunk=0"], "engine.prefill_chunk=0: give an integer of at least 1"),
+    (["engine.timing=1"], "engine.timing=1: give true or false"),
+    (["threads=0"], "threads=0: give an integer of at least 1, or null"),
+    (["trace_dropped=1"], "trace_dropped=1: give a mass from 0"),
+    (["chat_template=3"], "chat_template=3: give a section"),
     (["dataset.count=["], "cannot read 'dataset.count=['"),
     (["dataset=jsonl"], "dataset.file has no value: give dataset.file="),
     (["dataset=jsonl", "dataset.file={tmp}/no.jsonl"], "dataset.file: there is no file"),
@@ -274,7 +288,7 @@ BAD = [
     (["drafter.name={models}/other"], "vocab"),
     (["drafter=ngram", "drafter.branches=0"], "branches=0: give at least 1"),
     (["drafter=ngram", "engine.max_length=20"], "no prompt fits: "),
-    (["drafter=ngram", "engine.max_batch_size=0"], "max_batch_size=0: give at least 1"),
+    (["drafter=ngram", "engine.max_batch_size=0"], "engine.max_batch_size=0: give an integer of at least 1"),
     (["drafter=ngram", "engine.attention=magic"], "attention='magic': give one of"),
     (["tracker=wandb", "tracker.mode=upload"], "tracker.mode='upload'"),
 ]
@@ -297,6 +311,23 @@ def test_bad_input_is_one_sentence_before_any_work(
     assert message in error
     assert error.count("\n") == 1, "one line"
     assert not (tmp_path / "out" / "records.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "bad", ["engine.prefill_chunk=0", "bootstrap.resamples=1", "tracker.mode=1", "target.quantization=8", "seed=-1"]
+)
+def test_bad_settings_are_refused_before_a_model_is_loaded(
+    bad: str, configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object, **more: object) -> None:
+        pytest.fail("a model was loaded before the settings were checked")
+
+    monkeypatch.setattr("specdec.modeling.target.load_model", load)
+    monkeypatch.setattr("drafters.model.load_model", load)
+    config = configure("run", *tiny, "method=model", "tracker=wandb", bad)
+    with pytest.raises(ValueError, match=f"{bad.split('=')[0]}"):
+        run(config)
+    assert not (tmp_path / "out").exists()
 
 
 def test_tracebacks_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,13 @@ from transformers import (
 
 from specdec.engine.engine import Engine
 from specdec.engine.processors import process
-from specdec.engine.slots import Slots
 from specdec.generation import from_generation_config
 from specdec.generation.processors import sampling_fields
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from tests.components import DRAFTERS
+from tests.forwards import slots_of
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
@@ -142,9 +142,7 @@ def test_each_field_alone_makes_what_transformers_makes_of_it(model, prompt_leng
 def ours_of(fields: dict[str, Any], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """What our engine draws from at the end of a sequence."""
     sampling = SamplingParams(**fields)
-    slots = Slots(1, 64, VOCAB, torch.device("cpu"))
-    slots.admit(0, ids[0].tolist(), sampling.seeded(0), speculate=False)
-    state = slots.first(1).sampling
+    state = slots_of([ids[0].tolist()], vocab_size=VOCAB, params=[sampling]).sampling
     scores = adjust(logits[None], state, ids[:, None, -1:])
     return distribution(process(sampling.processors, ids, scores[:, 0])[:, None], state)[0, 0]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.engine.slots import Slots
 from specdec.requests import GREEDY_BELOW, Request, SamplingParams
 from specdec.sampling import probs
+from tests.forwards import slots_of
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,8 @@ def test_the_largest_numbers_still_give_a_distribution() -> None:
     ]
     logits = torch.tensor([[[65504.0, -65504.0, 1.0, 0.0]]])
     for params in extremes:
-        slots = Slots(1, 8, 4, torch.device("cpu"))
-        slots.admit(0, [0, 1], params.seeded(0), speculate=False)
-        p = probs(logits, slots.first(1).sampling, torch.tensor([[[0]]]))
+        state = slots_of([[0, 1]], vocab_size=4, params=[params]).sampling
+        p = probs(logits, state, torch.tensor([[[0]]]))
         assert p.isfinite().all() and abs(float(p.sum()) - 1) < 1e-6, params
 
 

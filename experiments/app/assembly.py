@@ -1,0 +1,264 @@
+"""A measurement assembled from its configuration: models, engines, prompts, and the session that runs them."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from transformers.utils import logging as transformers_logging
+
+from experiments.app import earlier
+from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
+from experiments.app.session import Plot, Session, check_finished
+from experiments.app.settings import ENGINE, Check, check_settings
+from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
+from experiments.measuring.jobs import Job, prepare
+from experiments.measuring.measure import Contender, failure, measure
+from experiments.reporting.table import Table
+from experiments.reporting.terminal import short
+from experiments.results import resume
+from experiments.results.manifest import device_name, write_manifest
+from experiments.results.records import PLAIN, Record
+from experiments.results.runs import complete, load_run
+from experiments.results.summary import Summary
+from experiments.tracing.trace import TraceWriter
+from specdec.engine.engine import Engine
+from specdec.engine.text import encode_prompt
+from specdec.interfaces import Drafter, Verifier
+from specdec.machine import recommended_threads
+from specdec.modeling.target import Target
+from specdec.random import fresh_seed
+from specdec.requests import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a measurement shows at its end.
+
+    Attributes:
+        tables: Makes the tables, of the summary and a title.
+        plots: Functions that draw the pictures, by file name.
+    """
+
+    tables: Callable[[Summary, str], Sequence[Table]]
+    plots: Mapping[str, Plot]
+
+
+def measure_methods(
+    config: DictConfig,
+    *,
+    known: dict[str, Check],
+    methods: Mapping[str, str],
+    report: Report,
+    temperatures: Sequence[float] = (),
+) -> Summary:
+    """Measure plain decoding and methods on the same prompts, and write everything into ``config.out``.
+
+    Args:
+        config: With the sections that ``conf/run.yaml`` has.
+        known: All settings that the configuration may have.
+        methods: Names, and the configuration sections of their drafters.
+        report: What is shown.
+        temperatures: One after the other; by default the sampling's own alone.
+    """
+    settings_of(config, known)
+    folder = Path(config.out)
+    before = earlier.begun(config)
+    settle(config)
+    check_components(config, methods)
+    # What is cheap to check comes before what takes long to load.
+    bootstrap = bootstrap_of(config)
+    sampling: SamplingParams = build(config, "sampling")
+    samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
+    prompts, spare = choose(build(config, "dataset"), spare=config.warmup_prompts)
+    facts: dict[str, Any] = {"prompts": len(prompts), "prompts_hash": fingerprint(prompts)}
+    if before is not None:
+        resume.check_facts(before, folder, **facts)
+        if complete(folder):
+            return already_complete(folder)
+    tracker = build(config, "tracker")
+    target, contenders = assemble(config, methods)
+    engine, tokenizer = contenders[0].engine, target.tokenizer
+    assert tokenizer is not None, "assemble refuses a target without one"
+    template = plain(config, "chat_template")
+    prepared = [
+        prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
+    ]
+    warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
+
+    facts |= facts_of(target, contenders, prompts, samplings)
+    facts["seeds"] = {
+        "sampling": sampling.seed,
+        "dataset": config.dataset.get("seed"),
+        "bootstrap": bootstrap.seed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    resolved = plain_whole(config)
+    kept: list[Record] | None = None
+    finished: dict[float, set[int]] = {}
+    if before is None:
+        write_manifest(folder, resolved, **facts)
+    else:
+        resume.check_facts(before, folder, **facts)
+        lengths = {
+            each.temperature: [len(job.prompt.turns) for job in jobs]
+            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+        }
+        size = engine.max_batch_size
+        kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
+        resume.note_resumed(folder, before)
+    session = Session(
+        folder=folder,
+        planned=facts["planned"],
+        series=facts["series"],
+        bootstrap=bootstrap,
+        tracker=tracker,
+        tables=report.tables,
+        title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
+        plots=dict(report.plots),
+        before=refused(contenders, [unfit for _, unfit in prepared]),
+        kept=kept,
+    )
+    trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
+
+    def work(write: Callable[[Record], None]) -> Iterator[int]:
+        start = 0
+        for each, (jobs, _) in zip(samplings, prepared, strict=True):
+            passed = finished.get(each.temperature, ())
+            options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+            for done in measure(contenders, jobs, write=write, **options):
+                yield start + done
+            start += len(jobs)
+
+    tracker.start(resolved, folder)
+    return session.run(work, sum(len(jobs) for jobs, _ in prepared))
+
+
+def facts_of(
+    target: Target, contenders: Sequence[Contender], prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]
+) -> dict[str, Any]:
+    """What the manifest says about a run besides its configuration.
+
+    Args:
+        target: The target.
+        contenders: All methods, the baseline first.
+        prompts: The prompts that are measured.
+        samplings: One per temperature.
+    """
+    template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
+    return {
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype_reason": target.dtype_reason,
+        "threads": torch.get_num_threads(),
+        "target": {
+            "name": target.name,
+            "parameters": target.num_parameters,
+            "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "kv_bytes_per_position": contenders[0].engine.runner.bytes_per_token,
+        },
+        "exactness": {contender.method: contender.exactness for contender in contenders},
+        "chat_template": template and any(prompt.chat for prompt in prompts),
+        "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
+        "series": len(contenders) * len(samplings),
+        "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
+    }
+
+
+def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
+    """Check the arguments of all components, before any of them is made.
+
+    Raises:
+        ValueError: An argument is unknown, missing or of the wrong type.
+    """
+    check_settings(plain(config, "engine"), ENGINE, within="engine")
+    for section in ("target", *methods.values(), "verifier", "sampling", "dataset", "tracker"):
+        component_of(config, section)
+
+
+def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:
+    """The target and all contenders, the baseline first.
+
+    Args:
+        config: The whole configuration.
+        methods: Names, and the configuration sections of their drafters.
+
+    Raises:
+        ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
+    """
+    drafters = {name: build(config, section) for name, section in methods.items()}
+    verifiers = {name: build(config, "verifier") for name in methods}
+    target: Target = build(config, "target")
+    if target.tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
+    engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
+    # Plain decoding runs on the first method's engine.
+    contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
+    contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
+    return target, contenders
+
+
+def already_complete(folder: Path) -> Summary:
+    """The figures of a run that has nothing left to do."""
+    print(f"{short(folder)} is complete already")
+    summary = load_run(folder).summary
+    check_finished(summary)
+    return summary
+
+
+def settle(config: DictConfig) -> None:
+    """Draw the seed if it is left to chance, and apply what holds for the whole process."""
+    if config.seed is None:
+        config.seed = fresh_seed()
+    torch.set_num_threads(config.threads or recommended_threads())
+    transformers_logging.disable_progress_bar()
+    # It reports every attempt to reach the hub, and what it raises at the end says it all.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
+    """An engine by the configuration's settings; without a drafter it needs no verifier."""
+    options = plain(config, "engine")
+    options["scheduler"] = build(config, "engine.scheduler") if options.get("scheduler") else None
+    return Engine(target, drafter, verifier if drafter is not None else None, **options)
+
+
+def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
+    """The records of prompts that cannot run, for every contender and turn."""
+    return [
+        failure(contender, dataclasses.replace(job, turn=turn), reason)
+        for listed in unfit
+        for job, reason in listed
+        for turn in range(len(job.prompt.turns))
+        for contender in contenders
+    ]
+
+
+def encode_warmup(texts: list[str], target: Target, sampling: SamplingParams, max_length: int) -> list[list[int]]:
+    """Warm-up prompts as tokens, cut where they are too long."""
+    room = max_length - sampling.max_new_tokens
+    encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
+    return [ids for ids in encoded if ids]
+
+
+def plain_whole(config: DictConfig) -> dict[str, Any]:
+    """The whole resolved configuration as Python's own types."""
+    return {str(name): plain(config, str(name)) for name in config}
+
+
+def amount(prompts: Sequence[Prompt]) -> str:
+    """How much is measured, in words."""
+    turns = sum(len(prompt.turns) for prompt in prompts)
+    return f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+
+
+def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:
+    """Model, device and conditions, for tables and pictures."""
+    size, dtype = f"{target.num_parameters / 1e6:,.1f}M parameters", target.dtype_reason
+    temperatures = " and ".join(f"{sampling.temperature:g}" for sampling in samplings)
+    return f"{target.name} ({size}, {dtype}) on {device_name(target.device)}; temperature {temperatures}, {amount}"

@@ -1,0 +1,104 @@
+"""Errors of the command line: one sentence, no traceback, and an exit code."""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+
+import hydra
+from hydra.errors import (
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from experiments.app.config import CONF
+from experiments.app.settings import did_you_mean
+
+_FULL = "HYDRA_FULL_ERROR"
+
+
+def launch(task: Callable[[DictConfig], object], config_name: str) -> None:
+    """Run a task as a Hydra application.
+
+    An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
+    with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C.
+    """
+    tracebacks = os.environ.get(_FULL) == "1"
+    failed = False
+
+    @wraps(task)  # Hydra reads the task's module and name
+    def job(config: DictConfig) -> None:
+        nonlocal failed
+        try:
+            task(config)
+        except Exception as error:
+            if tracebacks:
+                raise
+            show(error)
+            failed = True
+
+    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
+    os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
+    try:
+        application()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if tracebacks:
+            raise
+        show(error)
+        failed = True
+    finally:
+        if not tracebacks:
+            del os.environ[_FULL]
+    if failed:
+        sys.exit(1)
+
+
+def show(error: BaseException) -> None:
+    """Print an error as one sentence."""
+    print(f"error: {sentence(error)}", file=sys.stderr)
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong, on one line.
+
+    The message of an error about input is enough. Any other error is a bug or a failure of the machine: the sentence
+    names its type, and how to see where it came from.
+    """
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
+    unknown = _unknown_key(error)
+    if unknown is not None:
+        return unknown
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Hydra and OmegaConf append the key and the type of its parent.
+    text = " ".join(line for line in lines if not line.startswith(("full_key:", "object_type=", "See https")))
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: {text}"
+    if isinstance(error, ValueError) or type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text} ({_FULL}=1 shows where)"
+
+
+def _unknown_key(error: BaseException) -> str | None:
+    """A sentence with the nearest key that there is, where an override names one that there is not."""
+    cause = error.__cause__
+    if not isinstance(error, ConfigCompositionException) or not isinstance(
+        cause, ConfigAttributeError | ConfigKeyError
+    ):
+        return None
+    there, full = cause.parent_node, str(cause.full_key)
+    if there is None:
+        return None
+    prefix = full.removesuffix(str(cause.key))
+    known = [str(key) for key in there if key not in ("hydra", "_target_")]
+    return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"

@@ -1,0 +1,131 @@
+"""Hydra's configuration: where it lives, and how a section of it becomes a component."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.app.settings import Check, check_arguments, check_settings
+from experiments.results.statistics import Bootstrap
+
+Made = TypeVar("Made")
+
+
+def _find_conf() -> Path:
+    """``conf/`` at the root of a clone, ``experiments/conf`` in an installed wheel."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "run.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"no configuration beside {package}: reinstall the package, or run inside a clone")
+
+
+CONF = _find_conf()
+"""Absolute path of the configuration folder, for ``@hydra.main(config_path=str(CONF), …)``."""
+
+
+def settings_of(config: DictConfig, known: dict[str, Check]) -> dict[str, Any]:
+    """The resolved settings of an application, after a check.
+
+    Raises:
+        ValueError: A setting is unknown, missing or wrong.
+    """
+    given = {
+        str(name): {} if OmegaConf.is_dict(config._get_node(name)) else plain(config, str(name)) for name in config
+    }
+    check_settings(given, known)
+    return given
+
+
+def plain(config: DictConfig, section: str) -> Any:
+    """A resolved section or value as Python's own types.
+
+    Raises:
+        ValueError: Something in it has no value.
+    """
+    if OmegaConf.is_missing(config, section):
+        raise ValueError(f"{section} has no value: give {section}=…")
+    value = OmegaConf.select(config, section)
+    if not OmegaConf.is_config(value):
+        return value
+    for key in sorted(OmegaConf.missing_keys(value)):
+        raise ValueError(f"{key} has no value: give {key}=…")
+    return OmegaConf.to_container(value, resolve=True)
+
+
+def bootstrap_of(config: DictConfig) -> Bootstrap:
+    """The section ``bootstrap`` as settings of intervals.
+
+    Raises:
+        ValueError: A value is of the wrong type, or out of range.
+    """
+    options = plain(config, "bootstrap")
+    check_arguments(Bootstrap, options, "bootstrap")
+    return Bootstrap(**options)
+
+
+def typed(kind: type[Made], options: dict[str, Any], within: str = "") -> Made:
+    """A dataclass from plain settings, with the dataclasses in its fields.
+
+    Args:
+        kind: The dataclass.
+        options: Its fields, by name.
+        within: Name of the section, for messages.
+
+    Raises:
+        ValueError: A field is unknown, missing or of the wrong type.
+    """
+    check_arguments(kind, options, within)
+    prefix = f"{within}." if within else ""
+    made: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, kind)):
+        name = f"{prefix}{field.name}"
+        if field.name in options:
+            value = options[field.name]
+            inner = isinstance(field.type, type) and dataclasses.is_dataclass(field.type)
+            made[field.name] = typed(cast(Any, field.type), value, name) if inner else value
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"{name} is missing: give {name}=…")
+    return kind(**made)
+
+
+def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]:
+    """The class or function that a section names, and its arguments, checked; None and nothing where it is null.
+
+    Raises:
+        ValueError: An argument is unknown, missing or of the wrong type.
+    """
+    options = plain(config, section)
+    if options.get("_target_") is None:
+        return None, {}
+    component = get_object(options["_target_"])
+    # The name is checked where it is used: every loader has a word of its own for it.
+    arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
+    check_arguments(component, arguments, section)
+    return component, options
+
+
+def build(config: DictConfig, section: str) -> Any:
+    """Instantiate a section of the configuration with ``_target_``; None where that is null.
+
+    ``name`` of anything that is loaded with ``from_pretrained`` is its first argument, whatever that one calls it:
+    so ``target.name=…`` and ``drafter.name=…`` are the same for all.
+
+    Args:
+        config: The whole, so that references between sections resolve.
+        section: Dotted name of the section.
+
+    Raises:
+        ValueError: A value is of the wrong type, or the component refuses its arguments.
+    """
+    component, options = component_of(config, section)
+    if component is None:
+        return None
+    first = [options.pop("name")] if _loads(options) else []
+    return instantiate(options, *first, _convert_="all")
+
+
+def _loads(options: dict[str, Any]) -> bool:
+    return options["_target_"].endswith(".from_pretrained") and "name" in options

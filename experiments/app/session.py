@@ -1,0 +1,120 @@
+"""A measurement from its first record to its last picture, whatever happens in between."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from experiments.reporting import terminal
+from experiments.reporting.flat import flat_figures, prompt_table
+from experiments.reporting.run_tables import print_divergences, print_failures
+from experiments.reporting.table import Table
+from experiments.reporting.tracking import Tracker
+from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.runs import SUMMARY
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+
+Plot = Callable[[Summary, Path, str], Path | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A measurement: takes records as they come, and writes and shows everything at its end.
+
+    Attributes:
+        folder: Takes ``records.jsonl`` as it goes, then ``summary.json`` and the pictures.
+        planned: Records that every method is to have at every temperature.
+        series: Methods times temperatures: each method at one temperature is a series of records.
+        bootstrap: Settings of the intervals.
+        tracker: Mirrors the results.
+        tables: Makes the tables.
+        title: Title of the tables, and the second line of the pictures' titles.
+        plots: Functions that draw the pictures, by file name.
+        before: Records of prompts that cannot run, which are written first.
+        kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
+    """
+
+    folder: Path
+    planned: int
+    series: int
+    bootstrap: Bootstrap
+    tracker: Tracker
+    tables: Callable[[Summary, str], Sequence[Table]]
+    title: str
+    plots: dict[str, Plot]
+    before: Sequence[Record] = field(default_factory=tuple)
+    kept: Sequence[Record] | None = None
+
+    def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
+        """Do the work, and report what is finished also if it is interrupted or fails.
+
+        Args:
+            work: Given a function that takes records, does the measuring and yields how much of it is done.
+            steps: The last number that ``work`` yields.
+
+        Raises:
+            ValueError: Every prompt failed with some method.
+        """
+        records: list[Record] = []
+        exit_code = 1
+        path = self.folder / RECORDS
+        if self.kept is not None:
+            records += [*self.before, *self.kept]
+            replace_records(path, records)
+        with RecordWriter(path, append=self.kept is not None) as writer:
+
+            def write(record: Record) -> None:
+                writer.write(record)
+                records.append(record)
+
+            for record in self.before if self.kept is None else ():
+                write(record)
+            try:
+                screen = Console(stderr=True)
+                with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+                    bar = progress.add_task("prompts", total=steps)
+                    for done in work(write):
+                        progress.update(bar, completed=done)
+                exit_code = 0
+            except KeyboardInterrupt:
+                exit_code = 130
+                raise
+            finally:
+                summary = self._report(records, exit_code)
+        check_finished(summary)
+        return summary
+
+    def _report(self, records: list[Record], exit_code: int) -> Summary:
+        summary = summarize(records, planned=self.planned, series=self.series, bootstrap=self.bootstrap)
+        text = json.dumps({"title": self.title, **asdict(summary)}, indent=2, ensure_ascii=False)
+        (self.folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        console = terminal.console()
+        written = [self.folder / RECORDS, self.folder / SUMMARY]
+        if any(method.finished for method in summary.methods):
+            for table in self.tables(summary, self.title):
+                console.print(terminal.render(table))
+            for name, plot in self.plots.items():
+                path = plot(summary, self.folder / name, self.title)
+                written += [path] if path is not None else []
+        print_divergences(console, summary)
+        print_failures(console, summary)
+        terminal.list_written(console, written)
+        self.tracker.summary(flat_figures(summary))
+        self.tracker.table("prompts", *prompt_table(records))
+        self.tracker.finish(exit_code)
+        return summary
+
+
+def check_finished(summary: Summary) -> None:
+    """Refuse a run of which nothing came.
+
+    Raises:
+        ValueError: Every prompt failed with some method.
+    """
+    for method in summary.methods:
+        if not method.finished:
+            raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")

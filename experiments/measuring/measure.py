@@ -1,0 +1,276 @@
+"""The measuring loop: every method on every prompt, interleaved batch by batch, on the clock."""
+
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from experiments.measuring.divergence import find_divergence
+from experiments.measuring.jobs import Job, follow, too_long
+from experiments.measuring.watch import Watch, watching
+from experiments.results import metrics
+from experiments.results.records import Record
+from experiments.tracing.trace import TraceWriter
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.types import Completion
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method as it is measured.
+
+    Attributes:
+        method: Its name in all results.
+        engine: Where it runs.
+        speculate: False for plain decoding, on the same engine.
+    """
+
+    method: str
+    engine: Engine
+    speculate: bool = True
+
+    @property
+    def exactness(self) -> str | None:
+        """What the verifier promises; None where there is none."""
+        verifier = self.engine.verifier if self.speculate else None
+        return verifier.exactness.value if verifier is not None else None
+
+
+def measure(
+    contenders: Sequence[Contender],
+    jobs: Sequence[Job],
+    *,
+    warmup: Sequence[Sequence[int]] = (),
+    write: Callable[[Record], None],
+    finished: Collection[int] = (),
+    template: Mapping[str, Any] | None = None,
+    trace: TraceWriter | None = None,
+) -> Iterator[int]:
+    """Run every job with every contender and write their records; yields the number of finished jobs.
+
+    Contenders take turns batch by batch, and in each batch another one goes first, so that drift of the machine
+    meets all alike. A batch is written when all contenders have run it. Where prompts have several turns this holds
+    turn by turn, and every contender leads a conversation of its own: what it answered is part of its next prompt.
+
+    Args:
+        contenders: The baseline first. All with the same batch size.
+        jobs: What to measure.
+        warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
+        write: Takes the records.
+        finished: Numbers of batches that an earlier call has measured, and that this one passes over.
+        template: Further arguments of the chat template.
+        trace: Takes the rounds of all methods that draft.
+    """
+    size = contenders[0].engine.max_batch_size
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    if any(number not in finished for number in range(len(batches))):
+        _warm_up(contenders, warmup, jobs[0].sampling)
+    done = 0
+    for number, batch in enumerate(batches):
+        if number not in finished:
+            _measure_batch(contenders, batch, number, write, template, trace)
+        done += len(batch)
+        yield done
+
+
+def failure(contender: Contender, job: Job, error: str) -> Record:
+    """The record of a job that did not run; it belongs to no batch (-1)."""
+    return _record(contender, _Answer(job, error=error), -1, None)
+
+
+def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
+    size = contenders[0].engine.max_batch_size
+    for contender in contenders:
+        for start in range(0, len(prompts), size):
+            batch = prompts[start : start + size]
+            contender.engine.generate(batch, replace(sampling, stream=None), speculate=contender.speculate)
+
+
+def _measure_batch(
+    contenders: Sequence[Contender],
+    batch: Sequence[Job],
+    number: int,
+    write: Callable[[Record], None],
+    template: Mapping[str, Any] | None,
+    trace: TraceWriter | None,
+) -> None:
+    baseline = contenders[0]
+    first = number % len(contenders)
+    conversations = {c.method: [_Conversation(job) for job in batch] for c in contenders}
+    for turn in range(max(len(job.prompt.turns) for job in batch)):
+        answers = {
+            c.method: _take_turn(c, conversations[c.method], turn, template, trace)
+            for c in [*contenders[first:], *contenders[:first]]
+        }
+        for contender in contenders:
+            for row, answer in answers[contender.method].items():
+                plain = None if contender is baseline else answers[baseline.method][row]
+                write(_record(contender, answer, number, plain))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The outcome of one turn.
+
+    Attributes:
+        job: What the engine was given.
+        done: What it returned; None if the call raised or was not made.
+        error: Why it counts for nothing.
+        traceback: Where an exception came from.
+        seconds: Time of the whole call.
+        stage_seconds: Time of each stage in the whole call.
+        watch: What was seen of the whole call.
+    """
+
+    job: Job
+    done: Completion | None = None
+    error: str | None = None
+    traceback: str | None = None
+    seconds: float | None = None
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or self.done is None or self.done.finish_reason == "error"
+
+
+@dataclass
+class _Conversation:
+    """One contender's course of one job.
+
+    Attributes:
+        first: The job of the first turn.
+        answers: Texts of its answers.
+        broken: Why it cannot go on.
+    """
+
+    first: Job
+    answers: list[str] = field(default_factory=list)
+    broken: str | None = None
+
+
+def _take_turn(
+    contender: Contender,
+    conversations: Sequence[_Conversation],
+    turn: int,
+    template: Mapping[str, Any] | None,
+    trace: TraceWriter | None,
+) -> dict[int, _Answer]:
+    """One turn of those conversations that have it, in one call of the engine; by row of the batch."""
+    jobs: dict[int, Job] = {}
+    answers: dict[int, _Answer] = {}
+    for row, conversation in enumerate(conversations):
+        job = conversation.first
+        if turn >= len(job.prompt.turns):
+            continue
+        if turn and conversation.broken is None:
+            job = _next(contender, conversation, template)
+        if conversation.broken is None:
+            jobs[row] = job
+        else:
+            answers[row] = _Answer(replace(job, turn=turn), error=conversation.broken)
+    answers |= _run(contender, jobs, trace)
+    for row in jobs:
+        answer = answers[row]
+        if answer.failed or answer.done is None:
+            conversations[row].broken = f"turn {turn + 1} failed"
+        else:
+            conversations[row].answers.append(answer.done.text)
+    return dict(sorted(answers.items()))
+
+
+def _next(contender: Contender, conversation: _Conversation, template: Mapping[str, Any] | None) -> Job:
+    """The conversation's next job; it is broken if that does not fit."""
+    engine = contender.engine
+    assert engine.target.tokenizer is not None, "the first turn was tokenized"
+    job = follow(conversation.first, conversation.answers, engine.target.tokenizer, template)
+    conversation.broken = too_long(job, engine.max_length)
+    return job
+
+
+def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | None) -> dict[int, _Answer]:
+    """One timed call of the engine."""
+    if not jobs:
+        return {}
+    engine = contender.engine
+    prompts = [job.prompt_ids for job in jobs.values()]
+    sampling = [job.sampling for job in jobs.values()]
+    _synchronize(engine.target.device)
+    try:
+        batch = list(jobs.values())
+        with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
+            begin = time.perf_counter()
+            completions = engine.generate(prompts, sampling, speculate=contender.speculate)
+            _synchronize(engine.target.device)
+            seconds = time.perf_counter() - begin - watch.seconds
+    except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
+        text, where = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
+    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    return {
+        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch)
+        for (row, job), done in zip(jobs.items(), completions, strict=True)
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | None) -> Record:
+    job, done = answer.job, answer.done
+    known = {
+        "prompt": job.prompt.id,
+        "turn": job.turn,
+        "category": job.prompt.category,
+        "sample": job.sample,
+        "method": contender.method,
+        "exactness": contender.exactness,
+        "temperature": job.sampling.temperature,
+        "batch": batch,
+        "prompt_tokens": len(job.prompt_ids),
+    }
+    if done is None:
+        return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
+    rounds = metrics.decided(done.steps)
+    far = answer.watch.distances.get(job.sampling.stream or 0, [])[: len(rounds)]
+    compared = _comparable(answer, plain)
+    divergence, margin = None, None
+    if compared is not None:
+        divergence, margin = find_divergence(contender.engine.target.model, job, done.token_ids, compared.token_ids)
+    return Record(
+        **known,
+        token_ids=done.token_ids,
+        text=done.text,
+        finish_reason=done.finish_reason,
+        error=done.error,
+        seconds=answer.seconds,
+        stage_seconds=answer.stage_seconds,
+        accepted=tuple(step.accepted for step in rounds),
+        expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
+        proposed_depth=tuple(step.proposed_depth for step in rounds),
+        proposed_nodes=tuple(step.proposed_nodes for step in rounds),
+        distance_tv=tuple(_rounded(each.tv) for each in far),
+        distance_kl=tuple(_rounded(each.kl) for each in far),
+        equals_plain=divergence is None if compared is not None else None,
+        divergence=divergence,
+        margin=margin,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
+    """Plain decoding's answer, where the other one should equal it: greedy, and to the very same prompt."""
+    if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
+        return None
+    # Different answers make different prompts of the next turn, after which nothing is to be compared.
+    return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None

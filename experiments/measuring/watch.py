@@ -1,0 +1,100 @@
+"""A look at every round while it is measured: its trace, and how far a lossy rule is from the target."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from experiments.measuring.jobs import Job
+from experiments.tracing.compressed import DROPPED, pack, unpack
+from experiments.tracing.distance import Distance, first_token_distances
+from experiments.tracing.trace import TraceKey, TraceWriter
+from specdec.engine.engine import Engine
+from specdec.interfaces import Round
+from specdec.types import Exactness
+
+
+@dataclass
+class Watch:
+    """What was seen of one call of the engine.
+
+    Attributes:
+        seconds: How long looking took. It is not part of the call's time.
+        distances: How far each round's first token is from the target's distribution, by the job's random stream;
+            empty for an exact rule.
+    """
+
+    seconds: float = 0.0
+    distances: dict[int, list[Distance]] = field(default_factory=dict)
+
+
+@contextmanager
+def watching(
+    engine: Engine, method: str, jobs: Sequence[Job], trace: TraceWriter | None, *, speculate: bool
+) -> Iterator[Watch]:
+    """Look at every speculative round of an engine, if there is a trace to write or a distance to compute."""
+    watch = Watch()
+    verifier = engine.verifier if speculate else None
+    if verifier is None or (trace is None and verifier.exactness is Exactness.EXACT):
+        yield watch
+        return
+    by_stream = {job.sampling.stream: job for job in jobs if job.sampling.stream is not None}
+
+    def look(seen: Round) -> None:
+        if seen.target_probs.is_cuda:
+            torch.cuda.synchronize(seen.target_probs.device)  # else the forward would be on this clock
+        begin = time.perf_counter()
+        if trace is not None:
+            trace.add(seen, trace_keys(seen, method, verifier.exactness, by_stream))
+        if verifier.exactness is not Exactness.EXACT:
+            tree, target_probs = unpack(pack(seen.tree, seen.target_probs, dropped=DROPPED))
+            found = first_token_distances(verifier, tree, target_probs)
+            for request, distance in zip(seen.requests, found, strict=True):
+                if request is not None and request.sampling.stream is not None:
+                    watch.distances.setdefault(request.sampling.stream, []).append(distance)
+        watch.seconds += time.perf_counter() - begin
+
+    engine.on_round = look
+    try:
+        yield watch
+    finally:
+        engine.on_round = None
+        if trace is not None:
+            trace.flush()
+
+
+def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int, Job]) -> list[TraceKey | None]:
+    """Whose round each row of a batch is; None for a row that did not draft or whose round ended in an error.
+
+    Args:
+        seen: The round.
+        method: The method's name.
+        exactness: What its verifier promises.
+        jobs: The jobs, by their random streams.
+    """
+    keys: list[TraceKey | None] = []
+    verdict = seen.verdict
+    columns = (verdict.num_accepted.tolist(), verdict.expected_accepted.tolist(), verdict.valid.tolist())
+    for request, accepted, expected, valid in zip(seen.requests, *columns, strict=True):
+        if request is None or not valid:
+            keys.append(None)
+            continue
+        assert request.sampling.stream is not None, "every job has a stream"
+        job = jobs[request.sampling.stream]
+        keys.append(
+            TraceKey(
+                method=method,
+                exactness=exactness.value,
+                temperature=job.sampling.temperature,
+                prompt=job.prompt.id,
+                turn=job.turn,
+                sample=job.sample,
+                category=job.prompt.category,
+                round=request.rounds,
+                accepted=accepted,
+                expected_accepted=expected,
+            )
+        )
+    return keys

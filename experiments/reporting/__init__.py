@@ -1,0 +1,1 @@
+"""Tables, plots and trackers: results for readers. Computes no figure."""

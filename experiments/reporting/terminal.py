@@ -1,0 +1,82 @@
+"""Tables and sentences on a terminal, or in the file or pipe that stands for one. Needs rich only."""
+
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+
+import rich.table
+from rich import box
+from rich.console import Console
+from rich.text import Text
+
+from experiments.reporting.table import Cell, Emphasis, Table
+
+PIPE_WIDTH = 120
+"""Characters per line where the output goes into a file or a pipe."""
+
+_STYLES = {Emphasis.NONE: "", Emphasis.BEST: "bold", Emphasis.LOSSY: "yellow", Emphasis.MISSED: "red"}
+
+
+class Frame(Enum):
+    """How much room a table takes."""
+
+    FULL = "full"
+    """Lines around every cell, all parts of a cell on one line."""
+    NARROW = "narrow"
+    """Lines between sections only, a cell's parts below each other: many columns fit in 120 characters."""
+    TIGHT = "tight"
+    """No padding at all: fits in 80 characters."""
+
+
+def console(width: int = PIPE_WIDTH) -> Console:
+    """The terminal in its own width; a file or pipe in the given one."""
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def say(out: Console, *lines: str) -> None:
+    """Print sentences as they are: no colors, and brackets mean brackets."""
+    for line in lines:
+        out.print(line, highlight=False, markup=False)
+
+
+def list_written(out: Console, paths: Iterable[Path]) -> None:
+    """Say which files were written, each on a line that is not broken."""
+    text = "\n".join(["wrote", *(f"  {short(path)}" for path in paths)])
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def short(path: Path) -> str:
+    """A path as seen from the working directory, where it is below that."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def render(table: Table, frame: Frame = Frame.FULL) -> rich.table.Table:
+    """The table for ``Console.print``."""
+    made = rich.table.Table(
+        title=Text(table.title) if table.title else None,
+        caption=Text("; ".join(table.notes)) if table.notes else None,
+        title_justify="left",
+        caption_justify="left",
+    )
+    if frame is Frame.NARROW:
+        made.box, made.padding = box.HORIZONTALS, (0, 1, 0, 0)
+    elif frame is Frame.TIGHT:
+        made.box, made.padding, made.pad_edge = box.SIMPLE, (0, 0, 0, 0), False
+    for column in table.columns:
+        made.add_column(
+            Text(column.heading),
+            justify=column.align,
+            overflow="fold" if column.fold else "ellipsis",
+            no_wrap=frame is not Frame.FULL and not column.fold,
+            min_width=column.min_width,
+            max_width=column.max_width,
+        )
+    for number, row in enumerate(table.rows):
+        made.add_row(*(_text(cell, frame) for cell in row), end_section=number in table.sections)
+    return made
+
+
+def _text(cell: Cell, frame: Frame) -> Text:
+    # A Text, because in a plain string rich would read brackets as its markup.
+    return Text(cell.stacked if frame is Frame.NARROW else cell.line, style=_STYLES[cell.emphasis])

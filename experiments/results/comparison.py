@@ -1,0 +1,104 @@
+"""Comparing runs: which ones may be compared, and a named row per method, temperature and run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.results.records import PLAIN
+from experiments.results.runs import Run
+from experiments.results.summary import MethodSummary
+
+_SAME: dict[str, Callable[[Run], str]] = {
+    "target": lambda run: run.manifest["target"]["name"],
+    "dataset": lambda run: run.manifest["prompts_hash"],
+    "dtype": lambda run: run.manifest["dtype"],
+}
+"""What runs must share, unless they are mixed on purpose."""
+_SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
+_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace")
+"""Overrides that name no row: they do not change what is measured, or the columns say it already."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one temperature in one run.
+
+    Attributes:
+        name: The method and the settings in which its run differs from the others.
+        run: Where it was measured.
+        method: Its figures.
+        plain: Plain decoding's, of the same run.
+    """
+
+    name: tuple[str, ...]
+    run: Run
+    method: MethodSummary
+    plain: MethodSummary | None
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """What should be alike in all runs and is not, as parts of a sentence."""
+    found = []
+    for name, value in _SAME.items():
+        if len({value(run) for run in runs}) > 1:
+            values = [f"{_SHOWN[name](run)} ({run.folder.name})" for run in runs]
+            more = f" and {len(values) - 3} more" if len(values) > 3 else ""
+            found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
+    return found
+
+
+def dataset_name(run: Run) -> str:
+    """The dataset in words."""
+    dataset = run.manifest["config"]["dataset"]
+    source = dataset.get("file") or dataset.get("_target_", "").rpartition(".")[2].lower()
+    return f"{Path(source).name}, {run.manifest['prompts']} prompts, seed {dataset.get('seed')}"
+
+
+def title(runs: Sequence[Run]) -> str:
+    """The conditions that all runs share, in words."""
+    shared = []
+    for value in (
+        _SAME["target"],
+        _SAME["dtype"],
+        lambda run: run.manifest["device"],
+        _SHOWN["dataset"],
+        lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}",
+    ):
+        values = {value(run) for run in runs}
+        shared += values if len(values) == 1 else []
+    return ", ".join(shared)
+
+
+def make_rows(runs: Sequence[Run]) -> list[Row]:
+    """A row per method and temperature, by temperature; plain decoding only where a run has nothing else."""
+    rows = []
+    settings = distinguishing([run.manifest for run in runs])
+    for run, own in zip(runs, settings, strict=True):
+        plain = {m.temperature: m for m in run.summary.methods if m.method == PLAIN}
+        methods = [m for m in run.summary.methods if m.method != PLAIN] or list(plain.values())
+        for method in methods:
+            parts = [part for part in own if part != f"drafter={method.method}"]
+            # Temperature has a column, unless several of a run's share a row's name.
+            parts = [part for part in parts if not part.startswith("sampling.temperature=")]
+            rows.append(Row((method.label, *parts), run, method, plain.get(method.temperature)))
+    names = [(row.name, row.method.temperature) for row in rows]
+    if len(set(names)) < len(names):
+        rows = [Row((*row.name, row.run.folder.name), row.run, row.method, row.plain) for row in rows]
+    return sorted(rows, key=lambda row: row.method.temperature)
+
+
+def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For every run, by its manifest, the overrides that not all of them were given."""
+    given = [
+        [text for text in manifest.get("overrides", []) if not text.lstrip("+").startswith(_NOT_SETTINGS)]
+        for manifest in manifests
+    ]
+    common = set.intersection(*(set(each) for each in given))
+    return [[text for text in each if text not in common] for each in given]
+
+
+def commit_of(manifest: Mapping[str, Any]) -> str:
+    """The code that made a run, in short."""
+    git = manifest.get("git")
+    return f"{git['commit'][:10]}{' with changes' if git['dirty'] else ''}" if git else "unknown"

@@ -1,0 +1,121 @@
+"""The manifest: the configuration, versions, machine, code and seeds that made a result."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specdec
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
+MANIFEST = "manifest.json"
+
+ROOT = Path(__file__).parent.parent.parent
+"""Root of the clone, if the package runs from one."""
+
+
+def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> dict[str, Any]:
+    """Write ``manifest.json`` into a run's folder, and return it.
+
+    Args:
+        folder: The run's.
+        config: Resolved.
+        **facts: What only the run knows: dtype, device, number of prompts, …
+    """
+    manifest = {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "config": dict(config),
+        "versions": versions(),
+        "machine": machine(),
+        "git": git_state(ROOT),
+        **facts,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(manifest["config"], dict):
+            return manifest
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} is not the folder of a run: it has no {MANIFEST}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    raise ValueError(f"{path} is damaged: its config is not an object")
+
+
+def versions() -> dict[str, str | None]:
+    """Python's and the packages' versions; None for one that is not installed."""
+    return {"python": platform.python_version(), "specdec": getattr(specdec, "__version__", None)} | {
+        name: _version(name) for name in PACKAGES
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, threads, and the GPUs if there are any."""
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+    if facts["gpus"]:
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU's product name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit, and whether files differ from it; None outside a clone."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain")
+    # A package installed inside some other repository must not report that one's commit.
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if commit is None or changes is None or top is None or Path(top).resolve() != folder.resolve():
+        return None
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git on this machine, or a repository too slow to ask
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    # platform.processor() is empty or just "x86_64" on Linux.
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

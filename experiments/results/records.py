@@ -1,0 +1,167 @@
+"""Records: one JSON line per prompt, turn, sample and method, from which every figure can be computed again."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specdec.requests import GREEDY_BELOW
+from specdec.types import Step
+
+RECORDS = "records.jsonl"
+
+PLAIN = "plain"
+"""The name of plain decoding, the baseline, in all results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One method's output for one prompt, and how it came about.
+
+    Attributes:
+        prompt: Id of the prompt.
+        turn: Number of the turn, from 0: a conversation has a record for each.
+        category: Its category.
+        sample: Number of the sample, from 0.
+        method: Name of the method.
+        exactness: What its verifier promises (``Exactness``); None for plain decoding.
+        temperature: The request's temperature.
+        batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
+            -1 for a prompt that did not run.
+        prompt_tokens: Length of the prompt.
+        token_ids: The output.
+        text: The output.
+        finish_reason: ``"stop"``, ``"length"`` or ``"error"``.
+        error: With ``"error"``: what happened. The record is a failure, and its figures count nowhere.
+        traceback: Where an exception came from.
+        seconds: Wall time of the whole batch, from prompts to outputs; None if it failed as a whole. Records that
+            share a batch carry the same figure: do not add it up over them.
+        stage_seconds: Time of each stage, for the whole batch likewise.
+        accepted: Accepted tokens of every round, before any cut.
+        expected_accepted: Their expectations.
+        proposed_depth: Depth of every round's longest branch.
+        proposed_nodes: Drafted nodes of every round.
+        distance_tv, distance_kl: For a lossy rule, how far the distribution of every round's first token is from p
+            (``experiments.tracing.distance``); empty for an exact rule.
+        equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
+            later turn after answers that differed) or cannot be known.
+        divergence: Index of the first output token that differs.
+        margin: Difference of the two largest logits there, in nats: near 0, a tie of this dtype.
+    """
+
+    prompt: str
+    turn: int = 0
+    category: str = ""
+    sample: int = 0
+    method: str
+    exactness: str | None = None
+    temperature: float
+    batch: int
+    prompt_tokens: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str
+    error: str | None = None
+    traceback: str | None = None
+    seconds: float | None = None
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    accepted: tuple[int, ...] = ()
+    expected_accepted: tuple[float, ...] = ()
+    proposed_depth: tuple[int, ...] = ()
+    proposed_nodes: tuple[int, ...] = ()
+    distance_tv: tuple[float | None, ...] = ()
+    distance_kl: tuple[float | None, ...] = ()
+    equals_plain: bool | None = None
+    divergence: int | None = None
+    margin: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.finish_reason == "error"
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def steps(self) -> list[Step]:
+        """The rounds again, as ``experiments.results.metrics`` takes them (without tokens and times)."""
+        columns = (self.accepted, self.expected_accepted, self.proposed_depth, self.proposed_nodes)
+        return [
+            Step(
+                request=0,
+                round=number,
+                token_ids=(),
+                accepted=accepted,
+                expected_accepted=expected,
+                proposed_depth=depth,
+                proposed_nodes=nodes,
+            )
+            for number, (accepted, expected, depth, nodes) in enumerate(zip(*columns, strict=True))
+        ]
+
+
+class RecordWriter:
+    """Writes records to a file, each on the disk before the next begins.
+
+    Args:
+        path: The file's path.
+        append: Go on with a file that exists; else it must be new.
+
+    Raises:
+        ValueError: The file exists, and would be lost.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = path.open("a" if append else "x", encoding="utf-8")
+        except FileExistsError as error:
+            raise ValueError(f"{path} exists, from another run: write to another folder, or remove it") from error
+
+    def write(self, record: Record) -> None:
+        """Append a line."""
+        self._file.write(_line(record))
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+
+
+def replace_records(path: Path, records: Iterable[Record]) -> None:
+    """Replace a file's records; whatever happens, it has the old ones or the new ones."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(_line(record) for record in records), encoding="utf-8")
+    os.replace(new, path)
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """Read a run's records again; a last line that a crash left unfinished is left out.
+
+    Raises:
+        ValueError: A line is not a record (with its number).
+    """
+    records = []
+    text = Path(path).read_text(encoding="utf-8")
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines):
+            break  # empty, or not finished: every record ends with a line break
+        try:
+            row: dict[str, Any] = json.loads(line)
+            row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            records.append(Record(**row))
+        except (TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}, line {number} is not a record: {error}") from error
+    return records

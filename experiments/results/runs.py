@@ -1,0 +1,93 @@
+"""Finished and interrupted runs, read back from their folders."""
+
+import glob
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.results.manifest import MANIFEST, read_manifest
+from experiments.results.records import RECORDS, read_records
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds.
+
+    Attributes:
+        folder: The folder.
+        manifest: What made the results.
+        summary: All figures, computed again from the records.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    summary: Summary
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run.
+
+    Raises:
+        ValueError: The folder holds none, or none with a result, or one of another version.
+    """
+    manifest = read_manifest(folder)
+    path = folder / RECORDS
+    records = read_records(path) if path.is_file() else []
+    if not records:
+        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
+    try:
+        summary = summarize(
+            records,
+            planned=manifest["planned"],
+            series=manifest["series"],
+            bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error
+    return Run(folder, manifest, summary)
+
+
+def complete(folder: Path) -> bool:
+    """The run has finished, and has reported it."""
+    try:
+        return bool(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["complete"])
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return False
+
+
+def find_folders(given: Sequence[str]) -> list[Path]:
+    """The folders of runs that some paths stand for, in order and each once.
+
+    Args:
+        given: Folders of runs; folders of sweeps, for all jobs that have begun; or glob patterns of either.
+
+    Raises:
+        ValueError: A pattern matches no folder.
+    """
+    found: dict[Path, None] = {}
+    for text in given:
+        folders = [Path(text)]
+        if not folders[0].exists() and any(character in text for character in "*?["):
+            folders = [path for path in map(Path, glob.glob(text, recursive=True)) if path.is_dir()]
+            if not folders:
+                raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
+        for folder in sorted(folders, key=by_number):
+            found |= dict.fromkeys(jobs_of(folder))
+    return list(found)
+
+
+def jobs_of(folder: Path) -> list[Path]:
+    """The folder itself, or those of a sweep's jobs that have begun."""
+    jobs = [path.parent for path in folder.glob(f"*/{MANIFEST}")] if not (folder / MANIFEST).exists() else []
+    return sorted(jobs, key=by_number) or [folder]
+
+
+def by_number(folder: Path) -> tuple[int, int, str]:
+    """A key for sorting: job 10 after job 9, and other names after the numbers."""
+    return (0, int(folder.name), "") if folder.name.isdigit() else (1, 0, folder.name)

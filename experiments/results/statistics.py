@@ -1,0 +1,124 @@
+"""Uncertainty of a run's figures: bootstrap intervals over prompts.
+
+The prompts are what a run samples from the tasks it stands for, so they are what is resampled. Rounds, samples and
+turns of one prompt depend on each other and stay together. Two methods that ran on the same prompts are resampled
+together.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+Interval = tuple[float, float]
+
+Statistic = Callable[..., np.ndarray | np.floating]
+"""Takes columns of one value per prompt and an ``axis``, vectorized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """Percentile bootstrap over prompts.
+
+    Attributes:
+        confidence: Level of the intervals, between 0 and 1.
+        resamples: How often the prompts are drawn again, at least 100.
+        seed: Seed of the drawing.
+    """
+
+    confidence: float = 0.95
+    resamples: int = 5000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"bootstrap.confidence={self.confidence}: give a level between 0 and 1, such as 0.95")
+        if self.resamples < 100:
+            raise ValueError(f"bootstrap.resamples={self.resamples}: give at least 100")
+        if self.seed < 0:
+            raise ValueError(f"bootstrap.seed={self.seed}: give an integer of at least 0")
+
+    def interval(self, statistic: Statistic, columns: Sequence[ArrayLike]) -> Interval | None:
+        """The interval of a statistic of paired columns; None with fewer than two prompts.
+
+        Args:
+            statistic: What is computed from the columns.
+            columns: One value per prompt each. The same prompts are drawn in every column.
+        """
+        data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
+        if len({len(column) for column in data}) != 1:
+            raise ValueError(f"paired columns of different lengths: {[len(column) for column in data]}")
+        if len(data[0]) < 2:
+            return None  # one prompt says nothing about the others
+        # BCa would be closer for skewed data, but it is undefined where the statistic cannot vary (all prompts alike).
+        result = stats.bootstrap(
+            data,
+            statistic,
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            n_resamples=self.resamples,
+            confidence_level=self.confidence,
+            rng=np.random.default_rng(self.seed),
+            batch=1000,
+        )
+        low, high = result.confidence_interval
+        return float(low), float(high)
+
+    def over_prompts(
+        self, statistic: Statistic, prompts: Sequence[Hashable], columns: Sequence[ArrayLike]
+    ) -> Interval | None:
+        """The interval of a statistic of values that are not one per prompt: they are added up by prompt first.
+
+        Args:
+            statistic: What is computed from the sums.
+            prompts: The prompt that each value belongs to.
+            columns: The values.
+        """
+        order = list(dict.fromkeys(prompts))
+        return self.interval(statistic, [totals(prompts, column, order) for column in columns])
+
+
+def totals(prompts: Sequence[Hashable], values: ArrayLike, order: Sequence[Hashable]) -> np.ndarray:
+    """The sum of each prompt's values, in a given order of prompts; values of other prompts are left out.
+
+    Prompts ``a b a c`` with values ``1 2 3 4`` in the order ``b a`` give ``2 4``.
+    """
+    place = {prompt: number for number, prompt in enumerate(order)}
+    sums = np.zeros(len(order))
+    for prompt, value in zip(prompts, np.asarray(values, dtype=np.float64), strict=True):
+        if prompt in place:
+            sums[place[prompt]] += value
+    return sums
+
+
+def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, *, axis: int = -1) -> np.ndarray | np.floating:
+    """Total over total: a long prompt counts for as much as it is long."""
+    return numerators.sum(axis) / denominators.sum(axis)
+
+
+def throughput_ratio(
+    tokens: np.ndarray,
+    seconds: np.ndarray,
+    baseline_tokens: np.ndarray,
+    baseline_seconds: np.ndarray,
+    *,
+    axis: int = -1,
+) -> np.ndarray | np.floating:
+    """A method's tokens per second over its baseline's: the speedup."""
+    return ratio_of_sums(tokens, seconds, axis=axis) / ratio_of_sums(baseline_tokens, baseline_seconds, axis=axis)
+
+
+def difference_of_means(
+    first: np.ndarray, first_counts: np.ndarray, second: np.ndarray, second_counts: np.ndarray, *, axis: int = -1
+) -> np.ndarray | np.floating:
+    """The mean of all values on one side less the mean on the other, from sums and counts by prompt."""
+    return ratio_of_sums(first, first_counts, axis=axis) - ratio_of_sums(second, second_counts, axis=axis)
+
+
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """The mean; None if any value is unknown, because a mean over the others would flatter, or if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

@@ -1,0 +1,165 @@
+"""Trees and tables of a round, compressed: all that a rule needs to be asked again, for any size of vocabulary.
+
+Every node keeps its most probable tokens, under p and under q, with their exact probabilities, and the tokens that were
+drafted below it. All other tokens become **one more token**, with what is left of p and of q. So the tables still sum
+to one, and a rule takes them as they are. Tokens are kept until what is left of p, and of q, is at most ``dropped``
+times the total variation between p and q (``dropped`` itself, where there is no q). It is measured against the total
+variation because a rejected token's residual is divided by it: where p and q are nearly equal, little may be dropped.
+
+What this changes: a rule that compares p and q token by token and adds up over the vocabulary (all exact rules here)
+gives exactly what it would give on uncompressed tables for a slightly different target p'. This p' equals p on the kept
+tokens and is proportional to q on the others, so its total variation to p is at most ``dropped``, at every node. A
+single chain under rejection sampling is not changed at all. Rules that look at the entropy or the ranks of p (lossy
+ones) see one token in the place of the merged ones.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+
+DROPPED = 1e-2
+"""The largest probability, under p and under q, that the merged tokens may have: as a share of the total variation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Trees and compressed tables of some rows, on the host. Padding nodes have no tokens.
+
+    Attributes:
+        tokens, parents, valid, law: As in ``DraftTree``.
+        counts: Kept tokens of every node.
+        ids, p, q: The kept tokens of all nodes and rows, one after the other, ascending in each node. q is zero where
+            the node has none.
+        rest_p, rest_q: The other tokens' probability together, exactly 0 where there are none. ``rest_q`` is -1
+            where the node has no q.
+    """
+
+    tokens: Int[np.ndarray, "batch node"]
+    parents: Int[np.ndarray, "batch node"]
+    valid: Bool[np.ndarray, "batch node"]
+    law: Int[np.ndarray, "batch node"]
+    counts: Int[np.ndarray, "batch node"]
+    ids: Int[np.ndarray, " kept"]
+    p: Float[np.ndarray, " kept"]
+    q: Float[np.ndarray, " kept"]
+    rest_p: Float[np.ndarray, "batch node"]
+    rest_q: Float[np.ndarray, "batch node"]
+
+
+def pack(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, dropped: float = DROPPED) -> Packed:
+    """Compress a batch of trees and tables.
+
+    Args:
+        tree: What was drafted. Of q, the rows are kept that anything was drawn from, and any other that sums to one
+            (a drafter that goes on to its leaves).
+        target_probs: p at every node.
+        dropped: See above; 0 keeps every token that has any probability.
+    """
+    p, q, valid = target_probs, tree.draft_probs, tree.valid
+    batch, nodes, vocab = p.shape
+    most = torch.full_like(p[..., :1], dropped)
+    drafted = valid & (tree.parents >= 0)
+    has_q = torch.zeros_like(valid)
+    if q is not None:
+        q = q.to(p.dtype)
+        drawn = drafted & (tree.law != DraftSampling.DETERMINISTIC) & (tree.law != DraftSampling.COUPLED)
+        has_q = torch.zeros_like(tree.parents).scatter_add(1, tree.parents.clamp(min=0), drawn.long()) > 0
+        has_q |= ((q.sum(-1) - 1).abs() < 1e-3) & (q >= 0).all(-1)
+        q = torch.where(has_q[..., None], q, 0.0)
+        most = torch.where(has_q[..., None], 0.5 * dropped * (p - q).abs().sum(-1, keepdim=True), dropped)
+    keep = _top(p, most)
+    if q is not None:
+        keep |= _top(q, most)
+    entry = (tree.parents.clamp(min=0) * vocab + tree.tokens).where(drafted, 0)
+    first = keep[:, 0, 0].clone()
+    keep.view(batch, -1).scatter_(1, entry, True)
+    keep[:, 0, 0] = first | ((entry == 0) & drafted).any(1)  # where the rest was sent
+    keep &= valid[..., None]
+
+    def rest(probs: Tensor) -> np.ndarray:
+        return probs.masked_fill(keep, 0).sum(-1).cpu().numpy().astype(np.float32)
+
+    def kept(probs: Tensor) -> np.ndarray:
+        return probs[keep].float().cpu().numpy()
+
+    rest_p = np.where(valid.cpu().numpy(), rest(p), 0).astype(np.float32)
+    no_q = np.full((batch, nodes), -1, dtype=np.float32)
+    ids = keep.nonzero()[:, 2].cpu().numpy()
+    return Packed(
+        tokens=tree.tokens.cpu().numpy(),
+        parents=tree.parents.cpu().numpy(),
+        valid=valid.cpu().numpy(),
+        law=tree.law.cpu().numpy(),
+        counts=keep.sum(-1).cpu().numpy(),
+        ids=ids,
+        p=kept(p),
+        q=np.zeros(len(ids), dtype=np.float32) if q is None else kept(q),
+        rest_p=rest_p,
+        rest_q=no_q if q is None else np.where(has_q.cpu().numpy(), rest(q), no_q),
+    )
+
+
+def unpack(packed: Packed) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]]:
+    """Trees and tables as a rule takes them, in float64.
+
+    Every node has a small vocabulary of its own: token i is the i-th that was kept there, and the last one is the
+    rest. A drafted token is given by its place in its parent's, for there its probabilities stand.
+    """
+    batch, nodes = packed.tokens.shape
+    width = int(packed.counts.max()) + 1
+    of = np.repeat(np.arange(batch * nodes), packed.counts.ravel())
+    starts = np.concatenate([[0], packed.counts.ravel().cumsum()])
+    place = np.arange(len(of)) - starts[of]
+
+    def table(values: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        result = np.zeros((batch * nodes, width))
+        result[of, place] = values
+        result[:, -1] = rest.ravel().clip(min=0)
+        return result.reshape(batch, nodes, width)
+
+    # Kept ids ascend within a node, so (node, id) pairs ascend, and a child's stands where a search finds it.
+    most = int(max(packed.ids.max(initial=0), packed.tokens.max())) + 1
+    parent = np.arange(batch)[:, None] * nodes + packed.parents.clip(min=0)
+    found = np.searchsorted(of * most + packed.ids, parent * most + packed.tokens)
+    drafted = packed.valid & (packed.parents >= 0)
+    tokens = np.where(drafted, found - starts[parent], 0)
+    q = table(packed.q, packed.rest_q) if (packed.rest_q >= 0).any() else None
+    tree = DraftTree.build(
+        torch.from_numpy(tokens),
+        torch.from_numpy(packed.parents.astype(np.int64)),
+        valid=torch.from_numpy(packed.valid),
+        sampling=torch.from_numpy(packed.law.astype(np.int8)),
+        draft_probs=None if q is None else torch.from_numpy(q),
+        max_depth=int(_depth(packed.parents)[packed.valid].max()),
+        max_children=_most_children(packed.parents, drafted),
+    )
+    return tree, torch.from_numpy(table(packed.p, packed.rest_p))
+
+
+def _top(
+    probs: Float[Tensor, "batch node vocab"], most: Float[Tensor, "batch node 1"]
+) -> Bool[Tensor, "batch node vocab"]:
+    """Marks the most probable tokens that leave no more than ``most``; none of probability zero."""
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    # From the smallest upwards: what is left must not drown in the rounding of a sum near one.
+    left = ordered.flip(-1).double().cumsum(-1).flip(-1)
+    return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, ids, (left > most) & (ordered > 0))
+
+
+def _depth(parents: np.ndarray) -> np.ndarray:
+    depth, above = np.zeros_like(parents), parents
+    for _ in range(parents.shape[1]):
+        depth = depth + (above >= 0)
+        above = np.where(above >= 0, np.take_along_axis(parents, above.clip(min=0), 1), -1)
+    return depth
+
+
+def _most_children(parents: np.ndarray, drafted: np.ndarray) -> int:
+    of = np.arange(len(parents))[:, None] * parents.shape[1] + parents.clip(min=0)
+    return int(np.bincount(of[drafted], minlength=1).max()) if drafted.any() else 0

@@ -1,0 +1,143 @@
+"""How far a round's first token is from the target's distribution: what a lossy rule costs, step by step.
+
+Even an exact rule does not emit from p once the draft is given: p is the *average* over all drafts that could have been
+drawn in that context. So it is this average that is compared with p.
+
+- Siblings below the root that were chosen without randomness: there is only one draft, and nothing to average.
+- One sampled sibling: the average runs over all tokens that it could have been.
+- Several sampled siblings: they are drawn again, many times. The tree's deeper levels are left out then, because p and
+  q are not known below tokens that were not drafted. Rules that decide level by level do not see the difference.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.exactness.outcomes import emitted_law
+from specdec.interfaces import Verifier
+from specdec.random import draw
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+
+REDRAWS = 256
+"""How often several siblings are drawn again."""
+_MOST_TOKENS = 512  # all others are treated as one token, which hides a little of the distance
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far the distribution of a round's first token is from p.
+
+    Attributes:
+        tv: Total variation, in [0, 1]. Where siblings were drawn again, an estimate whose expectation is at most the
+            total variation, and 0 for an exact rule; it may be negative. None if it cannot be known.
+        kl: Kullback-Leibler distance of the emitted distribution from p, in nats. None where it is infinite, because
+            a token is emitted that p excludes, and where siblings were drawn again, because its estimates are biased.
+    """
+
+    tv: float | None
+    kl: float | None
+
+
+def first_token_distances(
+    verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, seed: int = 0
+) -> list[Distance]:
+    """The distance in every row's context.
+
+    Args:
+        verifier: The rule.
+        tree: What was drafted.
+        target_probs: p at every node; in float64, to see small ones.
+        seed: Seed for drawing siblings again.
+    """
+    p = target_probs[:, 0]
+    given = emitted_law(verifier, tree, target_probs)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for row in range(len(p)):
+        children = [child for child in tree.children[row, 0].tolist() if child >= 0]
+        laws = [DraftSampling(int(tree.law[row, child])) for child in children]
+        tokens = [int(tree.tokens[row, child]) for child in children]
+        if all(law is DraftSampling.DETERMINISTIC for law in laws):
+            found.append(_distance(given[row], p[row]))
+        elif DraftSampling.COUPLED in laws or tree.draft_probs is None:
+            found.append(Distance(None, None))
+        elif len(laws) == 1:
+            found.append(_of_one(verifier, p[row], tree.draft_probs[row, 0], laws[0]))
+        else:
+            found.append(_of_several(verifier, p[row], tree.draft_probs[row, 0], laws, tokens, generator))
+    return found
+
+
+def _distance(emitted: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> Distance:
+    kl = float((torch.xlogy(emitted, emitted) - torch.xlogy(emitted, p)).sum())
+    return Distance(0.5 * float((emitted - p).abs().sum()), max(0.0, kl) if math.isfinite(kl) else None)
+
+
+def _of_one(verifier: Verifier, p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], law: DraftSampling) -> Distance:
+    """One sibling: the exact sum over all tokens that it could have been."""
+    p, q, _ = _fewer(p, q, [])
+    tokens = q.nonzero()
+    emitted = _first_level(verifier, p, q, [law], tokens)
+    return _distance((q[tokens] * emitted).sum(0), p)
+
+
+def _of_several(
+    verifier: Verifier,
+    p: Float[Tensor, " vocab"],
+    q: Float[Tensor, " vocab"],
+    laws: list[DraftSampling],
+    tokens: list[int],
+    generator: torch.Generator,
+) -> Distance:
+    """Several siblings, drawn again: half of the draws choose the tokens to look at, the other half measures them."""
+    p, q, tokens = _fewer(p, q, tokens)
+    drawn = torch.zeros(REDRAWS, len(laws), dtype=torch.long)
+    rows = torch.arange(REDRAWS)
+    left = q.expand(REDRAWS, -1).clone()
+    for rank, (law, token) in enumerate(zip(laws, tokens, strict=True)):
+        if law is DraftSampling.DETERMINISTIC:
+            drawn[:, rank] = token
+        else:
+            uniform = torch.rand(REDRAWS, generator=generator, dtype=torch.float64)
+            chances = q.expand(REDRAWS, -1) if law is DraftSampling.IID else left
+            drawn[:, rank] = draw(chances, uniform)
+        left[rows, drawn[:, rank]] = 0
+    emitted = _first_level(verifier, p, q, laws, drawn)
+    halves = [emitted[: REDRAWS // 2].mean(0) - p, emitted[REDRAWS // 2 :].mean(0) - p]
+    return Distance(0.5 * float(sum(b[a > 0].sum() for a, b in (halves, halves[::-1]))), None)
+
+
+def _fewer(
+    p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"], tokens: list[int]
+) -> tuple[Float[Tensor, " some"], Float[Tensor, " some"], list[int]]:
+    """P and q on the most probable tokens and the given ones, with all others as one; and the given tokens' new ids."""
+    if len(p) <= _MOST_TOKENS:
+        return p, q, tokens
+    weight = torch.maximum(p, q)
+    weight[tokens] = torch.inf
+    ids = weight.topk(_MOST_TOKENS - 1).indices
+    p, q = (torch.cat([row[ids], (row.sum() - row[ids].sum()).clamp(min=0)[None]]) for row in (p, q))
+    return p, q, [int((ids == token).nonzero()) for token in tokens]
+
+
+def _first_level(
+    verifier: Verifier,
+    p: Float[Tensor, " vocab"],
+    q: Float[Tensor, " vocab"],
+    laws: list[DraftSampling],
+    tokens: Int[Tensor, "batch rank"],
+) -> Float[Tensor, "batch vocab"]:
+    """The distribution of the first token, given each of some draws of the root's children."""
+    shape = TreeShape.branching(len(laws))
+    size = (len(tokens), shape.num_nodes + 1, len(p))
+    tree = DraftTree.from_shape(
+        shape,
+        torch.nn.functional.pad(tokens, (1, 0)),
+        sampling=torch.tensor([0, *laws], dtype=torch.int8).expand(size[:2]),
+        draft_probs=q.expand(size),
+    )
+    return emitted_law(verifier, tree, p.expand(size))

@@ -1,0 +1,136 @@
+"""The drafts in a trace, in sets that are scored together; and which rules may be asked about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from experiments.tracing.trace import read_trace
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
+from specdec.requests import GREEDY_BELOW
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Noise
+
+
+@dataclass(frozen=True)
+class DraftSet:
+    """The drafts that are scored together: those of one method in one run, at one temperature.
+
+    Attributes:
+        settings: Overrides that tell these drafts from the replay's others.
+        folder: The run's folder.
+        method, exactness: The method that ran, and what its rule promises; it has made the contexts.
+        temperature: The requests' temperature.
+        laws: How nodes were drawn.
+        is_chain: No node has two children.
+        max_nodes, max_depth: The largest of any tree, root not counted.
+        is_paths, has_leaf_probs: As for a ``Drafter``.
+        ran: The rule that ran, if it is known.
+    """
+
+    settings: tuple[str, ...]
+    folder: Path
+    method: str
+    exactness: str
+    temperature: float
+    laws: frozenset[DraftSampling]
+    is_chain: bool
+    max_nodes: int
+    max_depth: int
+    is_paths: bool = False
+    has_leaf_probs: bool = False
+    ran: Verifier | None = None
+
+
+class TracedDrafter(Drafter):
+    """Stands for the drafter that made a trace, so that a rule's own check decides whether it fits."""
+
+    def __init__(self, drafts: DraftSet):
+        self.max_nodes, self.max_depth = drafts.max_nodes, drafts.max_depth
+        self.laws, self.is_chain, self.is_paths = drafts.laws, drafts.is_chain, drafts.is_paths
+        self.has_leaf_probs = drafts.has_leaf_probs
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Not called: nothing is decoded."""
+        raise NotImplementedError
+
+    def propose(self, slots: Slots) -> DraftTree:
+        """Not called: the drafts are in the trace."""
+        raise NotImplementedError
+
+
+def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None = None) -> list[DraftSet]:
+    """The drafts in a run's trace, by method and temperature.
+
+    Args:
+        folder: The run's folder.
+        settings: Overrides that tell its drafts from other runs'.
+        ran: The rule that ran, if it is known.
+
+    Raises:
+        ValueError: The run has no trace.
+    """
+    found: dict[tuple[str, str, float], _Facts] = {}
+    for shard in read_trace(folder, tables=False):
+        for row, key in enumerate(shard.keys):
+            facts = found.setdefault((key.method, key.exactness, key.temperature), _Facts())
+            parents, valid = shard.of("parents", row), shard.of("valid", row)
+            drafted = valid & (parents >= 0)
+            children = np.bincount(parents[drafted], minlength=len(parents))
+            depth = shard.depths(row)
+            leaves = depth[drafted & (children == 0)]
+            facts.laws |= set(shard.of("law", row)[drafted].tolist())
+            facts.is_chain &= bool((children <= 1).all())
+            facts.is_paths &= bool((children[1:] <= 1).all() and (leaves == depth.max()).all())
+            facts.has_leaf_probs &= bool((shard.of("rest_q", row)[valid] >= 0).all())
+            facts.nodes, facts.depth = max(facts.nodes, int(drafted.sum())), max(facts.depth, int(depth.max()))
+    return [
+        DraftSet(
+            settings=tuple(settings),
+            folder=folder,
+            method=method,
+            exactness=exactness,
+            temperature=temperature,
+            laws=frozenset(DraftSampling(law) for law in facts.laws),
+            is_chain=facts.is_chain,
+            max_nodes=facts.nodes,
+            max_depth=facts.depth,
+            is_paths=facts.is_paths,
+            has_leaf_probs=facts.has_leaf_probs,
+            ran=ran,
+        )
+        for (method, exactness, temperature), facts in found.items()
+    ]
+
+
+@dataclass
+class _Facts:
+    laws: set[int] = field(default_factory=set)
+    is_chain: bool = True
+    is_paths: bool = True
+    has_leaf_probs: bool = True
+    nodes: int = 0
+    depth: int = 0
+
+
+def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:
+    """Why a rule is not to be asked about these drafts; None if it is."""
+    shared = drafts.ran is not None and drafts.ran.noise is Noise.SHARED
+    name = type(verifier).__name__
+    if shared and verifier.noise is not Noise.SHARED:
+        return f"{name} asks for p, and the trace has the tokens that the target had drawn: trace another rule's run"
+    if verifier.noise is Noise.SHARED and not shared:
+        return f"{name} asks for the tokens that the target draws with shared noise, and the trace has p: trace its run"
+    if drafts.temperature < GREEDY_BELOW and drafts.ran is not None and drafts.ran.needs_leaf_probs:
+        if not verifier.needs_leaf_probs:
+            return f"{name} asks for p at temperature 0, and the trace has it at 1, for {type(drafts.ran).__name__}"
+    elif drafts.temperature < GREEDY_BELOW and verifier.needs_leaf_probs and drafts.ran is not None:
+        return f"{name} asks for p and q at temperature 1, and the trace has them at 0: trace its run"
+    try:
+        verifier.check(TracedDrafter(drafts))
+    except ValueError as error:
+        return str(error)
+    return None

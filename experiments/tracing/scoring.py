@@ -1,0 +1,160 @@
+"""How many tokens every rule expects to accept on the very drafts of a trace. No acceptance is sampled."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from experiments.results.statistics import mean_of_all
+from experiments.tracing.bounds import sibling_bound
+from experiments.tracing.compressed import unpack
+from experiments.tracing.distance import first_token_distances
+from experiments.tracing.draft_sets import DraftSet, refusal
+from experiments.tracing.trace import Shard, TraceKey, read_trace
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+
+_NUMBERS = 2**18  # entries of a batch's table at most: 2 MB, which fits into the processor's caches
+
+
+@dataclass
+class Score:
+    """A rule on some drafts.
+
+    Attributes:
+        drafts: The drafts.
+        rule: The rule's name.
+        exactness: What it promises.
+        refused: Why it was not asked; None if it was.
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        reach: For every row, the probability of accepting at least 1, 2, … tokens.
+        logged: For every row, the accepted tokens that the rule that ran had expected.
+        distance_tv, distance_kl: For every row, how far a rule that is not exact is from the target.
+    """
+
+    drafts: DraftSet
+    rule: str
+    exactness: str
+    refused: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    depth: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reach: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    logged: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    distance_tv: list[float | None] = field(default_factory=list)
+    distance_kl: list[float | None] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Expected accepted tokens of every row."""
+        return self.reach.sum(-1)
+
+
+@dataclass
+class Bound:
+    """The most that any lossless rule can accept, for every group of sampled siblings.
+
+    Attributes:
+        prompts: Id of every row's prompt.
+        depth: Depth of every row's longest branch.
+        first: ``sibling_bound`` at every row's root; NaN where it is not known.
+        levels: Mean over all groups of siblings at depth 1, 2, …; None where it is not known.
+    """
+
+    prompts: list[str]
+    depth: np.ndarray
+    first: np.ndarray
+    levels: list[float | None]
+
+
+def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Score], Bound]:
+    """Ask rules about all rows of some drafts; those that do not fit, or refuse on the way, say why."""
+    scores = {
+        name: Score(drafts, name, verifier.exactness.value, refusal(verifier, drafts))
+        for name, verifier in verifiers.items()
+    }
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in verifiers}
+    prompts: list[str] = []
+    depths, logged, firsts = [], [], []
+    levels: list[list[float | None]] = [[] for _ in range(drafts.max_depth)]
+    for keys, tree, p in _batches(drafts):
+        prompts += [key.prompt for key in keys]
+        logged += [key.expected_accepted for key in keys]
+        depths.append((tree.depth * tree.valid).amax(-1).numpy())
+        firsts.append(_bounds(tree, p, levels))
+        for name, verifier in verifiers.items():
+            found = scores[name]
+            if found.refused is not None:
+                continue
+            try:
+                stop_law = verifier.stop_law(tree, p)
+                if verifier.exactness is not Exactness.EXACT:
+                    for each in first_token_distances(verifier, tree, p):
+                        found.distance_tv.append(each.tv)
+                        found.distance_kl.append(each.kl)
+            except ValueError as error:  # a group of siblings that only some rows have
+                found.refused = str(error)
+                continue
+            if not torch.isfinite(stop_law).all():
+                found.refused = "its probabilities are not finite on these drafts"
+                continue
+            at = torch.zeros(len(keys), drafts.max_depth + 1, dtype=stop_law.dtype).scatter_add_(
+                1, tree.depth, stop_law
+            )
+            parts[name].append(at[:, 1:].flip(-1).cumsum(-1).flip(-1).numpy())
+    for name, found in scores.items():
+        if found.refused is None:
+            found.prompts, found.depth = prompts, np.concatenate(depths)
+            found.reach, found.logged = np.concatenate(parts[name]), np.array(logged)
+    means = [mean_of_all(values) for values in levels]
+    return list(scores.values()), Bound(prompts, np.concatenate(depths), np.concatenate(firsts), means)
+
+
+def _batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
+    """All rows in batches, with rows of similar size together."""
+    for shard in read_trace(drafts.folder):
+        rows = [
+            row
+            for row, key in enumerate(shard.keys)
+            if (key.method, key.exactness, key.temperature) == (drafts.method, drafts.exactness, drafts.temperature)
+        ]
+        rows.sort(key=shard.width)
+        batch: list[int] = []
+        for row in [*rows, None]:
+            if batch and (row is None or (len(batch) + 1) * (shard.width(row) + 1) * drafts.max_nodes > _NUMBERS):
+                yield _batch(shard, batch)
+                batch = []
+            if row is not None:
+                batch.append(row)
+
+
+def _batch(shard: Shard, rows: list[int]) -> tuple[list[TraceKey], DraftTree, torch.Tensor]:
+    return [shard.keys[row] for row in rows], *unpack(shard.packed(rows))
+
+
+def _bounds(tree: DraftTree, p: torch.Tensor, levels: list[list[float | None]]) -> np.ndarray:
+    """Put the bound of every group of siblings that were drawn alike into ``levels``, and return each root's."""
+    first = np.full(len(p), np.nan)
+    if tree.draft_probs is None or tree.max_children == 0:
+        return first
+    children = tree.children
+    exists = children >= 0
+    laws = tree.law[:, None].expand(-1, tree.width, -1).gather(2, children.clamp(min=0)).where(exists, -1)
+    same = ((laws == laws[..., :1]) | ~exists).all(-1)
+    count = exists.sum(-1).where(same, 0)
+    for law in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):
+        for number in range(1, tree.max_children + 1):
+            row, node = ((laws[..., 0] == law) & (count == number)).nonzero(as_tuple=True)
+            if not len(row):
+                continue
+            bound = sibling_bound(p[row, node], tree.draft_probs[row, node], number, law)
+            depth = tree.depth[row, node]
+            for level in depth.unique().tolist():
+                levels[level] += (
+                    [None] * int((depth == level).sum()) if bound is None else bound[depth == level].tolist()
+                )
+            if bound is not None:
+                first[row[depth == 0].numpy()] = bound[depth == 0].numpy()
+    return first

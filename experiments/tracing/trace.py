@@ -1,0 +1,224 @@
+"""Traces: every round's draft with p and q, kept so that other rules can be asked about the very same drafts.
+
+A trace has one row per request and round, in Parquet files (shards) below the run's folder. A row says whose round it
+was, what the rule that ran made of it, the draft tree, and p and q at its nodes, compressed as
+``experiments.tracing.compressed`` says.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiments.tracing.compressed import DROPPED, Packed, pack
+from specdec.interfaces import Round
+
+FOLDER = "trace"
+"""The folder of the shards, below the run's folder."""
+_FLUSH = 32 * 2**20  # bytes kept in memory at most before a shard is written
+
+
+@dataclass(frozen=True)
+class TraceKey:
+    """Which round of which request, and what became of it.
+
+    Attributes:
+        method, exactness, temperature: As in ``Record``, of the method that ran.
+        prompt, turn, sample, category: As in ``Record``.
+        round: Number of the request's round, from 0.
+        accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
+    """
+
+    method: str
+    exactness: str
+    temperature: float
+    prompt: str
+    turn: int
+    sample: int
+    category: str
+    round: int
+    accepted: int
+    expected_accepted: float
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Identifies the row: no two rows of a run have the same place."""
+        return self.method, self.temperature, self.prompt, self.turn, self.sample, self.round
+
+
+_KEYS = [field.name for field in fields(TraceKey)]
+_NODES = {
+    "tokens": np.int32,
+    "parents": np.int16,
+    "valid": np.bool_,
+    "law": np.int8,
+    "counts": np.int32,
+    "rest_p": np.float32,
+    "rest_q": np.float32,
+}
+_KEPT = {"ids": np.int32, "p": np.float32, "q": np.float32}
+
+
+class TraceWriter:
+    """Writes rounds into a run's folder, shard by shard; a shard has its name when it is complete.
+
+    Args:
+        folder: The run's folder.
+        dropped: See ``experiments.tracing.compressed``.
+    """
+
+    def __init__(self, folder: Path, *, dropped: float = DROPPED):
+        self.folder, self.dropped = folder / FOLDER, dropped
+        self._waiting: list[tuple[TraceKey, Packed, int]] = []
+        self._bytes = 0
+
+    def add(self, seen: Round, keys: Sequence[TraceKey | None]) -> None:
+        """Keep a round.
+
+        Args:
+            seen: The round.
+            keys: Whose round each row is; rows without a key are left out.
+        """
+        packed = pack(seen.tree, seen.target_probs, dropped=self.dropped)
+        self._waiting += [(key, packed, row) for row, key in enumerate(keys) if key is not None]
+        self._bytes += sum(getattr(packed, name).nbytes for name in _KEPT)
+        if self._bytes > _FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        if not self._waiting:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{len(shards(self.folder)):05d}.parquet"
+        part = path.with_suffix(".part")
+        # Floats compress well byte by byte of equal weight, ascending ids as differences.
+        encodings = {"ids": "DELTA_BINARY_PACKED", "p": "BYTE_STREAM_SPLIT", "q": "BYTE_STREAM_SPLIT"}
+        pq.write_table(
+            _table(self._waiting),
+            part,
+            compression="zstd",
+            use_dictionary=False,  # which the encodings below exclude
+            column_encoding={f"{name}.list.element": encoding for name, encoding in encodings.items()},
+        )
+        os.replace(part, path)
+        self._waiting, self._bytes = [], 0
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Rows of a trace as they were read.
+
+    Attributes:
+        keys: Whose round each row is.
+        columns: For every list column its flat values, and where each row's values begin.
+    """
+
+    keys: list[TraceKey]
+    columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+    def packed(self, rows: Sequence[int]) -> Packed:
+        """Some rows as one batch, nodes padded to the most that any has."""
+        sizes = [len(self.of("tokens", row)) for row in rows]
+        padded = {"parents": 0, "rest_q": -1}
+        made: dict[str, np.ndarray] = {}
+        for name, dtype in _NODES.items():
+            made[name] = np.full((len(rows), max(sizes)), padded.get(name, 0), dtype=dtype)
+            for index, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+                made[name][index, :size] = self.of(name, row)
+        for name in _KEPT:
+            made[name] = np.concatenate([self.of(name, row) for row in rows])
+        made["tokens"] = made["tokens"].astype(np.int64)
+        made["parents"] = made["parents"].astype(np.int64)
+        return Packed(**made)
+
+    def width(self, row: int) -> int:
+        """Most tokens that were kept at a node of a row."""
+        return int(self.of("counts", row).max())
+
+    def depths(self, row: int) -> np.ndarray:
+        """Depth of a row's nodes, 0 for those that are not drafted."""
+        depths: list[int] = []
+        for parent, valid in zip(self.of("parents", row).tolist(), self.of("valid", row).tolist(), strict=True):
+            depths.append(depths[parent] + 1 if parent >= 0 and valid else 0)
+        return np.array(depths)
+
+    def of(self, name: str, row: int) -> np.ndarray:
+        """A row's part of a column."""
+        values, offsets = self.columns[name]
+        return values[offsets[row] : offsets[row + 1]]
+
+
+def shards(folder: Path) -> list[Path]:
+    """A trace's complete shards, in the order in which they were written."""
+    return sorted(folder.glob("[0-9]*.parquet"))
+
+
+def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
+    """The shards of a run's trace. Where a batch was run again after an interruption, its last attempt counts.
+
+    Args:
+        folder: The run's.
+        tables: False leaves out p and q.
+
+    Raises:
+        ValueError: The run has no trace, or a shard is damaged.
+    """
+    paths = shards(folder / FOLDER)
+    if not paths:
+        raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")
+    newest: dict[tuple[object, ...], int] = {}
+    for number, path in enumerate(paths):
+        newest.update((key.place, number) for key in _keys(_read(path, _KEYS)))
+    for number, path in enumerate(paths):
+        lists = [*_NODES, *(_KEPT if tables else ())]
+        table = _read(path, [*_KEYS, *lists])
+        rows = [row for row, key in enumerate(_keys(table)) if newest[key.place] == number]
+        if not rows:
+            continue
+        table = table.take(rows).combine_chunks()
+        columns = {}
+        for name in lists:
+            chunk = table.column(name).chunk(0)
+            columns[name] = (chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy())
+        yield Shard(_keys(table), columns)
+
+
+def _read(path: Path, columns: list[str]) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
+
+
+def _keys(table: pa.Table) -> list[TraceKey]:
+    try:
+        return [TraceKey(**row) for row in table.select(_KEYS).to_pylist()]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the trace was made by another version of this program: run it again ({error})") from error
+
+
+def _table(rows: Sequence[tuple[TraceKey, Packed, int]]) -> pa.Table:
+    columns: dict[str, pa.Array] = {}
+    keys = [asdict(key) for key, _, _ in rows]
+    for name in _KEYS:
+        columns[name] = pa.array([key[name] for key in keys])
+    starts = {id(packed): np.concatenate([[0], packed.counts.sum(1).cumsum()]) for _, packed, _ in rows}
+    for name, dtype in _NODES.items():
+        columns[name] = _lists([getattr(packed, name)[row] for _, packed, row in rows], dtype)
+    for name, dtype in _KEPT.items():
+        pieces = []
+        for _, packed, row in rows:
+            begin, end = starts[id(packed)][[row, row + 1]]
+            pieces.append(getattr(packed, name)[begin:end])
+        columns[name] = _lists(pieces, dtype)
+    return pa.table(columns)
+
+
+def _lists(pieces: Sequence[np.ndarray], dtype: type) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(pieces).astype(dtype)))

@@ -1,0 +1,309 @@
+"""The measuring loop: order, warm-up, failures, divergences; and records that survive it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.datasets.prompt import Prompt
+from experiments.measuring.jobs import Job, prepare, render, stream_of
+from experiments.measuring.measure import Contender, failure, measure
+from experiments.results.records import PLAIN, Record, RecordWriter, read_records
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import Completion, Exactness, Step
+from tests.experiments.conftest import byte_tokenizer
+from tests.models import tiny_model
+
+
+class FakeEngine:
+    """Emits the tokens it is told to; keeps a log of its calls."""
+
+    def __init__(self, log: list[tuple[str, bool, list[int]]], *, max_batch_size: int = 1, name: str = "e"):
+        self.log = log
+        self.name = name
+        self.max_batch_size = max_batch_size
+        self.verifier = SimpleNamespace(exactness=Exactness.LOSSY)
+        self.target = SimpleNamespace(device=torch.device("cpu"), model=tiny_model(vocab_size=64))
+        self.outputs: dict[bool, list[int]] = {False: [5, 6, 7], True: [5, 6, 7]}
+        self.raise_at: dict[int, BaseException] = {}
+        self.error_at: set[int] = set()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Any, *, speculate: bool) -> list[Completion]:
+        self.log.append((self.name, speculate, [prompt[0] for prompt in prompts]))
+        done = []
+        for prompt in prompts:
+            if speculate and prompt[0] in self.raise_at:
+                raise self.raise_at[prompt[0]]
+            tokens = tuple(self.outputs[speculate])
+            reason = "error" if speculate and prompt[0] in self.error_at else "length"
+            accepted = 1 if speculate else 0
+            steps = tuple(
+                Step(
+                    request=0,
+                    round=number,
+                    token_ids=(token,),
+                    accepted=accepted,
+                    proposed_depth=2 * accepted,
+                    proposed_nodes=3 * accepted,
+                    expected_accepted=0.75 * accepted,
+                    seconds={"verify": 0.5},
+                    finish_reason=reason if number == len(tokens) - 1 else None,
+                )
+                for number, token in enumerate(tokens)
+            )
+            error = "not finite" if reason == "error" else None
+            done.append(
+                Completion(
+                    prompt_ids=tuple(prompt), token_ids=tokens, text="x", finish_reason=reason, steps=steps, error=error
+                )
+            )
+        return done
+
+
+GREEDY = SamplingParams(max_new_tokens=3)
+
+
+def jobs(count: int, sampling: SamplingParams = GREEDY) -> list[Job]:
+    return [Job(Prompt(id=f"p{n}", turns=("x",)), 0, (n + 1, 1), sampling) for n in range(count)]
+
+
+def contenders(engine: FakeEngine) -> list[Contender]:
+    return [Contender(PLAIN, engine, speculate=False), Contender("fast", engine)]  # type: ignore[arg-type]
+
+
+def test_methods_alternate_prompt_by_prompt_and_take_turns_at_going_first() -> None:
+    engine = FakeEngine([])
+    records: list[Record] = []
+    assert list(measure(contenders(engine), jobs(3), write=records.append)) == [1, 2, 3]
+    assert [(speculate, first) for _, speculate, first in engine.log] == [
+        (False, [1]), (True, [1]), (True, [2]), (False, [2]), (False, [3]), (True, [3]),
+    ]  # fmt: skip
+    # Whichever went first, plain decoding is written first.
+    assert [(r.prompt, r.method) for r in records] == [(f"p{n}", m) for n in range(3) for m in (PLAIN, "fast")]
+
+
+def test_three_contenders_take_turns_too() -> None:
+    log: list[tuple[str, bool, list[int]]] = []
+    engines = [FakeEngine(log, name=name) for name in "abc"]
+    three = [Contender(engine.name, engine, speculate=engine.name != "a") for engine in engines]  # type: ignore[arg-type]
+    list(measure(three, jobs(4), write=lambda record: None))
+    assert "".join(name for name, _, _ in log) == "abc" + "bca" + "cab" + "abc"
+
+
+def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
+    engine = FakeEngine([], max_batch_size=2)
+    records: list[Record] = []
+    list(measure(contenders(engine), jobs(2), warmup=[[91], [92], [93]], write=records.append))
+    assert [(speculate, ids) for _, speculate, ids in engine.log[:4]] == [
+        (False, [91, 92]), (False, [93]), (True, [91, 92]), (True, [93]),
+    ]  # fmt: skip
+    assert len(records) == 4
+
+
+def test_a_failing_warm_up_ends_the_run_before_it_begins() -> None:
+    engine = FakeEngine([])
+    engine.raise_at[91] = RuntimeError("broken drafter")
+    with pytest.raises(RuntimeError, match="broken drafter"):
+        list(measure(contenders(engine), jobs(2), warmup=[[91]], write=lambda record: None))
+
+
+def test_batches_share_their_time_and_stages() -> None:
+    engine = FakeEngine([], max_batch_size=2)
+    records: list[Record] = []
+    assert list(measure(contenders(engine), jobs(3), write=records.append)) == [2, 3]
+    assert [record.batch for record in records] == [0, 0, 0, 0, 1, 1]
+    first, second = records[:2]
+    assert first.seconds == second.seconds
+    # Two fake completions of three rounds each, none of them shared.
+    assert first.stage_seconds == second.stage_seconds == {"verify": 3.0}
+
+
+def test_a_record_holds_what_the_summary_needs() -> None:
+    engine = FakeEngine([])
+    records: list[Record] = []
+    list(measure(contenders(engine), jobs(1), write=records.append))
+    plain, fast = records
+    assert (plain.exactness, fast.exactness) == (None, "lossy")
+    assert fast.token_ids == (5, 6, 7)
+    assert fast.accepted == (1, 1, 1)
+    assert fast.proposed_depth == (2, 2, 2)
+    assert fast.proposed_nodes == (3, 3, 3)
+    assert fast.expected_accepted == (0.75, 0.75, 0.75)
+    assert fast.equals_plain is True
+    assert plain.equals_plain is None
+    assert [step.accepted for step in fast.steps()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("tokens", "index"), [([5, 9, 7], 1), ([5, 6], 2), ([5, 6, 7, 8], 3), ([4, 6, 7], 0), ([], 0)])
+def test_divergences(tokens: list[int], index: int) -> None:
+    engine = FakeEngine([])
+    engine.outputs[True] = tokens
+    records: list[Record] = []
+    if not tokens:
+        engine.generate = lambda prompts, sampling, speculate: [  # type: ignore[method-assign]
+            Completion(
+                prompt_ids=(1,), token_ids=(5,) if not speculate else (), text="", finish_reason="stop", steps=()
+            )
+        ]
+    list(measure(contenders(engine), jobs(1), write=records.append))
+    assert records[1].equals_plain is False
+    assert records[1].divergence == index
+    model = engine.target.model
+    with torch.inference_mode():
+        logits = model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
+    top = logits.topk(2).values
+    assert records[1].margin == pytest.approx(float(top[0] - top[1]), abs=1e-5)
+
+
+def test_sampled_outputs_are_not_compared() -> None:
+    engine = FakeEngine([])
+    engine.outputs[True] = [1, 2, 3]
+    records: list[Record] = []
+    list(measure(contenders(engine), jobs(1, replace(GREEDY, temperature=1.0)), write=records.append))
+    assert records[1].equals_plain is None
+    assert records[1].divergence is None
+
+
+def test_an_exception_is_a_failure_of_that_prompt_alone() -> None:
+    engine = FakeEngine([])
+    engine.raise_at[2] = RuntimeError("out of luck")
+    records: list[Record] = []
+    list(measure(contenders(engine), jobs(3), write=records.append))
+    by = {(record.prompt, record.method): record for record in records}
+    bad = by["p1", "fast"]
+    assert bad.failed
+    assert bad.error == "RuntimeError: out of luck"
+    assert "raise self.raise_at" in (bad.traceback or "")
+    # Nothing of the previous prompt is left in it.
+    assert (bad.seconds, bad.token_ids, bad.accepted, dict(bad.stage_seconds)) == (None, (), (), {})
+    assert not by["p1", PLAIN].failed
+    assert not by["p2", "fast"].failed
+
+
+def test_an_error_of_the_engine_is_a_failure() -> None:
+    engine = FakeEngine([])
+    engine.error_at.add(1)
+    records: list[Record] = []
+    list(measure(contenders(engine), jobs(1), write=records.append))
+    assert records[1].failed
+    assert records[1].error == "not finite"
+    assert records[1].equals_plain is None
+    assert len(records[1].accepted) == 2, "the round that failed decided nothing"
+
+
+def test_ctrl_c_passes_and_keeps_what_was_written(tmp_path: Path) -> None:
+    engine = FakeEngine([])
+    engine.raise_at[3] = KeyboardInterrupt()
+    path = tmp_path / "records.jsonl"
+    with RecordWriter(path) as writer:
+        running = measure(contenders(engine), jobs(5), write=writer.write)
+        for done in (1, 2):
+            # On the disk before the next prompt begins, not when the file is closed.
+            assert next(running) == done
+            assert len(path.read_text().splitlines()) == 2 * done
+        with pytest.raises(KeyboardInterrupt):
+            next(running)
+    assert [record.prompt for record in read_records(path)] == ["p0", "p0", "p1", "p1"]
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    engine = FakeEngine([])
+    engine.raise_at[2] = RuntimeError("ü\nx")
+    records: list[Record] = []
+    with RecordWriter(tmp_path / "r.jsonl") as writer:
+
+        def write(record: Record) -> None:
+            writer.write(record)
+            records.append(record)
+
+        write(failure(contenders(engine)[1], jobs(1)[0], "too long"))
+        list(measure(contenders(engine), jobs(2), write=write))
+    assert read_records(tmp_path / "r.jsonl") == records
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with RecordWriter(path) as writer:
+        list(measure(contenders(FakeEngine([])), jobs(2), write=writer.write))
+    text = path.read_text()
+    path.write_text(text[:-20])
+    assert len(read_records(path)) == 3
+    path.write_text(text.replace("p0", 'p0"', 1))
+    with pytest.raises(ValueError, match="line 1 is not a record"):
+        read_records(path)
+    path.write_text(json.dumps({"prompt": "x"}) + "\n")
+    with pytest.raises(ValueError, match="line 1 is not a record"):
+        read_records(path)
+
+
+def test_another_runs_records_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("precious\n")
+    with pytest.raises(ValueError, match="exists"):
+        RecordWriter(tmp_path / "r.jsonl")
+    assert (tmp_path / "r.jsonl").read_text() == "precious\n"
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def test_streams_come_from_prompt_turn_and_sample() -> None:
+    # Pinned: a change would change every sampled result.
+    assert stream_of("argparse.py:12", 0, 0) == 886276966058186968
+    streams = {stream_of(name, turn, sample) for name in ("a", "a1", "b") for turn in (0, 1, 11) for sample in (0, 1)}
+    assert len(streams) == 18
+    assert all(0 <= stream < 2**62 for stream in streams)
+
+
+def test_jobs_for_samples_and_what_does_not_fit() -> None:
+    tokenizer = byte_tokenizer()
+    prompts = [Prompt(id="short", turns=("ab",)), Prompt(id="long", turns=("x" * 40,))]
+    sampling = SamplingParams(temperature=1.0, n=2, max_new_tokens=10, seed=3)
+    fit, unfit = prepare(prompts, sampling, tokenizer, max_length=30)
+    assert [(job.prompt.id, job.sample, len(job.prompt_ids)) for job in fit] == [("short", 0, 2), ("short", 1, 2)]
+    assert [job.sampling.stream for job in fit] == [stream_of("short", 0, 0), stream_of("short", 0, 1)]
+    assert all(job.sampling.n == 1 and job.sampling.seed == 3 for job in fit)
+    assert [job.prompt.id for job, _ in unfit] == ["long", "long"]
+    assert unfit[0][1] == "40 prompt tokens and max_new_tokens=10 exceed the engine's max_length=30"
+    with pytest.raises(ValueError, match="no prompt fits: 40 prompt tokens"):
+        prepare(prompts[1:], sampling, tokenizer, max_length=30)
+
+
+def test_conversations_go_through_the_chat_template() -> None:
+    tokenizer = byte_tokenizer()
+    chat = Prompt(id="a", turns=("hi", "more"), chat=True)
+    assert render(chat, tokenizer) == tuple(tokenizer("hi")["input_ids"]), "no template: the text itself"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+    )
+    assert tokenizer.decode(render(chat, tokenizer)) == "[user]hi[bot]"
+    assert tokenizer.decode(render(replace(chat, chat=False), tokenizer)) == "hi"
+
+
+def test_results_do_not_depend_on_batches_and_follow_the_reference() -> None:
+    """Through a real engine: the streams make every sampled output a function of its prompt."""
+    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
+    prompts = [Prompt(id=f"p{n}", turns=("hello world"[: 3 + 2 * n],)) for n in range(4)]
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=8, seed=5)
+    outputs = []
+    for size in (1, 3):
+        engine = Engine(target, max_batch_size=size, max_length=64)
+        fit, _ = prepare(prompts, sampling, target.tokenizer, max_length=64)
+        records: list[Record] = []
+        list(measure([Contender(PLAIN, engine, speculate=False)], fit, write=records.append))
+        outputs.append([record.token_ids for record in records])
+    assert outputs[0] == outputs[1]
+    for job, tokens in zip(fit, outputs[0], strict=True):
+        assert tokens == tuple(
+            reference_decode(target.model, job.prompt_ids, job.sampling, stop_ids=target.eos_token_ids)
+        )

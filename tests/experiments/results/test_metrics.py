@@ -1,0 +1,104 @@
+"""Every metric against numbers worked out by hand."""
+
+import pytest
+
+from experiments.results import metrics
+from specdec.types import Step
+
+
+def step(accepted: int, depth: int, *, nodes: int = 0, expected: float = 0.0, tokens: int = 0, **more: object) -> Step:
+    return Step(
+        request=0,
+        round=0,
+        token_ids=tuple(range(tokens)),
+        accepted=accepted,
+        proposed_depth=depth,
+        proposed_nodes=nodes or depth,
+        expected_accepted=expected,
+        **more,
+    )
+
+
+# Accepted 2 of 3, 0 of 3, 1 of 1 and nothing of nothing.
+STEPS = [
+    step(2, 3, nodes=7, expected=1.5, tokens=3),
+    step(0, 3, nodes=7, expected=0.25, tokens=1),
+    step(1, 1, expected=0.75, tokens=2),
+    step(0, 0, tokens=1),
+]
+
+
+def test_tokens_are_those_after_the_cut() -> None:
+    cut = step(3, 3, tokens=2, finish_reason="stop")  # four emitted, two behind EOS
+    assert metrics.total_tokens([*STEPS, cut]) == 9
+
+
+def test_mean_acceptance_length_counts_the_next_token_and_no_cut() -> None:
+    assert metrics.mean_acceptance_length(STEPS) == pytest.approx((3 + 1 + 2 + 1) / 4)
+    assert metrics.mean_acceptance_length([step(3, 3, tokens=2, finish_reason="stop")]) == 4
+    assert metrics.mean_acceptance_length([step(0, 0, tokens=1)] * 5) == 1
+
+
+def test_expected_mean_acceptance_length() -> None:
+    assert metrics.expected_mean_acceptance_length(STEPS) == pytest.approx(1 + (1.5 + 0.25 + 0.75) / 4)
+
+
+def test_draft_acceptance_rate_is_over_depth_not_nodes() -> None:
+    assert metrics.draft_acceptance_rate(STEPS) == pytest.approx(3 / 7)
+    assert metrics.draft_acceptance_rate([step(0, 0)]) is None
+
+
+def test_what_was_proposed() -> None:
+    assert metrics.proposed_depth_per_round(STEPS) == pytest.approx(7 / 4)
+    assert metrics.proposed_nodes_per_round(STEPS) == pytest.approx(15 / 4)
+
+
+def test_acceptance_by_position() -> None:
+    by = metrics.acceptance_by_position(STEPS)
+    # Position 1 was drafted in three rounds and accepted in two; 2 and 3 were drafted in two rounds.
+    assert by.rounds == (3, 2, 2)
+    assert by.unconditional == pytest.approx((2 / 3, 1 / 2, 0.0))
+    # Of the two rounds that drafted position 2, one had accepted position 1, and it accepted 2 as well.
+    assert by.conditional == pytest.approx((2 / 3, 1.0, 0.0))
+
+
+def test_conditional_acceptance_after_a_position_that_was_never_accepted() -> None:
+    by = metrics.acceptance_by_position([step(0, 2), step(0, 2)])
+    assert by.unconditional == (0.0, 0.0)
+    assert by.conditional == (0.0, None)
+
+
+def test_the_doc_examples() -> None:
+    assert metrics.mean_acceptance_length([step(2, 2), step(0, 2), step(1, 2)]) == 2
+    by = metrics.acceptance_by_position([step(2, 2), step(0, 2), step(1, 1)])
+    assert by.unconditional == pytest.approx((2 / 3, 1 / 2))
+    assert by.conditional == pytest.approx((2 / 3, 1.0))
+    assert metrics.distinct_n_gram_rate([1, 2, 1, 2, 1], n=2) == 0.5
+
+
+def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
+    failed = step(3, 3, finish_reason="error")
+    assert metrics.mean_acceptance_length([*STEPS, failed]) == metrics.mean_acceptance_length(STEPS)
+    assert metrics.mean_acceptance_length([failed]) is None
+    assert metrics.acceptance_by_position([failed]).rounds == ()
+
+
+def test_stage_seconds_counts_a_shared_round_once() -> None:
+    shared = {"draft": 1.0, "verify": 2.0}
+    # The third round took exactly as long, but it is another one.
+    steps = [step(0, 1, seconds=shared), step(0, 1, seconds=shared), step(0, 1, seconds=dict(shared) | {"commit": 0.5})]
+    assert metrics.stage_seconds(steps) == {"draft": 2.0, "verify": 4.0, "commit": 0.5}
+    assert metrics.stage_seconds(STEPS) == {}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 4, 5], 1.0),
+        ([7, 7, 7, 7, 7, 7], 1 / 3),
+        ([1, 2, 1, 2, 1, 2, 1], 2 / 4),
+        ([1, 2, 3], None),
+    ],
+)
+def test_distinct_4_grams(tokens: list[int], expected: float | None) -> None:
+    assert metrics.distinct_n_gram_rate(tokens) == expected

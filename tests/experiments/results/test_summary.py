@@ -1,0 +1,256 @@
+"""Figures from hand-made records, the tables that show them, and the pictures."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.reporting import terminal
+from experiments.reporting.flat import flat_figures, prompt_table
+from experiments.reporting.run_plots import acceptance_plot, speedup_plot, time_plot
+from experiments.reporting.run_tables import comparison_table, print_divergences, print_failures, run_table
+from experiments.results.records import Record
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+
+QUICK = Bootstrap(resamples=200)
+
+
+def record(prompt: str, method: str, batch: int, seconds: float | None, tokens: int, **more: object) -> Record:
+    fields: dict[str, object] = {
+        "prompt": prompt,
+        "method": method,
+        "exactness": None if method == "plain" else "exact",
+        "temperature": 0.0,
+        "batch": batch,
+        "prompt_tokens": 5,
+        "token_ids": tuple(range(tokens)),
+        "finish_reason": "length",
+        "seconds": seconds,
+        "stage_seconds": {"verify": 0.5},
+    }
+    if method == "plain":
+        rounds = {"accepted": (0,) * tokens, "proposed_depth": (0,) * tokens, "proposed_nodes": (0,) * tokens}
+        rounds["expected_accepted"] = (0.0,) * tokens
+    else:  # two rounds, whatever the number of tokens: 2 of 3 and 0 of 3 accepted
+        rounds = {
+            "accepted": (2, 0),
+            "proposed_depth": (3, 3),
+            "proposed_nodes": (6, 6),
+            "expected_accepted": (1.5, 0.5),
+        }
+    return Record(**fields | rounds | more)  # type: ignore[arg-type]
+
+
+# Plain: 10 tokens in 2 s and 20 in 4 s (5 per second); fast: 10 in 1 s and 20 in 1 s (15 per second).
+PAIRS = [
+    record("a", "plain", 0, 2.0, 10, category="x"),
+    record("a", "fast", 0, 1.0, 10, category="x", equals_plain=True),
+    record("b", "plain", 1, 4.0, 20, category="y"),
+    record("b", "fast", 1, 1.0, 20, category="y", equals_plain=False, divergence=3, margin=0.001),
+]
+
+
+def summary_of(records: list[Record], **more: object) -> Summary:
+    return summarize(records, bootstrap=QUICK, **{"planned": 2} | more)  # type: ignore[arg-type]
+
+
+def test_figures_by_hand() -> None:
+    plain, fast = summary_of(PAIRS).methods
+    assert (plain.tokens_per_second, fast.tokens_per_second) == (5.0, 15.0)
+    assert plain.speedup is None
+    assert fast.speedup == 3.0
+    low, high = fast.speedup_interval or (0, 0)
+    assert (low, high) == (2.0, 4.0), "the two prompts' own ratios"
+    assert plain.mean_acceptance_length == 1
+    assert fast.mean_acceptance_length == 2.0
+    assert fast.expected_mean_acceptance_length == 2.0
+    assert fast.draft_acceptance_rate == pytest.approx(1 / 3)
+    assert (fast.proposed_depth_per_round, fast.proposed_nodes_per_round) == (3, 6)
+    assert fast.acceptance_by_position.unconditional == (0.5, 0.5, 0.0)
+    assert fast.acceptance_by_position.conditional == (0.5, 1.0, 0.0)
+    assert (fast.tokens, fast.rounds) == (30, 4)
+    assert fast.stage_seconds == {"verify": 1.0, "other": 1.0}
+    assert fast.distinct_4_gram_rate == 1
+    assert (fast.equal_to_plain, fast.compared_with_plain) == (1, 2)
+    assert [(d.prompt, d.index, d.margin) for d in fast.divergences] == [("b", 3, 0.001)]
+    assert {name: c.speedup for name, c in fast.by_category.items()} == {"x": 2.0, "y": 4.0}
+    assert fast.finish_reasons == {"length": 2}
+
+
+def test_the_json_has_it_all() -> None:
+    again = json.loads(json.dumps(asdict(summary_of(PAIRS))))
+    assert again["complete"] is True
+    assert again["methods"][1]["speedup"] == 3.0
+    assert again["methods"][1]["acceptance_by_position"]["rounds"] == [4, 4, 4]
+
+
+def test_a_failure_counts_nowhere_but_as_a_failure() -> None:
+    bad = Record(
+        prompt="b", method="fast", exactness="exact", temperature=0.0, batch=1, prompt_tokens=5,
+        finish_reason="error", error="boom",
+    )  # fmt: skip
+    summary = summary_of([*PAIRS[:3], bad])
+    plain, fast = summary.methods
+    assert summary.complete, "it is finished, though not well"
+    assert (fast.finished, fast.failed, fast.errors) == (1, 1, {"boom": 1})
+    # Speed is compared on the prompt that both finished, and plain decoding keeps its own second one.
+    assert fast.speedup == 2.0
+    assert fast.speedup_interval is None
+    assert (fast.timed_prompts, plain.timed_prompts) == (1, 2)
+    assert fast.tokens == 10
+
+
+def test_batches_are_timed_once() -> None:
+    rows = [
+        record("a", "plain", 0, 4.0, 10),
+        record("b", "plain", 0, 4.0, 20),
+        record("a", "fast", 0, 2.0, 10),
+        record("b", "fast", 0, 2.0, 20),
+    ]
+    plain, fast = summary_of(rows).methods
+    assert plain.tokens_per_second == 30 / 4
+    assert fast.speedup == 2
+    assert fast.seconds == 2
+    assert fast.stage_seconds == {"verify": 0.5, "other": 1.5}
+    assert fast.speedup_interval is None, "one batch is one observation"
+    failed = replace(rows[3], finish_reason="error", error="x")
+    assert summary_of([*rows[:3], failed]).methods[1].speedup is None, "its batch's time is no one's"
+
+
+def test_samples_of_a_prompt_are_resampled_together() -> None:
+    rows = []
+    for batch, (prompt, sample) in enumerate([("a", 0), ("a", 1), ("b", 0), ("b", 1)]):
+        rows.append(record(prompt, "plain", batch, 4.0, 10, sample=sample))
+        rows.append(record(prompt, "fast", batch, 2.0 if prompt == "a" else 1.0, 10, sample=sample))
+    fast = summary_of(rows, planned=4).methods[1]
+    assert fast.speedup_interval == (2.0, 4.0)
+
+
+def test_incomplete_runs_say_so() -> None:
+    assert summary_of(PAIRS).complete
+    assert not summary_of(PAIRS, planned=3).complete
+    assert not summary_of(PAIRS, series=4).complete, "another temperature has not begun"
+    assert not summary_of([]).complete
+    assert "INCOMPLETE: 2 of 3 prompts" in printed(summary_of(PAIRS, planned=3))
+
+
+def test_sampled_runs_have_no_equality() -> None:
+    rows = [replace(r, temperature=1.0, equals_plain=None, divergence=None, margin=None) for r in PAIRS]
+    fast = summary_of(rows).methods[1]
+    assert fast.equal_to_plain is None
+    assert fast.divergences == ()
+
+
+def test_temperatures_are_kept_apart() -> None:
+    warm = [replace(r, temperature=1.0, seconds=(r.seconds or 0) * 2) for r in PAIRS]
+    summary = summary_of([*PAIRS, *warm], series=4)
+    assert [(m.temperature, m.method) for m in summary.methods] == [
+        (0.0, "plain"), (0.0, "fast"), (1.0, "plain"), (1.0, "fast"),
+    ]  # fmt: skip
+    assert summary.methods[3].tokens_per_second == 7.5
+
+
+# ---------------------------------------------------------------- tables
+
+
+def printed(summary: Summary, table: object = run_table) -> str:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(terminal.render(table(summary, "a title")))  # type: ignore[operator]
+    print_divergences(console, summary)
+    print_failures(console, summary)
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_table_of_a_run() -> None:
+    text = printed(summary_of(PAIRS))
+    for expected in (
+        "mean acceptance length",
+        "2.00",
+        "3.00x",
+        "2.00 to 4.00",
+        "1 of 2",
+        "verify, ms per token",
+        "exact",
+    ):
+        assert expected in text
+    assert "fast leaves plain decoding on b at output token 3: margin of the two best tokens 0.0010 nats" in text
+
+
+def test_the_table_of_a_comparison() -> None:
+    text = printed(summary_of(PAIRS), comparison_table)
+    assert "3.00x [2.00, 4.00]" in text
+    assert "2.00 [2.00, 2.00]" in text
+
+
+def test_failures_are_shown() -> None:
+    bad = replace(PAIRS[3], finish_reason="error", error="RuntimeError: boom [1]")
+    text = printed(summary_of([*PAIRS[:3], bad]))
+    assert "fast failed on 1 of 2 prompts: RuntimeError: boom [1]" in text
+    assert "1 failed" in printed(summary_of([*PAIRS[:3], bad]), comparison_table)
+
+
+@pytest.mark.parametrize("table", [run_table, comparison_table])
+def test_a_lossy_rule_says_so(table: object) -> None:
+    rows = [r if r.method == "plain" else replace(r, exactness="lossy") for r in PAIRS]
+    text = printed(summary_of(rows), table)
+    assert "fast (lossy)" in text
+    assert "acceptance rule: lossy" in text
+
+
+# ---------------------------------------------------------------- pictures and mirrors
+
+
+@pytest.mark.parametrize("plot", [acceptance_plot, time_plot, speedup_plot])
+def test_pictures(plot: object, tmp_path: Path) -> None:
+    rows = [*PAIRS, *(replace(r, temperature=1.0) for r in PAIRS)]
+    path = plot(summary_of(rows, series=4), tmp_path / "x.png", "a subtitle " * 30)  # type: ignore[operator]
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("plot", [acceptance_plot, time_plot, speedup_plot])
+def test_no_picture_of_nothing(plot: object, tmp_path: Path) -> None:
+    rows = [replace(r, stage_seconds={}) for r in PAIRS if r.method == "plain"]
+    assert plot(summary_of(rows, series=1), tmp_path / "x.png", "") is None  # type: ignore[operator]
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_a_lossy_rule_says_so_in_pictures(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    seen: list[str] = []
+
+    def spy(self: Figure, *args: object, **kwargs: object) -> None:
+        seen.append(
+            " ".join([self.get_suptitle(), *(text.get_text() for legend in self.legends for text in legend.texts)])
+        )
+
+    rows = [replace(r, temperature=t, exactness=r.exactness and "lossy") for r in PAIRS for t in (0.0, 1.0)]
+    summary = summary_of(rows, series=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", spy)
+        for plot in (acceptance_plot, time_plot, speedup_plot):
+            plot(summary, tmp_path / "x.png", "sub")
+    assert len(seen) == 3
+    assert all("lossy" in text for text in seen)
+
+
+def test_figures_for_a_mirror_are_flat_numbers() -> None:
+    flat = flat_figures(summary_of(PAIRS))
+    assert flat["fast/T=0/speedup"] == 3.0
+    assert flat["fast/T=0/speedup_interval/low"] == 2.0
+    assert flat["fast/T=0/acceptance_by_position/unconditional/1"] == 0.5
+    assert flat["fast/T=0/stage_seconds/verify"] == 1.0
+    assert flat["complete"] == 1.0
+    assert all(isinstance(value, int | float) for value in flat.values())
+
+
+def test_the_table_for_a_mirror_has_a_row_per_record() -> None:
+    columns, rows = prompt_table(PAIRS)
+    assert len(rows) == 4
+    assert all(len(row) == len(columns) for row in rows)
+    assert dict(zip(columns, rows[3], strict=True))["margin"] == 0.001

@@ -1,0 +1,112 @@
+"""Compressed tables: what they hold, and that a rule asked them says what the module claims."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.tracing.compressed import pack, unpack
+from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
+from specdec.exactness.tables import Tables
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TargetWalkVerifier, TraversalVerifier
+
+IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
+CASES = [
+    (RejectionVerifier(), TreeShape.branching(2, 1), IID),
+    (RejectionVerifier(), TreeShape.branching(2, 1), SWOR),
+    (TraversalVerifier(), TreeShape.branching(2, 1), SWOR),
+    (KSeqVerifier(), TreeShape.branching(2, 1), IID),
+    (BlockVerifier(), TreeShape.chain(2), IID),
+    (TargetWalkVerifier(), TreeShape.branching(2, 1), TOP),
+]
+
+
+def drafted(shape: TreeShape, law: DraftSampling, *, vocab: int = 5) -> WeightedDrafts:
+    kinds = ("dense", "zeros", "exhausted")
+    return enumerate_drafts(Tables.random(vocab, shape.max_depth, seed=0, kinds=kinds), shape, law)
+
+
+def test_a_table_by_hand() -> None:
+    # Left of p below its two most probable tokens: .15; of q below its most probable: .2. Token 4 was drafted.
+    tree = DraftTree.from_shape(
+        TreeShape.chain(1),
+        torch.tensor([[0, 4]]),
+        sampling=IID,
+        draft_probs=torch.tensor([[[0.05, 0.8, 0.0, 0.05, 0.1], [0.0] * 5]]),
+    )
+    p = torch.tensor([[[0.25, 0.0, 0.6, 0.1, 0.05], [0.0, 1.0, 0.0, 0.0, 0.0]]])
+    packed = pack(tree, p, dropped=0.21)
+    assert packed.counts.tolist() == [[4, 1]]
+    assert packed.ids.tolist() == [0, 1, 2, 4, 1]
+    assert packed.p.tolist() == pytest.approx([0.25, 0.0, 0.6, 0.05, 1.0])
+    assert packed.q.tolist() == pytest.approx([0.05, 0.8, 0.0, 0.1, 0.0])
+    assert packed.rest_p.ravel().tolist() == pytest.approx([0.1, 0.0])
+    assert packed.rest_q.ravel().tolist() == pytest.approx([0.05, -1.0])
+
+    small, table = unpack(packed)
+    assert small.tokens.tolist() == [[0, 3]], "the drafted token is the fourth that was kept at the root"
+    assert table[0].flatten().tolist() == pytest.approx([0.25, 0, 0.6, 0.05, 0.1, 1, 0, 0, 0, 0])
+    assert small.draft_probs is not None
+    assert small.draft_probs[0, 0].tolist() == pytest.approx([0.05, 0.8, 0, 0.1, 0.05])
+
+
+@pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
+def test_nothing_dropped_is_nothing_changed(rule: Verifier, shape: TreeShape, law: DraftSampling) -> None:
+    drafts = drafted(shape, law)
+    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0))
+    torch.testing.assert_close(
+        rule.stop_law(tree, p), rule.stop_law(drafts.tree, drafts.target_probs), rtol=0, atol=1e-5
+    )
+
+
+def moved(drafts: WeightedDrafts, dropped: float, like_q: bool = True) -> tuple[Tensor, Tensor]:
+    """p': like q (or evenly) on the tokens that are dropped; and how far it is from p, by node."""
+    packed = pack(drafts.tree, drafts.target_probs, dropped=dropped)
+    p, q = drafts.target_probs.clone(), drafts.tree.draft_probs
+    batch, nodes, vocab = p.shape
+    start = 0
+    for row in range(batch):
+        for node in range(nodes):
+            ids = torch.from_numpy(packed.ids[start : start + packed.counts[row, node]])
+            start += len(ids)
+            rest = torch.ones(vocab, dtype=torch.bool)
+            rest[ids] = False
+            has_q = q is not None and packed.rest_q[row, node] > 0
+            weight = q[row, node] * rest if has_q and like_q and q is not None else rest.double()
+            if rest.any() and weight.sum() > 0:
+                p[row, node] = torch.where(rest, p[row, node][rest].sum() * weight / weight.sum(), p[row, node])
+    far = 0.5 * (p - drafts.target_probs).abs().sum(-1)
+    return p, far[drafts.tree.valid]
+
+
+@pytest.mark.parametrize(("rule", "shape", "law"), CASES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("dropped", [0.1, 0.4])
+def test_a_rule_says_what_it_says_of_a_near_target(
+    rule: Verifier, shape: TreeShape, law: DraftSampling, dropped: float
+) -> None:
+    drafts = drafted(shape, law)
+    near, far = moved(drafts, dropped)
+    assert far.max() <= dropped
+    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=dropped))
+    torch.testing.assert_close(rule.stop_law(tree, p), rule.stop_law(drafts.tree, near), rtol=0, atol=2e-5)
+
+
+def test_another_near_target_would_not_do() -> None:
+    drafts = drafted(TreeShape.branching(2), SWOR, vocab=12)
+    wrong, _ = moved(drafts, 0.4, like_q=False)
+    tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
+    rule = RejectionVerifier()
+    assert (rule.stop_law(tree, p) - rule.stop_law(drafts.tree, wrong)).abs().max() > 1e-2
+
+
+def test_a_chain_under_rejection_is_not_changed() -> None:
+    drafts = drafted(TreeShape.chain(2), IID, vocab=8)
+    packed = pack(drafts.tree, drafts.target_probs, dropped=0.9)
+    assert packed.rest_p.max() > 0.3
+    tree, p = unpack(packed)
+    rule = RejectionVerifier()
+    torch.testing.assert_close(
+        rule.stop_law(tree, p), rule.stop_law(drafts.tree, drafts.target_probs), rtol=0, atol=1e-5
+    )

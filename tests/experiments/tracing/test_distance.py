@@ -1,0 +1,101 @@
+"""How far a lossy rule's first token is from the target: closed forms, and zero for exact rules."""
+
+import pytest
+import torch
+
+from experiments.tracing.distance import first_token_distances
+from specdec.exactness.drafts import enumerate_drafts, sample_drafts
+from specdec.exactness.outcomes import emitted_law
+from specdec.exactness.tables import Tables
+from specdec.interfaces import Verifier
+from specdec.tree import TreeShape
+from specdec.types import DraftSampling
+from verifiers import (
+    BlockVerifier,
+    FuzzyVerifier,
+    LenientVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    ThresholdVerifier,
+    TraversalVerifier,
+    TypicalVerifier,
+)
+
+IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
+TABLES = Tables.random(5, 2, seed=3)
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier(), BlockVerifier(), TargetWalkVerifier(), TraversalVerifier()])
+def test_an_exact_rule_has_none_though_given_one_draft_it_seems_to(rule: Verifier) -> None:
+    drafts = sample_drafts(TABLES, TreeShape.chain(2), IID, 4, seed=0)
+    for found in first_token_distances(rule, drafts.tree, drafts.target_probs):
+        assert found.tv == pytest.approx(0, abs=1e-9)
+        assert found.kl == pytest.approx(0, abs=1e-9)
+    # The law given one draft is another thing, unless the rule ignores what was drafted.
+    given = (emitted_law(rule, drafts.tree, drafts.target_probs) - drafts.target_probs[:, 0]).abs().sum(-1)
+    assert (given.max() > 0.1) == (not isinstance(rule, TargetWalkVerifier))
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier(), TraversalVerifier()])
+@pytest.mark.parametrize("law", [IID, SWOR])
+def test_an_exact_rule_has_none_on_average_where_siblings_are_drawn_again(rule: Verifier, law: DraftSampling) -> None:
+    drafts = sample_drafts(TABLES, TreeShape.branching(2, 1), law, 40, seed=0)
+    found = torch.tensor([each.tv for each in first_token_distances(rule, drafts.tree, drafts.target_probs)])
+    # A half's mean of 128 laws, summed over few tokens, is off by less than 0.1; forty contexts share one seed's draws.
+    assert abs(found.mean()) < 0.03
+    assert all(each.kl is None for each in first_token_distances(rule, drafts.tree, drafts.target_probs))
+
+
+def test_lenience_in_closed_form() -> None:
+    p, q = TABLES.p[0][0], TABLES.q[0][0]  # type: ignore[index]
+    accepted = torch.minimum(q, p / 0.5)
+    residual = (p - q).clamp(min=0)
+    emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
+    drafts = sample_drafts(TABLES, TreeShape.chain(2), IID, 1, seed=0)
+    (found,) = first_token_distances(LenientVerifier(lenience=0.5), drafts.tree, drafts.target_probs)
+    assert found.tv == pytest.approx(float(0.5 * (emitted - p).abs().sum()), abs=1e-9)
+    assert found.tv > 0.05
+    assert found.kl == pytest.approx(float((emitted * (emitted / p).log()).sum()), abs=1e-9)
+
+
+def test_deterministic_drafts_are_what_they_are() -> None:
+    drafts = enumerate_drafts(TABLES, TreeShape.branching(2, 2), TOP)
+    for rule in (TypicalVerifier(), ThresholdVerifier(accumulated=0.5)):
+        (found,) = first_token_distances(rule, drafts.tree, drafts.target_probs)
+        emitted = emitted_law(rule, drafts.tree, drafts.target_probs)[0]
+        assert found.tv == pytest.approx(float(0.5 * (emitted - TABLES.p[0][0]).abs().sum()))
+        assert found.tv > 0.05
+
+
+def test_several_sampled_siblings_show_a_lossy_rule() -> None:
+    drafts = sample_drafts(TABLES, TreeShape.branching(2, 1), SWOR, 8, seed=0)
+    exact = enumerate_drafts(TABLES, TreeShape.branching(2), SWOR)
+    rule = FuzzyVerifier(threshold=10.0)  # always trusts q
+    emitted = (exact.probability[:, None] * emitted_law(rule, exact.tree, exact.target_probs)).sum(0)
+    true = float(0.5 * (emitted - TABLES.p[0][0]).abs().sum())
+    found = [each.tv for each in first_token_distances(rule, drafts.tree, drafts.target_probs)]
+    assert sum(found) / len(found) == pytest.approx(true, abs=0.05)  # type: ignore[arg-type]
+    assert true > 0.2
+
+
+def test_the_emitted_law_averages_to_p() -> None:
+    drafts = enumerate_drafts(TABLES, TreeShape.branching(2, 1), SWOR)
+    law = emitted_law(TraversalVerifier(), drafts.tree, drafts.target_probs)
+    torch.testing.assert_close((drafts.probability[:, None] * law).sum(0), TABLES.p[0][0], rtol=0, atol=1e-12)
+
+
+def test_many_tokens_count_as_one() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(2, 2000, dtype=torch.float64).mul(2).softmax(-1)
+    tables = Tables((rows[:1],), (rows[1:],))
+    shape = TreeShape.chain(1)
+    tokens = torch.tensor([[0, 3]])
+    from specdec.tree import DraftTree
+
+    tree = DraftTree.from_shape(shape, tokens, sampling=IID, draft_probs=rows[None, [1, 1]])
+    (found,) = first_token_distances(LenientVerifier(lenience=0.5), tree, rows[None, [0, 0]])
+    accepted = torch.minimum(rows[1], rows[0] / 0.5)
+    residual = (rows[0] - rows[1]).clamp(min=0)
+    emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
+    true = float(0.5 * (emitted - tables.p[0][0]).abs().sum())
+    assert true - 0.05 < found.tv <= true + 1e-9  # type: ignore[operator]

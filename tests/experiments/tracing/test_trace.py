@@ -1,0 +1,195 @@
+"""Traces of whole runs: what they hold, that they change nothing, and what an interruption leaves of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from experiments.results.records import Record, read_records
+from experiments.run import run
+from experiments.tracing.draft_sets import find_drafts
+from experiments.tracing.scoring import score
+from experiments.tracing.trace import FOLDER, Shard, read_trace, shards
+from specdec.engine.engine import Engine
+from specdec.interfaces import Round
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import DraftSampling
+from tests.components import DRAFTERS
+from tests.experiments.test_run import Stop, local
+from tests.models import tiny_model
+from verifiers import RejectionVerifier, TypicalVerifier
+
+Configure = Callable[..., DictConfig]
+SAMPLED = ["sampling.temperature=1", "engine.max_batch_size=2"]
+TREE = ["drafter.shape=[2,1]", "drafter.sampling=without_replacement"]
+
+
+def drafting(folder: Path) -> list[Record]:
+    return [record for record in read_records(folder / "records.jsonl") if record.method != "plain"]
+
+
+def rows(folder: Path) -> list[Any]:
+    return [key for shard in read_trace(folder) for key in shard.keys]
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_a_trace_has_every_round_and_replays_it(
+    drafter: str, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    more = TREE if drafter == "model" else []
+    run(configure("run", *tiny, *local(saved, drafter), *SAMPLED, *more, "trace=true", "trace_dropped=0"))
+    folder = tmp_path / "out"
+    records = drafting(folder)
+    keys = rows(folder)
+    logged = {(r.prompt, number): value for r in records for number, value in enumerate(r.expected_accepted)}
+    assert {(key.prompt, key.round) for key in keys} == logged.keys()
+    assert all(key.expected_accepted == pytest.approx(logged[key.prompt, key.round], abs=1e-5) for key in keys)
+    assert {key.exactness for key in keys} == {"exact"}
+    assert {key.temperature for key in keys} == {1.0}
+
+    (drafts,) = find_drafts(folder)
+    assert drafts.laws == {DraftSampling.WITHOUT_REPLACEMENT if drafter == "model" else DraftSampling.DETERMINISTIC}
+    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
+    assert len(found.accepted) == sum(len(record.accepted) for record in records)
+    assert np.abs(found.accepted - found.logged).max() < 1e-5
+    assert found.logged.sum() == pytest.approx(sum(sum(record.expected_accepted) for record in records), abs=1e-3)
+    assert found.logged.sum() > 0
+
+
+def test_what_compression_changes_is_small(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "model"), *SAMPLED, *TREE, "trace=true", "trace_dropped=0.05"))
+    (drafts,) = find_drafts(tmp_path / "out")
+    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
+    difference = np.abs(found.accepted - found.logged)
+    # Of each of two levels p is off by at most 0.05 in total variation.
+    assert 0 < difference.mean() < 0.05
+    assert all((shard.of("rest_p", row) <= 0.05).all() for shard in read_trace(tmp_path / "out") for row in range(3))
+
+
+def test_looking_changes_nothing(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    outputs = []
+    for name in ("true", "false"):
+        overrides = [*tiny, *local(saved, "model"), *SAMPLED, f"trace={name}", f"out={tmp_path / name}"]
+        run(configure("run", *overrides))
+        outputs.append([record.token_ids for record in drafting(tmp_path / name)])
+    assert outputs[0] == outputs[1]
+    assert not (tmp_path / "false" / FOLDER).exists()
+
+
+def test_ctrl_c_leaves_a_readable_trace(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    calls = []
+    look = Engine._finish_round
+
+    def stop(engine: Engine, *arguments: Any) -> Any:
+        calls.append(engine.on_round is not None)
+        if sum(calls) == 6:  # in the middle of a traced prompt
+            raise KeyboardInterrupt
+        return look(engine, *arguments)
+
+    monkeypatch.setattr(Engine, "_finish_round", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(configure("run", *tiny, *local(saved, "model"), "trace=true"))
+    assert len(rows(tmp_path / "out")) == 6
+    assert not list((tmp_path / "out" / FOLDER).glob("*.part"))
+    (drafts,) = find_drafts(tmp_path / "out")
+    (found,), _ = score(drafts, {"rejection": RejectionVerifier()})
+    assert np.isfinite(found.accepted).all()
+
+
+def test_a_resumed_run_has_no_round_twice(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    overrides = [*tiny, *local(saved, "model"), "trace=true"]
+    with monkeypatch.context() as patch:
+        Stop(patch, KeyboardInterrupt(), {3})
+        with pytest.raises(KeyboardInterrupt):
+            run(configure("run", *overrides))
+    # An attempt that had traced a batch, and not recorded it.
+    first = shards(tmp_path / "out" / FOLDER)[0]
+    (first.parent / "00007.parquet").write_bytes(first.read_bytes())
+    run(configure("run", *overrides, "resume=true"))
+    keys = rows(tmp_path / "out")
+    assert len({key.place for key in keys}) == len(keys)
+    assert len(keys) == sum(len(record.accepted) for record in drafting(tmp_path / "out"))
+
+
+def test_a_lossy_rule_logs_its_divergence(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    summary = run(configure("run", *tiny, *local(saved, "medusa"), *SAMPLED, "verifier=typical"))
+    plain, method = summary.methods
+    assert plain.distance_tv is None
+    assert method.distance_tv is not None
+    assert method.distance_tv > 0.01
+    for record in drafting(tmp_path / "out"):
+        assert len(record.distance_tv) == len(record.accepted) == len(record.distance_kl)
+    assert "total variation" in capsys.readouterr().out
+    exact = run(configure("run", *tiny, *local(saved, "medusa"), *SAMPLED, f"out={tmp_path / 'exact'}"))
+    assert exact.methods[1].distance_tv is None
+
+
+def test_a_damaged_or_missing_trace_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no trace: make one with experiments\.run trace=true"):
+        next(read_trace(tmp_path))
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "00000.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ValueError, match=r"00000\.parquet is damaged"):
+        next(read_trace(tmp_path))
+
+
+def test_an_observer_sees_the_rows_that_draft() -> None:
+    model = tiny_model()
+    engine = Engine(Target(model), DRAFTERS["model_chain_iid"](model), RejectionVerifier(), max_batch_size=3)
+    seen: list[Round] = []
+    rounds: list[int] = []
+
+    def look(round: Round) -> None:
+        seen.append(round)
+        rounds.extend(request.rounds for request in round.requests if request and request.id == ids[0])
+
+    engine.on_round = look
+    plain = SamplingParams(max_new_tokens=6, temperature=1.0)
+    short = replace(plain, max_new_tokens=2)
+    ids = [engine.submit([3, 4], plain), engine.submit([5], plain, speculate=False), engine.submit([6] * 5, short)]
+    while engine.unfinished:
+        engine.step()
+    assert seen
+    for each in seen:
+        present = [request.id for request in each.requests if request is not None]
+        assert ids[1] not in present, "it decodes plainly"
+        assert len(each.requests) == len(each.tree.tokens) == len(each.target_probs)
+        torch.testing.assert_close(each.target_probs.sum(-1)[:, 0], torch.ones(len(each.requests)))
+    assert rounds == list(range(len(rounds)))
+    count = len(seen)
+    engine.generate([[7, 8]], plain, speculate=False)
+    assert len(seen) == count
+
+
+def test_rows_of_unlike_sizes_make_a_batch(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "ngram"), *SAMPLED, "trace=true"))
+    merged: list[Shard] = list(read_trace(tmp_path / "out"))
+    for shard in merged:
+        everything = shard.packed(range(len(shard.keys)))
+        assert (everything.valid[:, 0]).all()
+        assert everything.counts.sum() == len(everything.ids)
+
+
+def test_type_of_exactness_is_kept(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "ngram"), *SAMPLED, "trace=true", "verifier=typical"))
+    assert {key.exactness for key in rows(tmp_path / "out")} == {TypicalVerifier.exactness.value}
