@@ -37,7 +37,7 @@ class Named(NamedTuple):
     model_type: str
     fields: dict[str, Any]
     shows: Callable[[ModelRunner], object]
-    attention: str = "specdec_grouped"
+    attention: str = "grouped"
 
 
 def kv_heads(runner: ModelRunner) -> int:
