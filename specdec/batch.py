@@ -69,6 +69,8 @@ class ForwardBatch:
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         wants: What to return.
+        batch: Rows.
+        nodes: Nodes per row that go through the model.
     """
 
     tokens: Int[Tensor, "batch node"] | None
@@ -80,10 +82,14 @@ class ForwardBatch:
     embeds: Float[Tensor, "batch node hidden"] | None = None
     features: Float[Tensor, "batch node width"] | None = None
     wants: Wants = LOGITS
+    batch: int = field(init=False)
+    nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.embeds is None):
+        given = self.embeds if self.tokens is None else self.tokens
+        if given is None or (self.tokens is not None and self.embeds is not None):
             raise ValueError("a forward takes either tokens or embeds: give one of the two")
+        vars(self).update(batch=given.shape[0], nodes=given.shape[1])
         if self.nodes > self.topology.width:
             raise ValueError(
                 f"the batch has {self.nodes} nodes per row and its topology {self.topology.width}: give the topology "
@@ -151,26 +157,13 @@ class ForwardBatch:
         )
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Rows, and nodes per row."""
-        given = self.embeds if self.tokens is None else self.tokens
-        assert given is not None, "checked when it was made"
-        return given.shape[0], given.shape[1]
-
-    @property
-    def nodes(self) -> int:
-        """Nodes per row that go through the model."""
-        return self.size[1]
-
-    @property
     def bucket(self) -> Bucket:
         """The sizes of this forward, as a capture tells forwards apart."""
-        batch, nodes = self.size
         keys = None
         if self.host_lengths is not None:
             needed = int(self.host_lengths.max()) + self.topology.width
             keys = -(-needed // KEYS_PER_BUCKET) * KEYS_PER_BUCKET
-        return Bucket(batch, nodes, keys)
+        return Bucket(self.batch, self.nodes, keys)
 
     @property
     def sees_all(self) -> bool:

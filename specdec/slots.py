@@ -31,6 +31,7 @@ class Slots:
         processors: Logits processors of each row's request.
         host_tokens: Int[batch position] on the host: the sequence, root included.
         host_lengths, host_drafting, host_max_depth: The same as on the device.
+        host_remaining: Tokens still wanted.
         vocab_size: Width of the target's logits.
         are_views: The slots are consecutive, and the tensors views of the table's.
     """
@@ -49,6 +50,7 @@ class Slots:
     host_lengths: np.ndarray
     host_drafting: np.ndarray
     host_max_depth: np.ndarray
+    host_remaining: np.ndarray
     vocab_size: int
     are_views: bool = False
 

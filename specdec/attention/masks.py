@@ -27,12 +27,13 @@ def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: 
 
 
 def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach, groups: int) -> Tensor:
-    topology, nodes = batch.topology, batch.nodes
-    rows = batch.size[0]
-    if rows == 1 and reach == Reach() and batch.host_lengths is not None:
-        start = int(batch.host_lengths[0])
-        visible = topology.ancestors[0, -nodes:]
-        return row_mask(start, visible, length, dtype, groups=groups, sees_all=batch.sees_all)
+    topology, nodes, rows = batch.topology, batch.nodes, batch.batch
+    if rows == 1 and reach == _EVERYTHING and batch.host_lengths is not None:
+        if batch.sees_all:
+            return torch.zeros(1, 1, groups, length, dtype=dtype, device=batch.lengths.device)
+        start, visible = int(batch.host_lengths[0]), topology.ancestors[0]
+        visible = visible if nodes == topology.width else visible[-nodes:]
+        return row_mask(start, visible, length, dtype, groups=groups)
     cells = batch.lengths[:, None] + topology.depth
     mask = tree_mask(
         batch.lengths,
@@ -100,6 +101,9 @@ def tree_mask(
     return mask.masked_fill_(~seen[:, None], -torch.inf)
 
 
+_EVERYTHING = Reach()
+
+
 def row_mask(
     start: int,
     visible: Bool[Tensor, "query cell"],
@@ -107,7 +111,6 @@ def row_mask(
     dtype: torch.dtype,
     *,
     groups: int,
-    sees_all: bool = False,
 ) -> Float[Tensor, "1 1 grouped_query key"]:
     """``tree_mask`` for one row whose layers see everything: quicker, because the host knows where the cells stand.
 
@@ -117,11 +120,9 @@ def row_mask(
         length: Key positions in all: ``start`` and the cells, or fewer of them at the end of the cache.
         dtype: Of the mask.
         groups: How often to repeat the queries' rows.
-        sees_all: All cells are visible to all queries, and the host knows it.
     """
     queries, cells = visible.shape
     mask = torch.zeros(1, 1, groups * queries, length, dtype=dtype, device=visible.device)
-    if cells > 1 and not sees_all:
-        hidden = torch.zeros(queries, cells, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-        mask.view(groups, queries, length)[:, :, start:] = hidden[:, : length - start]
+    hidden = torch.zeros(queries, cells, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    mask.view(groups, queries, length)[:, :, start:] = hidden[:, : length - start]
     return mask

@@ -108,10 +108,11 @@ class SlotCache(Cache):
 
         One row whose length the host knows is written as a slice; more rows, or unknown lengths, by an index.
         """
-        (rows, nodes), width = batch.size, batch.topology.width
+        rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
         known = batch.host_lengths
+        longest = self.positions if known is None else int(known[0] if rows == 1 else known.max())
         # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
-        self.length = self.positions if known is None else min(int(known.max()) + width, self.positions)
+        self.length = min(longest + width, self.positions)
         self.segments = segments(batch.host_slots)
         self._batch = batch
         if len(self.segments) == 1:

@@ -205,5 +205,5 @@ class ReadBack:
             expected_accepted=rest[:, 1],
             proposed_nodes=rest[:, 2].astype(np.int64),
             proposed_depth=rest[:, 3].astype(np.int64),
-            valid=(rest[:, 4:] > 0).all(1),
+            valid=np.all(rest[:, 4:] > 0, axis=1),
         )

@@ -126,13 +126,14 @@ class SlotTable:
             rows = self._slice(slice(first, last), host_index) if whole else self._gather(host_index)
             if whole:
                 self._views[key] = rows
-        self._limit_depth(rows, host_index)
+        self._limit_depth(rows)
         return rows
 
-    def _limit_depth(self, rows: Slots, host_index: np.ndarray) -> None:
+    def _limit_depth(self, rows: Slots) -> None:
         """Deeper nodes would be beyond the tokens still wanted, or the row's last position."""
-        left = np.minimum(self._host_remaining[host_index], self.max_length - self._host_lengths[host_index]) - 1
-        rows.host_max_depth[:] = np.where(rows.host_drafting, left.clip(min=0), 0)
+        left = np.minimum(rows.host_remaining, self.max_length - rows.host_lengths) - 1
+        # A running request wants a token and has room for it, so that this is not negative.
+        np.multiply(left, rows.host_drafting, out=rows.host_max_depth)
         rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
 
     def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
@@ -175,6 +176,7 @@ class SlotTable:
             host_lengths=self._host_lengths[where],
             host_drafting=self._host_drafting[where],
             host_max_depth=np.zeros(len(host_index), dtype=np.int64),
+            host_remaining=self._host_remaining[where],
             vocab_size=self.vocab_size,
             are_views=isinstance(where, slice),
         )

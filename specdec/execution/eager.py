@@ -34,7 +34,8 @@ def inputs_of(batch: ForwardBatch, cache: Cache) -> list[Tensor]:
     """Returns the tensors that change from forward to forward: tokens or embeddings, positions, and features if any."""
     given = batch.embeds if batch.tokens is None else batch.tokens
     assert given is not None, "checked when the batch was made"
-    depth = batch.topology.depth[:, -batch.nodes :]
+    depth = batch.topology.depth
+    depth = depth if batch.nodes == batch.topology.width else depth[:, -batch.nodes :]
     # Padding and invalid nodes may stand past the last position, where learned embeddings have no row.
     positions = (batch.lengths[:, None] + depth).clamp_(max=cache.max_length - 1)
     return [given, positions] if batch.features is None else [given, positions, batch.features]

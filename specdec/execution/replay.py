@@ -79,7 +79,7 @@ class ReplayExecutor(Executor):
         cache.aim(batch)
         self._plan, self._cache = plan, cache
         self._state = plan.attention.prepare(batch, cache, plan)
-        key = _Key(*batch.size, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
+        key = _Key(batch.batch, batch.nodes, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
         return output_of(batch.wants, self._forward(key, plan, inputs_of(batch, cache)))
 
     def _forward(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -50,6 +50,7 @@ class ModelRunner:
     ):
         self.model = model
         self._attention = attention
+        self._lock = model_lock(model)
         plan = ModelPlan.find(model, attention=attention)
         check_length(model.config.get_text_config(decoder=True), max_length)
         self.plan = plan
@@ -74,21 +75,23 @@ class ModelRunner:
         """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``)."""
         return weights_read(self.model, rows).bytes
 
-    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward; the nodes' keys and values are in the cache then.
 
         Raises:
             ValueError: The model was moved to another device or dtype, or changed so that the cache does not fit it.
         """
-        with model_lock(self.model):
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.run(batch)
+        with self._lock:
             if self.executor.look() is Change.STRUCTURE:
                 self._plan_again()
             return self.executor.run(self.plan, batch, self.cache)
 
     def weights_changed(self) -> None:
         """Tell that weights were changed in a way that cannot be seen (a few values, written through ``.data``)."""
-        with model_lock(self.model):
+        with self._lock:
             self.executor.weights_changed()
 
     def _plan_again(self) -> None:
