@@ -187,8 +187,12 @@ class DraftTree:
         return table[:, :, :most]
 
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
-        """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid."""
-        tree = replace(self, valid=self.valid & (self.depth <= depth[:, None]))
+        """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
+
+        Their tokens become the root's, which is known to do no harm: nodes are verified whether they are valid or not.
+        """
+        valid = self.valid & (self.depth <= depth[:, None])
+        tree = replace(self, valid=valid, tokens=self.tokens.where(valid, self.tokens[:, :1]))
         known = vars(self)
         vars(tree).update({name: known[name] for name in ("parents", "depth", "ancestors") if name in known})
         if "children" in known:

@@ -127,7 +127,8 @@ class Step:
         seconds: Time of each stage of the round, if timing is on. Rows that share the round carry the same
             figures: do not add them up over rows.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
-        error: With ``"error"``: one sentence on what happened.
+        error: What went wrong in the round, in one sentence, if anything did. Without a ``finish_reason``, the drafts
+            were at fault, and the next round goes on from the same place without any.
     """
 
     request: int

@@ -150,16 +150,17 @@ class Cache(OwnLayout, ABC):
         """
 
     @abstractmethod
-    def free(self, slot: int, *, written: int | None = None) -> None:
-        """Forget a request whose entries may be NaN, so that they cannot leak through masked positions.
+    def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
+        """Forget entries that may be NaN, which would leak through masked positions.
 
         Args:
-            slot: Its slot.
-            written: Positions that may have been written; None for all.
+            slot: The slot.
+            start: The first position.
+            stop: The position behind the last one; None for all.
         """
 
     @abstractmethod
-    def release(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Give back what ``reserve`` took."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):

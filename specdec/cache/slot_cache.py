@@ -100,7 +100,7 @@ class SlotCache(Cache):
         if positions > self.positions:
             raise ValueError(f"{positions} positions do not fit into the cache's {self.positions}: raise max_length")
 
-    def release(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Nothing to give back: the next request writes over it."""
 
     def aim(self, batch: ForwardBatch) -> None:
@@ -150,8 +150,11 @@ class SlotCache(Cache):
         else:
             assert self._index is not None
             group, place = self._where[layer]
-            self.keys[group][place][self._index] = keys.transpose(1, 2)
-            self.values[group][place][self._index] = values.transpose(1, 2)
+            kept_keys, kept_values = self.keys[group][place], self.values[group][place]
+            if keys.dtype is not kept_keys.dtype or values.dtype is not kept_values.dtype:  # under autocast
+                keys, values = keys.to(kept_keys.dtype), values.to(kept_values.dtype)
+            kept_keys[self._index] = keys.transpose(1, 2)
+            kept_values[self._index] = values.transpose(1, 2)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns all that attention may see: a view of consecutive slots, a copy of others."""
@@ -215,10 +218,10 @@ class SlotCache(Cache):
         for tensor in self.tensors:
             tensor[:, rows, goal] = tensor[:, rows, source]
 
-    def free(self, slot: int, *, written: int | None = None) -> None:
-        """Zero a slot: NaN left behind by a failed request would leak through masked positions."""
+    def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
+        """See ``Cache.clear``."""
         for tensor in self.tensors:
-            tensor[:, slot, :written] = 0
+            tensor[:, slot, start:stop] = 0
 
 
 _MOST_VIEWS = 256  # runs of slots whose views are kept

@@ -47,7 +47,7 @@ class Follower:
         """Forget a row, which may hold NaN."""
         cache = self.runner.cache
         nodes = cache.positions - cache.max_length
-        cache.free(slot, written=int(self._known[slot]) + 1 + nodes)
+        cache.clear(slot, stop=int(self._known[slot]) + 1 + nodes)
 
     def observe(self, committed: Committed, *, in_place: bool) -> None:
         """Prefill pieces of prompts; commit an accepted path.

@@ -248,9 +248,20 @@ class Engine:
             steps.append(step)
             if step.finish_reason is not None:
                 if not played.read.valid[row]:
-                    self.runner.cache.free(slot)
+                    self.runner.cache.clear(slot)
                 self._release(request)
+            elif not played.read.valid[row]:
+                self._start_over(slot, played)
         return steps
+
+    def _start_over(self, slot: int, played: Played) -> None:
+        """Have the next round begin where this one did, which decided nothing, without drafts.
+
+        A draft whose keys are NaN spoils all nodes of its tree, even through masks. Drafts must not change the output,
+        so the request goes on from the same root, which plain decoding would have reached as well.
+        """
+        start = self._slots.undo(slot)
+        self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
     def _commit(self, played: Played, slots: Slots) -> Committed | None:
         """Make the accepted path final, in the cache and in the slots; returns what the drafter is told of it."""
@@ -269,7 +280,7 @@ class Engine:
             path=verdict.path,
             hidden_states={k: tree.gather_path(h, verdict.path) for k, h in played.hidden_states.items()},
         )
-        self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token)
+        self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token, valid=read.valid)
         for row, slot in enumerate(slots.host_index.tolist()):
             if read.valid[row]:
                 self._slots.advance_host(slot, read.tokens[row, : read.num_accepted[row] + 1])
@@ -319,7 +330,7 @@ class Engine:
         self._running[request.slot] = None
         self._outputs.end(request)
         self._slots.release(request.slot)
-        self.runner.cache.release(request.slot)
+        self.runner.cache.free(request.slot)
         if request.id in self._drafted_for and self.drafter is not None:
             self._drafted_for.discard(request.id)
             self.drafter.release(request.slot)
@@ -332,7 +343,7 @@ class Engine:
             if request is None:
                 continue
             steps.append(self._outputs.failed(request, message))
-            self.runner.cache.free(request.slot)
+            self.runner.cache.clear(request.slot)
             try:
                 self._release(request)
             except Exception as another:  # must not hide the first

@@ -55,6 +55,8 @@ class Outputs:
         request.rounds += 1
         if not read.valid[row]:
             message = f"the logits or the draft's probabilities were not finite in round {step.round}"
+            if step.proposed_nodes:  # perhaps the drafts alone were at fault
+                return replace(step, token_ids=(), logprobs=(), accepted=0, expected_accepted=0.0, error=message)
             return self.failed(request, message, step)
         try:
             step = self._cut(request, step)

@@ -1,11 +1,11 @@
 """One round: propose, verify, accept. What it decides is committed by the engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept
@@ -13,7 +13,6 @@ from specdec.batch import LOGITS, ForwardBatch, Wants
 from specdec.engine.clock import StageTimer
 from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
-from specdec.host import can_look
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.random import Purpose, uniforms
@@ -94,17 +93,13 @@ def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Pl
         )
     with timer.stage("accept"):
         logits = output.scores
-        largest = logits.amax(-1)
         scores = _processed(logits, tree, slots)
         target_probs = distribution(scores, slots.sampling)
         evidence = mode.evidence(scores, target_probs, tree, slots)
-        sound = torch.isfinite(largest)
-        if tree.width > 1 and not (can_look(sound) and sound.all()):
-            tree, evidence = _without_broken(tree, evidence, sound)
         verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
         tokens = tree.tokens.gather(1, nodes)
-        read = ReadBack.of(tree, verdict, nodes, tokens, sound, target_probs)
+        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs)
     return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
 
 
@@ -134,19 +129,6 @@ def _processed(
     return apply_processors(scores, tree, slots) if any(slots.processors) else scores
 
 
-def _without_broken(
-    tree: DraftTree, evidence: Float[Tensor, "batch node vocab"], sound: Bool[Tensor, "batch node"]
-) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]]:
-    """The tree without what stands below nodes whose logits are not finite, and no NaN in the tables.
-
-    Such a node decides nothing unless the path ends there: then the request fails, as plain decoding would.
-    """
-    itself = torch.eye(tree.width, dtype=torch.bool, device=sound.device)
-    below = (tree.ancestors & ~itself & ~sound[:, None]).any(-1)
-    kept = replace(tree, valid=tree.valid & ~below)
-    return kept, evidence.masked_fill(~sound[..., None], 0.0)
-
-
 @dataclass(frozen=True, eq=False)
 class ReadBack:
     """A round's results on the host, row by row: one copy, one synchronization.
@@ -158,7 +140,8 @@ class ReadBack:
         expected_accepted: Their expectation, given the tree.
         proposed_nodes: Drafted nodes that were verified.
         proposed_depth: Depth of the longest branch.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing else means anything then.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing else but the proposed nodes
+            means anything then.
     """
 
     tokens: np.ndarray
@@ -176,7 +159,7 @@ class ReadBack:
         verdict: Verdict,
         nodes: Int[Tensor, "batch position"],
         tokens: Int[Tensor, "batch position"],
-        sound: Bool[Tensor, "batch node"],
+        logits: Float[Tensor, "batch node vocab"],
         target_probs: Float[Tensor, "batch node vocab"],
     ) -> "ReadBack":
         """Copy a round's results to the host.
@@ -186,7 +169,7 @@ class ReadBack:
             verdict: What became of it.
             nodes: The root and the accepted path.
             tokens: Their tokens.
-            sound: Where the model's logits are finite.
+            logits: The model's.
             target_probs: p.
         """
         batch, _, vocab = target_probs.shape
@@ -194,7 +177,9 @@ class ReadBack:
         emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
         chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
         figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, verdict.valid]
-        columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], sound.gather(1, nodes)]
+        # NaN wins every maximum: a largest logit tells whether its node went wrong.
+        largest = logits.amax(-1).gather(1, nodes)
+        columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], largest]
         packed = torch.cat([column.to(torch.float64) for column in columns], dim=1).cpu().numpy()
         width = emitted.shape[1]
         rest = packed[:, 2 * width :]
@@ -205,5 +190,5 @@ class ReadBack:
             expected_accepted=rest[:, 1],
             proposed_nodes=rest[:, 2].astype(np.int64),
             proposed_depth=rest[:, 3].astype(np.int64),
-            valid=np.all(rest[:, 4:] > 0, axis=1),
+            valid=(rest[:, 4] > 0) & np.isfinite(rest[:, 5:]).all(1),
         )

@@ -53,6 +53,7 @@ class SlotTable:
         self._host_drafting = np.zeros(max_batch_size, dtype=bool)
         self._host_remaining = np.zeros(max_batch_size, dtype=np.int64)
         self._running = np.zeros(max_batch_size, dtype=bool)
+        self._without_draft = np.zeros(max_batch_size, dtype=bool)
         self._params: list[SamplingParams | None] = [None] * max_batch_size
         self._views: dict[bytes, Slots] = {}
 
@@ -74,6 +75,7 @@ class SlotTable:
         self._drafting[slot] = speculate
         self._keys[slot] = request_key(sampling.seed, sampling.stream)
         self._rounds[slot] = 0
+        self._without_draft[slot] = False
         self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
         self._top_k[slot] = 0 if sampling.greedy else sampling.top_k
         self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
@@ -134,6 +136,9 @@ class SlotTable:
         left = np.minimum(rows.host_remaining, self.max_length - rows.host_lengths) - 1
         # A running request wants a token and has room for it, so that this is not negative.
         np.multiply(left, rows.host_drafting, out=rows.host_max_depth)
+        if self._without_draft.any():
+            rows.host_max_depth[self._without_draft[rows.host_index]] = 0
+            self._without_draft[rows.host_index] = False
         rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
 
     def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
@@ -187,6 +192,8 @@ class SlotTable:
         tokens: Int[Tensor, "batch position"],
         num_accepted: Int[Tensor, " batch"],
         next_token: Int[Tensor, " batch"],
+        *,
+        valid: Bool[np.ndarray, " batch"],
     ) -> None:
         """End a round on the device.
 
@@ -195,8 +202,14 @@ class SlotTable:
             tokens: The root and the accepted path, padded with the root.
             num_accepted: Length of the path.
             next_token: The new root.
+            valid: On the host: False where the round decided nothing, so that the row stays where it is.
         """
         longer, seen = rows.lengths + (num_accepted + 1), rows.sampling.seen
+        emitted = torch.cat([tokens, next_token[:, None]], dim=1) if seen is not None else tokens
+        if not valid.all():
+            kept = torch.from_numpy(valid).to(self.device, non_blocking=True)
+            longer, next_token = longer.where(kept, rows.lengths), next_token.where(kept, rows.roots)
+            emitted = emitted.where(kept[:, None], rows.roots[:, None])  # which it has seen
         if rows.are_views:
             rows.lengths.copy_(longer)
             rows.roots.copy_(next_token)
@@ -207,9 +220,14 @@ class SlotTable:
             self._rounds[rows.index] = rows.rounds + 1
         if seen is not None:
             assert self._seen is not None
-            seen.scatter_(1, torch.cat([tokens, next_token[:, None]], dim=1), True)
+            seen.scatter_(1, emitted, True)
             if not rows.are_views:
                 self._seen[rows.index] = seen
+
+    def undo(self, slot: int) -> int:
+        """Have the next round of a slot go without drafts; returns the slot's length, which is what it was."""
+        self._without_draft[slot] = True
+        return int(self._host_lengths[slot])
 
     def advance_host(self, slot: int, emitted: Int[np.ndarray, " position"]) -> None:
         """End a round of one slot on the host; the last of the emitted tokens is the new root."""
