@@ -1,8 +1,6 @@
 """The engine: requests in, steps and completions out, round by round."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
+from specdec.engine.delivery import Delivery
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
@@ -104,8 +103,7 @@ class Engine:
         self._scheduler = FirstComeFirstServed() if scheduler is None else scheduler
         self._running: list[Request | None] = [None] * max_batch_size
         self._drafted_for: set[int] = set()  # requests that the drafter knows
-        self._undelivered: list[Step] = []  # for the next call of `step`
-        self._listeners: list[_Listener] = []
+        self._delivery = Delivery()
         self._closed = False
 
     # ---------------------------------------------------------------- asking
@@ -196,10 +194,9 @@ class Engine:
         Returns:
             The steps of submitted requests; those of ``generate`` and ``stream`` go there.
         """
-        if self.unfinished or not self._undelivered:
+        if self.unfinished or not self._delivery.waiting:
             self._advance()
-        steps, self._undelivered = self._undelivered, []
-        return steps
+        return self._delivery.take()
 
     def _advance(self) -> None:
         """One turn, whose steps go to whoever waits for them."""
@@ -208,18 +205,9 @@ class Engine:
             with torch.inference_mode(), steady():
                 steps = self._turn()
         except BaseException as error:
-            self._deliver(self._fail(error))
+            self._delivery.put(self._fail(error))
             raise
-        self._deliver(steps)
-
-    def _deliver(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            for listener in self._listeners:
-                if step.request in listener.ids:
-                    listener.steps.append(step)
-                    break
-            else:
-                self._undelivered.append(step)
+        self._delivery.put(steps)
 
     def _turn(self) -> list[Step]:
         self._admit()
@@ -355,8 +343,7 @@ class Engine:
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
         """Run until these requests have ended; whatever happens, none of them is left behind."""
         self._check_open()
-        listener = _Listener({request.id for request in requests})
-        self._listeners.append(listener)
+        listener = self._delivery.listen(request.id for request in requests)
         self._scheduler.add(requests)
         try:
             while listener.ids or listener.steps:
@@ -369,7 +356,7 @@ class Engine:
                     self._advance()
         finally:
             self._abort(listener.ids)
-            self._listeners.remove(listener)
+            self._delivery.leave(listener)
 
     def _abort(self, ids: Iterable[int]) -> None:
         ids = set(ids)
@@ -377,22 +364,8 @@ class Engine:
         for request in self._running:
             if request is not None and request.id in ids:
                 self._release(request)
-        for listener in self._listeners:
-            listener.ids -= ids
+        self._delivery.forget(ids)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed, and its drafter may serve another one: build a new engine")
-
-
-@dataclass(eq=False)
-class _Listener:
-    """Whoever waits for the steps of some requests.
-
-    Attributes:
-        ids: Those that have not ended.
-        steps: Steps that have not been taken.
-    """
-
-    ids: set[int]
-    steps: deque[Step] = field(default_factory=deque)

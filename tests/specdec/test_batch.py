@@ -1,0 +1,234 @@
+"""A forward as a value: any slots in any order, any topology, tokens or embeddings, and only what is wanted."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+import specdec.execution.replay
+from specdec.batch import Bucket, ForwardBatch, Wants, slot_index
+from specdec.cache.base import Segment, segments
+from specdec.modeling.runner import ModelRunner
+from specdec.topology import Topology
+from specdec.tree import DraftTree, TreeShape
+from tests.forwards import prefill, verify
+from tests.models import tiny_model
+
+LENGTHS = [9, 4, 12, 6]
+SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def rows_of(lengths: list[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 64, (length,), generator=generator) for length in lengths]
+
+
+def filled(model, slots: list[int], *, max_batch_size: int = 6, **kwargs: object) -> tuple[ModelRunner, list[Tensor]]:
+    """A runner with ragged rows in some slots."""
+    runner = ModelRunner(model, max_batch_size=max_batch_size, max_length=40, max_nodes=8, **kwargs)  # type: ignore[arg-type]
+    rows = rows_of(LENGTHS[: len(slots)])
+    tokens = torch.zeros(len(slots), max(LENGTHS), dtype=torch.long)
+    for row, prompt in enumerate(rows):
+        tokens[row, : len(prompt)] = prompt
+    prefill(runner, tokens, np.zeros(len(slots), dtype=np.int64), slots=slots)
+    return runner, rows
+
+
+def drafted(batch: int) -> DraftTree:
+    generator = torch.Generator().manual_seed(2)
+    return DraftTree.from_shape(SHAPE, torch.randint(0, 64, (batch, SHAPE.num_nodes + 1), generator=generator))
+
+
+@torch.inference_mode()
+def plainly(model, row: Tensor, tree: DraftTree, b: int, node: int) -> Tensor:
+    path = tree.ancestors[b, node].nonzero()[:, 0]
+    return model(torch.cat([row, tree.tokens[b, path]])[None]).logits[0, -1]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mistral_sliding"])
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 0, 3, 1], [2, 3, 5, 0], [4]], ids=str)
+@pytest.mark.parametrize("way", ["captured", "eager", "own attention", "unknown lengths"])
+def test_slots_may_stand_in_any_order(
+    architecture: str, slots: list[int], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 1 if way == "captured" else 10**9)
+    model = tiny_model(architecture)
+    runner, rows = filled(model, slots, attention="eager" if way == "own attention" else "auto")
+    tree, lengths = drafted(len(slots)), np.array(LENGTHS[: len(slots)])
+    for _ in range(2):  # the second time by the capture
+        batch = ForwardBatch.of_tree(tree, host_slots=np.array(slots), host_lengths=lengths)
+        if way == "unknown lengths":
+            batch = ForwardBatch(
+                tokens=tree.tokens,
+                slots=batch.slots,
+                lengths=batch.lengths,
+                topology=tree.topology,
+                host_slots=batch.host_slots,
+            )
+        logits = runner.run(batch).scores
+    for b, row in enumerate(rows):
+        for node in range(tree.width):
+            torch.testing.assert_close(logits[b, node], plainly(model, row, tree, b, node), **CLOSE)
+    # A commit goes to these slots, and to no others.
+    before = [tensor.clone() for tensor in runner.cache.tensors]
+    path = torch.tensor([[2, 5]]).expand(len(slots), -1)
+    runner.cache.commit(slot_index(np.array(slots), runner.device), torch.from_numpy(lengths), path)
+    others = [slot for slot in range(6) if slot not in slots]
+    for tensor, was in zip(runner.cache.tensors, before, strict=True):
+        assert torch.equal(tensor[:, others], was[:, others])
+    root = DraftTree.root_only(torch.full((len(slots),), 7))
+    after = verify(runner, root, lengths + 3, slots=slots).scores
+    for b, row in enumerate(rows):
+        with torch.inference_mode():
+            whole = torch.cat([row, tree.tokens[b, [0, 2, 5]], torch.tensor([7])])
+            torch.testing.assert_close(after[b, 0], model(whole[None]).logits[0, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_rows_may_have_different_trees(architecture: str) -> None:
+    model = tiny_model(architecture)
+    runner, rows = filled(model, [1, 4, 2])
+    parents = torch.tensor([[-1, 0, 1, 2, 3], [-1, 0, 0, 0, 0], [-1, 0, 1, 1, 0]])
+    tree = DraftTree.build(torch.arange(15).view(3, 5), parents)
+    logits = verify(runner, tree, LENGTHS[:3], slots=[1, 4, 2]).scores
+    for b, row in enumerate(rows):
+        for node in range(5):
+            torch.testing.assert_close(logits[b, node], plainly(model, row, tree, b, node), **CLOSE)
+
+
+def test_a_tree_can_be_gone_down_level_by_level() -> None:
+    """The batch's nodes are the last of a topology whose other nodes are in the cache."""
+    model = tiny_model("llama")
+    runner, _ = filled(model, [3, 0])
+    tree, slots, lengths = drafted(2), np.array([3, 0]), np.array(LENGTHS[:2])
+    whole = verify(runner, tree, lengths, slots=[3, 0]).scores
+    parts = []
+    for start, stop in ((0, 1), (1, 3), (3, 6)):
+        batch = ForwardBatch(
+            tokens=tree.tokens[:, start:stop],
+            slots=slot_index(slots, runner.device),
+            lengths=torch.from_numpy(lengths),
+            topology=tree.topology.first(stop),
+            host_slots=slots,
+            host_lengths=lengths,
+        )
+        parts.append(runner.run(batch).scores)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, **CLOSE)
+
+
+@pytest.mark.parametrize("hidden_layers", [(), (-1, 2)], ids=str)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("capture_after", [1, 10**9], ids=["captured", "eager"])
+def test_only_what_is_wanted_comes_back(
+    architecture: str, hidden_layers: tuple[int, ...], capture_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", capture_after)
+    runner, _ = filled(tiny_model(architecture), [0, 2])
+    tree = drafted(2)
+    for _ in range(2):
+        all_of_it = verify(runner, tree, LENGTHS[:2], slots=[0, 2], wants=Wants(hidden_layers=(-1, 2), top_k=3))
+        some = verify(runner, tree, LENGTHS[:2], slots=[0, 2], wants=Wants(logits=2, hidden_layers=hidden_layers))
+        none = verify(runner, tree, LENGTHS[:2], slots=[0, 2], wants=Wants(logits=0, hidden_layers=hidden_layers))
+    assert all_of_it.top_tokens is not None
+    assert torch.equal(all_of_it.top_tokens, all_of_it.scores.topk(3).indices)
+    assert some.scores.shape[1] == 2 and some.top_tokens is None
+    torch.testing.assert_close(some.scores, all_of_it.scores[:, -2:], **CLOSE)
+    assert none.logits is None
+    for output in (some, none):
+        assert set(output.hidden_states) == set(hidden_layers)
+        for layer in hidden_layers:
+            torch.testing.assert_close(output.hidden_states[layer], all_of_it.hidden_states[layer], **CLOSE)
+
+
+@pytest.mark.parametrize("capture_after", [1, 10**9], ids=["captured", "eager"])
+def test_embeddings_in_place_of_tokens(capture_after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", capture_after)
+    model = tiny_model("llama")
+    runner, _ = filled(model, [1, 3])
+    tree, slots, lengths = drafted(2), np.array([1, 3]), np.array(LENGTHS[:2])
+    wanted = verify(runner, tree, lengths, slots=[1, 3]).scores
+    for _ in range(3):
+        batch = ForwardBatch(
+            tokens=None,
+            embeds=model.get_input_embeddings()(tree.tokens),
+            slots=slot_index(slots, runner.device),
+            lengths=torch.from_numpy(lengths),
+            topology=tree.topology,
+            host_slots=slots,
+            host_lengths=lengths,
+        )
+        torch.testing.assert_close(runner.run(batch).scores, wanted, **CLOSE)
+
+
+class Guided(LlamaForCausalLM):
+    """A model that takes features beside its tokens, as the heads of EAGLE do."""
+
+    def forward(self, input_ids=None, features=None, **kwargs):  # type: ignore[override]
+        embeds = self.get_input_embeddings()(input_ids)
+        return super().forward(inputs_embeds=embeds if features is None else embeds + features, **kwargs)
+
+
+def test_features_reach_the_model() -> None:
+    model = tiny_model("llama")
+    guided = Guided(model.config).eval()
+    guided.load_state_dict(model.state_dict())
+    runner, rows = filled(guided, [2])
+    features = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(4))
+    tokens, lengths = torch.tensor([[5, 6, 7]]), np.array(LENGTHS[:1])
+    batch = ForwardBatch(
+        tokens=tokens,
+        features=features,
+        slots=torch.tensor([2]),
+        lengths=torch.from_numpy(lengths),
+        topology=Topology.chain(3, runner.device),
+        host_slots=np.array([2]),
+        host_lengths=lengths,
+    )
+    with torch.inference_mode():
+        whole = torch.cat([rows[0], tokens[0]])[None]
+        padded = torch.cat([torch.zeros(1, len(rows[0]), 32), features], dim=1)
+        wanted = guided(whole, features=padded).logits[0, -3:]
+        assert (wanted - guided(whole).logits[0, -3:]).abs().max() > 0.1, "features change nothing"
+    torch.testing.assert_close(runner.run(batch).scores[0], wanted, **CLOSE)
+
+
+def test_runs_of_slots() -> None:
+    assert segments(np.array([0, 1, 4, 5, 2])) == (
+        Segment(slice(0, 2), slice(0, 2)),
+        Segment(slice(2, 4), slice(4, 6)),
+        Segment(slice(4, 5), slice(2, 3)),
+    )
+    assert segments(np.array([3])) == (Segment(slice(0, 1), slice(3, 4)),)
+    assert slot_index(np.array([2, 3, 4]), torch.device("cpu")).tolist() == [2, 3, 4]
+    assert slot_index(np.array([4, 2, 3]), torch.device("cpu")).tolist() == [4, 2, 3]
+
+
+def test_a_batch_knows_its_bucket() -> None:
+    tree = drafted(2)
+    batch = ForwardBatch.of_tree(tree, host_slots=np.arange(2), host_lengths=np.array([250, 251]))
+    assert batch.bucket == Bucket(2, 6, 512)
+    shorter = ForwardBatch.of_tree(tree, host_slots=np.arange(2), host_lengths=np.array([250, 1]))
+    assert shorter.bucket == Bucket(2, 6, 256)
+
+
+def test_what_makes_no_forward_is_refused() -> None:
+    tree = drafted(1)
+    known = {
+        "slots": torch.zeros(1, dtype=torch.long),
+        "lengths": torch.zeros(1, dtype=torch.long),
+        "host_slots": np.zeros(1, dtype=np.int64),
+    }
+    with pytest.raises(ValueError, match="either tokens or embeds"):
+        ForwardBatch(tokens=None, topology=tree.topology, **known)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="either tokens or embeds"):
+        ForwardBatch(tokens=tree.tokens, embeds=torch.zeros(1, 6, 4), topology=tree.topology, **known)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="6 nodes per row and its topology 2"):
+        ForwardBatch(tokens=tree.tokens, topology=Topology.chain(2, torch.device("cpu")), **known)  # type: ignore[arg-type]
+
+
+def test_a_cache_refuses_what_it_has_no_room_for() -> None:
+    runner = ModelRunner(tiny_model("llama"), max_batch_size=1, max_length=16, max_nodes=2)
+    with pytest.raises(ValueError, match="40 positions do not fit into the cache's 18: raise max_length"):
+        runner.cache.reserve(0, 40)
