@@ -225,8 +225,8 @@ def _chains(
 ) -> DraftTree:
     """``_merge`` of one branch per row: a chain, whose shape is known.
 
-    Its width is a power of two, or what the rows have room for: of few shapes, each comes often enough to be recorded
-    or captured.
+    Its width is a power of two, or what the rows have room for: there are few such shapes, so that each comes often
+    enough to be captured.
     """
     sizes = (branches >= 0).sum(1)
     width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])

@@ -34,7 +34,7 @@ LOGITS = Wants()
 
 
 class Bucket(NamedTuple):
-    """The sizes that a recorded or captured forward is made for.
+    """The sizes that a captured forward is made for.
 
     Attributes:
         batch: Rows.

@@ -7,6 +7,7 @@ softcapping (Gemma-2) and attention sinks (gpt-oss), which SDPA refuses, run as 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 NAME = "specdec_grouped"
 IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says
 
-_notes: list[list[int]] = []
+# Of this thread: others may run other models meanwhile.
+_notes: ContextVar[list[int] | None] = ContextVar("groups", default=None)
 
 
 class GroupedAttention(AttentionBackend):
@@ -82,11 +84,11 @@ def noted_groups() -> Iterator[list[int]]:
     calls meanwhile are checked for arguments that this function does not know.
     """
     groups: list[int] = []
-    _notes.append(groups)
+    token = _notes.set(groups)
     try:
         yield groups
     finally:
-        _notes.pop()
+        _notes.reset(token)
 
 
 def grouped_attention(
@@ -117,8 +119,9 @@ def grouped_attention(
     Raises:
         TypeError: While groups are noted: a tensor among ``kwargs`` would be ignored.
     """
-    if _notes:
-        _notes[-1].append(query.shape[1] // key.shape[1])
+    noted = _notes.get()
+    if noted is not None:
+        noted.append(query.shape[1] // key.shape[1])
         _check_arguments(kwargs)
     return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
 

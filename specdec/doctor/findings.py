@@ -65,7 +65,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     detour = machine.bfloat16_queries_in_float32(facts)
     rows += [
         ("attention", "grouped" + (", a single bfloat16 query in float32" if detour else "")),
-        ("executor", "forwards of a shape that comes often are recorded and replayed"),
+        ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
     ]
     return rows

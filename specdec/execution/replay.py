@@ -51,10 +51,7 @@ class ReplayExecutor(Executor):
         self._packing = self._packed.refresh()
         self._programs: dict[_Key, Program | None] = {}
         self._forwards: Counter[_Key] = Counter()
-        # What a program's attention reads: of the forward that runs.
-        self._plan: ModelPlan | None = None
-        self._state = AttentionState([])
-        self._cache: Cache | None = None
+        self._now = _Now()
 
     def look(self) -> Change:
         """See ``Executor.look``; packs weights anew that have changed, and drops captured forwards."""
@@ -77,8 +74,8 @@ class ReplayExecutor(Executor):
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         cache.aim(batch)
-        self._plan, self._cache = plan, cache
-        self._state = plan.attention.prepare(batch, cache, plan)
+        self._now.plan, self._now.cache = plan, cache
+        self._now.state = plan.attention.prepare(batch, cache, plan)
         key = _Key(batch.batch, batch.nodes, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
         return output_of(batch.wants, self._forward(key, plan, inputs_of(batch, cache)))
 
@@ -87,9 +84,9 @@ class ReplayExecutor(Executor):
         program = self._programs.get(key)
         if program is not None:
             return program(*inputs)
-        assert self._cache is not None
+        assert self._now.cache is not None
         with self._packed.in_use(), evaluating(self.freshness.training):
-            outputs = call_model(plan, self._state, self._cache, key.wants, inputs)
+            outputs = call_model(plan, self._now.state, self._now.cache, key.wants, inputs)
             self._consider(key, plan, inputs, outputs)
         return outputs
 
@@ -101,14 +98,15 @@ class ReplayExecutor(Executor):
         if not often or key.wants.logits == 0 or not plan.attention.replayable or not self.freshness.known:
             return
         self._programs[key] = None
-        assert self._cache is not None
-        cache = CapturingCache(len(self._cache.layers), self._state.masks)
+        now = self._now
+        assert now.cache is not None
+        cache = CapturingCache(len(now.cache.layers), now.state.masks)
         try:
             program = capture(
-                lambda *given: call_model(plan, self._state, cache, key.wants, given, attention=NAME),
-                _others(inputs, plan, self._cache),
+                lambda *given: call_model(plan, now.state, cache, key.wants, given, attention=NAME),
+                _others(inputs, plan, now.cache),
                 cache=cache,
-                attend=self._attend,
+                attend=now.attend,
                 joint=self._packed.joint,
             )
             # The same inputs again: the cache is given what it has.
@@ -119,7 +117,20 @@ class ReplayExecutor(Executor):
         except Exception as error:  # whatever a model does that tracing does not take; it runs as it is
             logger.debug("%s is not captured: %s", plan.model_type, error)
 
-    def _attend(
+
+class _Now:
+    """The forward that runs: what a captured forward's attention reads.
+
+    Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
+    """
+
+    plan: "ModelPlan | None" = None
+    cache: Cache | None = None
+
+    def __init__(self) -> None:
+        self.state = AttentionState([])
+
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
@@ -130,10 +141,10 @@ class ReplayExecutor(Executor):
         scaling: float | None,
         softcap: float | None,
     ) -> Tensor:
-        """A layer's attention in a captured forward: over the cache and with the masks of the moment."""
-        assert self._plan is not None and self._cache is not None
-        return self._plan.attention.attend(
-            self._state, self._cache, query, key, value, sinks, layer, mask, scaling, softcap
+        """A layer's attention, over the cache and with the masks of this forward."""
+        assert self.plan is not None and self.cache is not None
+        return self.plan.attention.attend(
+            self.state, self.cache, query, key, value, sinks, layer, mask, scaling, softcap
         )
 
 

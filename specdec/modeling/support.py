@@ -5,6 +5,7 @@ Nothing here lists models. A configuration rules some out at once (with the best
 """
 
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -159,25 +160,34 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
 
 @contextmanager
 def noted_masks(configs: list[PreTrainedConfig]) -> Iterator[set[int | None]]:
-    """Note the window of every mask that a model makes for itself by transformers' functions."""
-    asked: set[int | None] = set()
-    names = {config._attn_implementation for config in configs} & set(ALL_MASK_ATTENTION_FUNCTIONS)
-    functions = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in names}
+    """Note the window of every mask that a model makes for itself by transformers' functions.
 
-    def recording(function: Any) -> Any:
+    The functions are the process's, so one thread looks at a time, and only at its own calls.
+    """
+    asked: set[int | None] = set()
+    here = threading.get_ident()
+    names = {config._attn_implementation for config in configs} & set(ALL_MASK_ATTENTION_FUNCTIONS)
+
+    def noting(function: Any) -> Any:
         def make_mask(*args: Any, **kwargs: Any) -> Any:
-            asked.add(kwargs.get("local_size"))
+            if threading.get_ident() == here:
+                asked.add(kwargs.get("local_size"))
             return function(*args, **kwargs)
 
         return make_mask
 
-    for name, function in functions.items():
-        ALL_MASK_ATTENTION_FUNCTIONS[name] = recording(function)
-    try:
-        yield asked
-    finally:
-        for name in functions:
-            del ALL_MASK_ATTENTION_FUNCTIONS[name]
+    with _looking:
+        functions = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in names}
+        for name, function in functions.items():
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = noting(function)
+        try:
+            yield asked
+        finally:
+            for name in functions:
+                del ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+_looking = threading.Lock()
 
 
 def differs(
