@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-slow check format wheel clean
+.PHONY: help setup demo test test-full test-slow check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -63,9 +63,15 @@ format: $(STAMP) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## Build the documentation into site/; a broken link is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(STAMP) ## Show the documentation on http://127.0.0.1:8000 while you edit it
+	$(BIN)/python -m mkdocs serve
+
 wheel: $(STAMP) ## Build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean: ## Remove the environment and all that was built
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
