@@ -1,4 +1,4 @@
-"""What was found of this machine, and what specdec chooses because of it, as rows of a table."""
+"""What was found out about this machine, and what specdec chooses because of it, as rows of a table."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ OPTIONAL = {
 
 
 def found(facts: Cpu | None = None) -> Rows:
-    """Returns what there is: processor, memory, GPUs, versions."""
+    """Returns what this machine has: processor, memory, GPUs, versions."""
     facts = facts or machine.cpu()
     memory = psutil.virtual_memory()
     rows = [
@@ -65,7 +65,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     detour = machine.bfloat16_queries_in_float32(facts)
     rows += [
         ("attention", "grouped" + (", a single bfloat16 query in float32" if detour else "")),
-        ("executor", "forwards of a shape that comes often are recorded and replayed"),
+        ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
     ]
     return rows

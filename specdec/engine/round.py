@@ -1,4 +1,4 @@
-"""One round: propose, verify, accept. What it decides is committed by the engine."""
+"""One round: propose, verify, accept. The engine then commits what the round has decided."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -113,7 +113,7 @@ def _nothing(slots: Slots) -> DraftTree:
 
 
 def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
-    """What the drafter proposes, without the nodes that are too deep for their row."""
+    """Returns what the drafter proposes, without the nodes that are too deep for their row."""
     tree = drafter.propose(slots)
     if tree.width > drafter.max_nodes + 1:
         raise ValueError(
@@ -128,7 +128,7 @@ def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
 def _processed(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
 ) -> Float[Tensor, "batch node vocab"]:
-    """What ``distribution`` makes p of: logits with penalties and the user's own processors applied."""
+    """Returns the logits with penalties and the user's own processors applied, from which p is computed."""
     paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
     scores = adjust(logits, slots.sampling, paths)
     return apply_processors(scores, tree, slots) if any(slots.processors) else scores
@@ -137,9 +137,9 @@ def _processed(
 def _without_broken(
     tree: DraftTree, evidence: Float[Tensor, "batch node vocab"], sound: Bool[Tensor, "batch node"]
 ) -> tuple[DraftTree, Float[Tensor, "batch node vocab"]]:
-    """The tree without what stands below nodes whose logits are not finite, and no NaN in the tables.
+    """Returns the tree without the nodes below a node whose logits are not finite, and p without NaN.
 
-    Such a node decides nothing unless the path ends there: then the request fails, as plain decoding would.
+    Such a node matters only if the path ends there. Then the request fails, as in plain decoding.
     """
     itself = torch.eye(tree.width, dtype=torch.bool, device=sound.device)
     below = (tree.ancestors & ~itself & ~sound[:, None]).any(-1)
@@ -149,16 +149,16 @@ def _without_broken(
 
 @dataclass(frozen=True, eq=False)
 class ReadBack:
-    """A round's results on the host, row by row: one copy, one synchronization.
+    """A round's results on the host, row by row, fetched in one copy with one synchronization.
 
     Attributes:
-        tokens: The emitted tokens; behind ``num_accepted + 1`` of them, padding.
+        tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
         logprobs: Their log-probabilities under p.
-        num_accepted: Accepted nodes.
-        expected_accepted: Their expectation, given the tree.
+        num_accepted: The number of accepted nodes.
+        expected_accepted: Its expected value, given the tree.
         proposed_nodes: Drafted nodes that were verified.
         proposed_depth: Depth of the longest branch.
-        valid: False where logits on the path, or the rule's laws, were not finite: nothing else means anything then.
+        valid: False where logits on the path, or the rule's laws, were not finite; the rest means nothing then.
     """
 
     tokens: np.ndarray
@@ -186,7 +186,7 @@ class ReadBack:
             verdict: What became of it.
             nodes: The root and the accepted path.
             tokens: Their tokens.
-            sound: Where the model's logits are finite.
+            sound: True where the model's logits are finite.
             target_probs: p.
         """
         batch, _, vocab = target_probs.shape
