@@ -161,6 +161,14 @@ def test_the_readme_and_the_results_page_show_the_same_figures() -> None:
     assert not missing, f"docs/results.md does not have these rows of the README's table: {missing}"
 
 
+def test_the_documentation_is_built_strictly() -> None:
+    recipe = re.search(r"^docs: [^\n]*\n\t([^\n]*)", text_of("Makefile"), re.MULTILINE)
+    assert recipe, "the Makefile has a target docs"
+    words = recipe[1].split()
+    assert "--strict" in words, "a broken link must be an error"
+    assert not {"-q", "--quiet"} & set(words), "mkdocs counts no warnings with --quiet, so --strict would find nothing"
+
+
 def test_every_configuration_file_is_shown() -> None:
     included = set(re.findall(r'--8<-- "(conf/[^"]+)"', text_of("docs/configuration.md")))
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
