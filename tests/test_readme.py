@@ -8,6 +8,7 @@ to compose its configuration. A command that this file does not know how to chec
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """
 
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -24,6 +25,7 @@ import specdec
 from benchmarks.options import parse
 from experiments.app.config import CONF
 from specdec.doctor.__main__ import parse as parse_doctor
+from specdec.interfaces import Verifier
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -77,10 +79,16 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
 @pytest.mark.parametrize("document", WITH_PYTHON)
 def test_python_blocks_run(document: str) -> None:
     namespace: dict[str, Any] = {"__name__": document}
-    for line, language, text in blocks(document):
-        if language == "python":
-            # Blank lines before the block, so that a traceback names the line of the document.
-            exec(compile("\n" * line + text, document, "exec"), namespace)
+    try:
+        for line, language, text in blocks(document):
+            if language == "python":
+                # Blank lines before the block, so that a traceback names the line of the document.
+                exec(compile("\n" * line + text, document, "exec"), namespace)
+    finally:
+        # Refusals name every rule that has been defined, so a page's own rules must not outlive its test.
+        namespace.clear()
+        gc.collect()
+    assert not [rule for rule in Verifier.__subclasses__() if rule.__module__ == document]
 
 
 def make_targets() -> set[str]:

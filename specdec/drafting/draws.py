@@ -1,4 +1,4 @@
-"""Drawing the children of a level's nodes, by the law that their acceptance will be judged by."""
+"""Draws the children of a level's nodes, by the law that the acceptance rule is told."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +23,7 @@ def drawn(
     uniform: Float[Tensor, "batch child"],
     law: DraftSampling,
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Draw every parent's children (``IID`` or ``WITHOUT_REPLACEMENT``).
+    """Returns every parent's children, drawn at random (``IID`` or ``WITHOUT_REPLACEMENT``).
 
     Args:
         q: The distributions that the children are drawn from.
