@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-slow check format wheel clean
+.PHONY: help setup demo test test-full test-slow check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -63,9 +63,16 @@ format: $(STAMP) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Not --quiet, which hides warnings from --strict, too. The variable silences the theme's notice about its successor.
+docs: $(STAMP) ## Build the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(STAMP) ## Show the documentation on http://127.0.0.1:8000 while you edit it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 wheel: $(STAMP) ## Build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean: ## Remove the environment and all that was built
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

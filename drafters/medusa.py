@@ -30,20 +30,20 @@ DEFAULT_SHAPE = TreeShape.from_paths(
         *[(0, 0, 0, 0), (0, 0, 0, 1)],
     ]
 )
-"""13 nodes, four deep: ranks are spent where the paths above them are likely (section 2.3.3 of the paper)."""
+"""13 nodes, four deep: most children are below likely paths (section 2.3.3 of the paper)."""
 
 
 class MedusaDrafter(Drafter):
     """Drafts every depth of the tree at once, from the hidden state at the last committed position.
 
     With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
-    head d-1. A node whose path ends with rank r has the head's r-th most probable token (from 0), whatever stands
-    above it: the heads do not see each other's tokens (section 2.1.2). A row of which nothing is committed yet,
-    which is the first round of a prompt of one token, proposes nothing.
+    head d-1. A node whose path ends with rank r has the head's r-th most probable token (from 0), whatever the nodes
+    above it are: the heads do not see each other's tokens (section 2.1.2). A row proposes nothing if none of its tokens
+    is committed yet, which happens in the first round after a prompt of one token.
 
     Args:
-        heads: The trained heads; ``bind`` leaves them as they are and moves a copy to the target's device and dtype,
-            where those are others.
+        heads: The trained heads. ``bind`` does not change them; if the target has another device or dtype, a copy is
+            moved there.
         shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices). None
             is ``DEFAULT_SHAPE``, as deep as there are heads.
         dtype: What the heads compute in; None for the target's own.
@@ -168,7 +168,7 @@ class MedusaDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
-        """One forward of the heads for all rows."""
+        """Draft for all rows with one forward of the heads."""
         ready = self._ready[slots.host_index]
         depth = min(self.max_depth, int(np.where(slots.host_drafting & ready, slots.host_max_depth, 0).max()))
         if depth == 0:
@@ -183,7 +183,7 @@ class MedusaDrafter(Drafter):
         return DraftTree.from_shape(choices.shape, tokens, valid=valid)
 
     def _top(self, hidden: Float[Tensor, "batch hidden"], depth: int, width: int) -> Int[Tensor, "head batch rank"]:
-        """The first ``depth`` heads' most probable tokens, in order."""
+        """Returns the most probable tokens of the first ``depth`` heads, in order."""
         return self._heads(hidden, depth).topk(width, dim=-1).indices
 
 
@@ -203,7 +203,7 @@ class _Choices:
 
 
 def _placed(heads: MedusaHeads, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-    """The heads themselves if they are on the device in the dtype, else a copy that is: theirs are the caller's."""
+    """Returns the heads if they have this device and dtype, otherwise a copy that has: the caller's stay unchanged."""
     if all(parameter.device == device and parameter.dtype is dtype for parameter in heads.parameters()):
         return heads
     placed = copy.deepcopy(heads).requires_grad_(False)

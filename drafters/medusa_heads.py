@@ -19,7 +19,7 @@ _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 class ResidualBlock(nn.Module):
-    """``x + SiLU(W x + b)``; W and b begin at zero, so that a new head starts as its output layer."""
+    """Computes ``x + SiLU(W x + b)``. W and b begin at zero, so that a new head starts as its output layer alone."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -38,7 +38,7 @@ class MedusaHeads(nn.Module):
     predicts token t+2+i. Each head is ``num_layers`` passes through one residual block, then an output layer.
 
     Args:
-        num_heads: How many heads, hence how many tokens beyond the target's own.
+        num_heads: The number of heads, which is how many tokens they look ahead beyond the target's own.
         hidden_size: Width of the target's hidden states.
         vocab_size: Width of the target's logits.
         num_layers: Passes through the head's residual block. The published code repeats *one* block
@@ -60,14 +60,14 @@ class MedusaHeads(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*rows hidden"], num_heads: int | None = None
     ) -> Float[Tensor, "head *rows vocab"]:
-        """Logits of the first ``num_heads`` heads (default: all)."""
+        """Returns the logits of the first ``num_heads`` heads (default: all)."""
         return torch.stack([head(hidden) for head in self.heads[:num_heads]])
 
     def widened(self, hidden_size: int) -> "MedusaHeads":
-        """The same heads for wider hidden states of which only the first channels carry anything.
+        """Returns the same heads for wider hidden states, of which only the first channels carry signal.
 
-        They compute what they did, at the cost of heads of the larger width: for a target inflated by
-        ``specdec.inflate``, on whose unused channels nothing depends.
+        They compute the same, at the cost of heads of the larger width. They are for a target inflated by
+        ``specdec.inflate``, whose other channels are not read.
         """
         first = self.heads[0][-1].weight  # type: ignore[index]
         wide = MedusaHeads(
@@ -132,11 +132,11 @@ class MedusaHeads(nn.Module):
             subfolder: Folder of the checkpoint within the local folder or the hub repository.
             token: For a repository that is not public.
             cache_dir: Where downloaded files are kept.
-            force_download: Download them although they are kept already.
-            local_files_only: Take kept files only, and ask the hub nothing.
+            force_download: Download files again even if they are there.
+            local_files_only: Use only files that are there, without asking the hub.
 
         Raises:
-            ValueError: No checkpoint there, or tensors that are not in this format.
+            ValueError: There is no checkpoint, or its tensors are not in this format.
         """
         file = _find_checkpoint(
             path,
@@ -169,7 +169,7 @@ class MedusaHeads(nn.Module):
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """A file's tensors, those of the heads only where it marks them."""
+    """Returns a file's tensors; only those of the heads if the file marks them."""
     try:
         if file.suffix == ".safetensors":
             tensors = load_file(file)
@@ -184,7 +184,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _sort(tensors: dict[str, Tensor], file: Path) -> tuple[dict[tuple[int, int, str], Tensor], dict[int, Tensor]]:
-    """The residual blocks' tensors by head, layer and name, and the output layers' by head.
+    """Returns the residual blocks' tensors by head, layer and name, and the output layers' by head.
 
     Raises:
         ValueError: Something is missing or superfluous, or the layers of a head differ.
@@ -225,7 +225,7 @@ def _sort(tensors: dict[str, Tensor], file: Path) -> tuple[dict[tuple[int, int, 
 
 
 def _find_checkpoint(path: str | Path, *, subfolder: str | None = None, **download: Any) -> Path:
-    """The file with the tensors: the path itself, one in that folder, or one downloaded from the hub."""
+    """Returns the file with the tensors: the path itself, one in that folder, or one downloaded from the hub."""
     folder = Path(path)
     if folder.is_file():
         return folder

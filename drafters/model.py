@@ -32,8 +32,8 @@ from specdec.types import Committed, DraftSampling
 class ModelDrafter(Drafter):
     """Drafts with a model of the target's vocabulary, level by level down a static tree shape.
 
-    One forward per level, over all rows and all nodes that have children. It has its own KV cache, committed along
-    the accepted path like the target's.
+    Each level takes one forward over all rows and all nodes that have children. The model has its own KV cache, which
+    follows the accepted path like the target's.
 
     Args:
         model: The drafting model, on the target's device. Logits wider or narrower than the target's (padded
@@ -46,7 +46,7 @@ class ModelDrafter(Drafter):
         tokenizer: The model's tokenizer, to check its vocabulary against the target's.
         name: Shown in error messages.
         attention: See ``ModelRunner``; for this model's forwards.
-        optimize: Likewise.
+        optimize: See ``ModelRunner``; for this model's forwards.
     """
 
     has_leaf_probs = True
@@ -229,11 +229,11 @@ class ModelDrafter(Drafter):
         return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
 
     def _zeros(self, batch: int, nodes: int, device: torch.device) -> Float[Tensor, "batch node vocab"]:
-        """Room for q in the target's vocabulary; what the drafter's lacks stays zero."""
+        """Returns room for q in the target's vocabulary; tokens that the drafter lacks stay zero."""
         return torch.zeros(batch, nodes, self._vocabulary.target, device=device)
 
     def _draft_sampling(self, sampling: SamplingTensors) -> SamplingTensors:
-        """The request's parameters, with the drafter's own temperature for sampled rows."""
+        """Returns the requests' parameters, with the drafter's own temperature for sampled rows."""
         if sampling.seen is not None:
             sampling = replace(sampling, seen=sampling.seen[:, : self._vocabulary.common])
         if self.temperature is None or not sampling.any_sampled:
@@ -248,9 +248,9 @@ class ModelDrafter(Drafter):
         uniform: Float[Tensor, "batch draw"] | None,
         slots: Slots,
     ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-        """Every parent's children at random, and which of them exist."""
+        """Returns every parent's children, drawn at random, and which of them exist."""
         if uniform is not None:
-            # Draw i of the round belongs to node i + 1, whatever the order of drawing.
+            # Number i of the round belongs to node i + 1, in whichever order nodes are drawn.
             mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
             return drawn(q, level, mine, self.sampling)
         positions = slots.lengths[:, None] + (level.depth + 1)

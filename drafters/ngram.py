@@ -64,7 +64,7 @@ class NGramDrafter(Drafter):
         self.considered = max_draft_tokens + 8
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Fits every target, and keeps no state: the sequences are in the slots."""
+        """Do nothing: this drafter fits every target and keeps no state, because the slots hold the sequences."""
 
     def propose(self, slots: Slots) -> DraftTree:
         """Look up every drafting row."""
@@ -81,7 +81,7 @@ class NGramDrafter(Drafter):
         lengths: Int[np.ndarray, " batch"],
         depth: Int[np.ndarray, " batch"],
     ) -> Int[np.ndarray, "batch branch depth"] | None:
-        """Each row's branches, -1 padded; None if no row has any.
+        """Returns each row's branches, -1 padded; None if no row has any.
 
         Args:
             tokens: The sequences.
@@ -102,10 +102,10 @@ class NGramDrafter(Drafter):
     def _matches(
         self, tokens: Int[np.ndarray, "batch position"], lengths: Int[np.ndarray, " batch"]
     ) -> tuple[Int[np.ndarray, "batch match"], Int[np.ndarray, "batch match"]] | None:
-        """Where each row's matches end, as indices into the flattened ``tokens``, and how many tokens follow.
+        """Returns where each row's matches end, as indices into the flattened ``tokens``, and how many tokens follow.
 
-        The best match comes first. A match of n tokens is also one of fewer and stands in the table again as such;
-        zero tokens follow the table's empty entries.
+        The best match comes first. A match of n tokens is also a match of fewer tokens, and is in the table again as
+        such. Empty entries of the table are followed by zero tokens.
         """
         batch, stride = tokens.shape
         width = int(lengths.max())
@@ -122,7 +122,7 @@ class NGramDrafter(Drafter):
         real: list[np.ndarray] = []
         for n in range(1, self.max_ngram + 1):
             if n > 1:
-                # What this reads across a row's beginning is not taken below.
+                # Matches that reach back across the beginning of a row are dropped below.
                 same = flat.take(ends - (n - 1), mode="clip") == suffix[n - 1][rows]
                 ends, rows = ends[same], rows[same]
             if not len(ends):
@@ -140,11 +140,11 @@ class NGramDrafter(Drafter):
     def _choose(
         self, continuations: Int[np.ndarray, "batch match depth"], sizes: Int[np.ndarray, "batch match"]
     ) -> Int[np.ndarray, "batch branch depth"]:
-        """Pick the branches; a row with fewer than another has empty ones behind.
+        """Returns the branches; a row that has fewer than another gets empty ones at the end.
 
         Args:
-            continuations: The best first, -1 padded.
-            sizes: Their lengths; 0 for none.
+            continuations: The continuations, the best first, -1 padded.
+            sizes: Their lengths; 0 if there is none.
         """
         rows = np.arange(len(sizes))
         longest = sizes.max(1)
@@ -171,7 +171,7 @@ class NGramDrafter(Drafter):
 def _merge(
     roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch branch depth"], device: torch.device
 ) -> DraftTree:
-    """A tree of each row's branches, in which common beginnings are shared, in as few columns as the rows need.
+    """Returns a tree of each row's branches that shares common beginnings, in as few columns as the rows need.
 
     Nodes are numbered branch by branch. The branches ``5 6 7``, ``5 8`` and ``9`` under the root 4 become::
 
@@ -223,7 +223,7 @@ def _merge(
 def _chains(
     roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
 ) -> DraftTree:
-    """``_merge`` of one branch per row: a chain, whose shape is known.
+    """Returns what ``_merge`` does for one branch per row: chains, whose shape is known.
 
     Its width is a power of two, or what the rows have room for: there are few such shapes, so that each comes often
     enough to be captured.

@@ -16,7 +16,7 @@ def accept(
     target_probs: Float[Tensor, "batch node vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Apply a verifier's two laws to a batch of draft trees.
+    """Draws the accepted path and the next token by a verifier's two laws, for a batch of draft trees.
 
     Args:
         verifier: The acceptance rule.
@@ -47,7 +47,7 @@ def _without_draft(
     target_probs: Float[Tensor, "batch 1 vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Every path ends at the root, as in plain decoding: only the next token is left to draw."""
+    """Returns the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
     next_law = verifier.next_law(tree, target_probs, root)
     return Verdict(
@@ -60,7 +60,7 @@ def _without_draft(
 
 
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
-    """Nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
+    """Returns the nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
 
     In the chain 0 - 1 - 2 with a second child 3 of node 1, the path to 3 is ``[1, 3]`` and the path to 0 is
     ``[-1, -1]``.
@@ -70,7 +70,7 @@ def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
     if tree.in_line:
         return index[:, 1:].where(index[:, 1:] <= stop[:, None], -1)
     on_path = tree.ancestors[torch.arange(batch, device=stop.device), stop]
-    # Every depth has at most one node of the path; the root and the rest go to a column that is cut off.
+    # Every depth has at most one node of the path. The root and all other nodes go to a column that is cut off.
     column = tree.depth.where(on_path, 0)
     path = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.long, device=stop.device)
     return path.scatter_(1, column, index)[:, 1:]
@@ -83,11 +83,11 @@ class Plain(Verifier):
     laws = frozenset()  # it takes no drafts
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """All at the root."""
+        """Returns certainty that the path ends at the root."""
         return torch.zeros_like(target_probs[:, :, 0]).index_fill_(1, tree.parents.new_zeros(1), 1.0)
 
     def next_law(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch vocab"]:
-        """P at the root."""
+        """Returns p at the root."""
         return target_probs[:, 0]

@@ -18,10 +18,10 @@ class Wants(NamedTuple):
     """What a forward is to return besides the keys and values that it leaves in the cache.
 
     Attributes:
-        logits: For how many of the last nodes; None for all of them, 0 for none.
+        logits: How many of the last nodes get logits; None for all of them, 0 for none.
         hidden_layers: Hidden states at every node: -1 for the normalized last one, which the output layer reads, i for
             the input of decoder layer i (transformers' ``hidden_states[i]``).
-        top_k: The most probable tokens at every node that has logits; 0 for none.
+        top_k: How many of the most probable tokens to return at every node that has logits; 0 for none.
     """
 
     logits: int | None = None
@@ -54,8 +54,8 @@ KEYS_PER_BUCKET = 256
 class ForwardBatch:
     """One forward over the cache.
 
-    Every row appends nodes behind the committed prefix of its slot. The nodes are the *last* ones of a topology, whose
-    other nodes, if there are any, are in the cache already: that is how a tree is gone down level by level. Node j of
+    Every row appends nodes behind the committed prefix of its slot. They are the *last* nodes of a topology. Its other
+    nodes, if there are any, are in the cache already, which is how a drafter goes down a tree level by level. Node j of
     the topology stands at position ``length + j`` of the cache and is rotated (or embedded) as position
     ``length + depth[j]``. A piece of a prompt is a chain.
 
@@ -63,9 +63,9 @@ class ForwardBatch:
         tokens: What goes in, or None with ``embeds``.
         slots: The slot of every row, in any order, no slot twice.
         lengths: Committed positions of every row, hence where node 0 of the topology stands.
-        topology: How the nodes hang together, for all rows alike (one row of parents) or row by row.
+        topology: The parents of the nodes: one row for all rows of the batch, or row by row.
         host_slots: ``slots`` on the host.
-        host_lengths: ``lengths`` on the host, or None: attention then reads whole rows of the cache, masked.
+        host_lengths: ``lengths`` on the host. If None, attention reads whole rows of the cache, masked.
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         wants: What to return.
@@ -113,8 +113,8 @@ class ForwardBatch:
             tree: The trees.
             host_slots: The rows' slots.
             host_lengths: Committed positions of every row.
-            slots: The slots on the device, where that has them already.
-            lengths: The lengths on the device, likewise.
+            slots: The slots on the device, if they are there already.
+            lengths: The lengths on the device, if they are there already.
             wants: What to return.
         """
         device = tree.tokens.device
@@ -137,7 +137,7 @@ class ForwardBatch:
         host_lengths: np.ndarray,
         hidden_layers: tuple[int, ...] = (),
     ) -> "ForwardBatch":
-        """Returns the forward that appends a piece of every row's prompt, and no logits.
+        """Returns the forward that appends a piece of every row's prompt and returns no logits.
 
         Args:
             tokens: The pieces, padded at the end. Padding is written behind them and never read.
@@ -167,7 +167,7 @@ class ForwardBatch:
 
     @property
     def sees_all(self) -> bool:
-        """Whether every node sees all nodes up to itself and itself is the last: no node is hidden from another."""
+        """Whether no node is hidden from another, so that no mask is needed: a single node at the end of a line."""
         return self.nodes == 1 and self.topology.in_line
 
 
@@ -193,7 +193,7 @@ class ForwardOutput:
 
 
 def slot_index(host_slots: np.ndarray, device: torch.device) -> Int[Tensor, " batch"]:
-    """Returns the slots of a batch's rows on the device; of the first slots in order, without a copy."""
+    """Returns the slots of a batch's rows on the device; consecutive slots are not copied there every time."""
     count = len(host_slots)
     if count and int(host_slots[0]) + count - 1 == int(host_slots[-1]) and (np.diff(host_slots) == 1).all():
         return _range(int(host_slots[0]), count, device)

@@ -1,4 +1,4 @@
-"""Noise that target and drafter share: the target's token is a function of its distribution, the seed and the position.
+"""Noise that target and drafter share: it makes the target's token a function of p, the seed and the position.
 
 Daliri, Musco & Suresh 2024 (arXiv 2408.07978): drafter-invariant speculative decoding.
 """
@@ -25,9 +25,9 @@ def race(weights: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*#rows voc
 
 
 def winners(probs: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*#rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """Returns one-hot rows: the token that the noise draws from each row (of equals the lowest id); NaN stays NaN."""
+    """Returns one-hot rows: the token that the noise draws from each row. Ties go to the lowest id; NaN stays NaN."""
     earliest, token = race(probs, noise).max(-1, keepdim=True)
-    # The quotient is 1, except in rows that are no distribution.
+    # The quotient is 1, except in rows that are not a distribution.
     return torch.zeros_like(probs).scatter_(-1, token, earliest / earliest)
 
 

@@ -1,9 +1,9 @@
-"""Whether the host may look at a tensor's values without waiting for a device."""
+"""Knows whether the host may look at a tensor's values without waiting for a device."""
 
 from torch import Tensor
 
 LOOKS_ARE_FREE = True
-"""Tests set this to False, so that code on a CPU takes the way that it would take on a GPU."""
+"""Tests set this to False, so that code on a CPU takes the branches that it would take on a GPU."""
 
 
 def can_look(tensor: Tensor) -> bool:

@@ -1,20 +1,20 @@
 """A trained Llama model widened to a larger shape, computing the same function at the larger shape's cost.
 
-Speculative decoding is fast or slow by two things: how often drafts are accepted, which only trained weights tell,
-and what a forward costs, which only a large model tells. An inflated model has both, without the large model's
-weights: its logits, and so every acceptance, are the small model's, to rounding. What it cannot tell is how a large
-model's drafts would be accepted. Results with it say so, in the target's name.
+The speed of speculative decoding depends on two things: how often drafts are accepted, which needs trained weights,
+and what a forward costs, which needs a large model. An inflated model has both, without the large model's weights: its
+logits, and so every acceptance, are the small model's, up to rounding. It cannot tell how drafts would be accepted by a
+trained model of the larger size. So the target's name says in all results that it is inflated.
 
 What keeps the function the same:
 
 * The old residual channels come first and the new ones are zero everywhere: the embedding writes nothing into them,
   nor does any layer. What reads them is random.
-* RMSNorm divides by the mean square over *all* channels, of which H of H' carry signal: its weights times
-  sqrt(H / H') and its epsilon times H / H' make up for that. Where H' / H is a power of four the factor is a power
-  of two, and bfloat16 adds no rounding.
+* RMSNorm divides by the mean square over *all* channels, but only H of the H' channels carry signal. Its weights are
+  multiplied by sqrt(H / H') and its epsilon by H / H' to make up for that. If H' / H is a power of four, the factor is
+  a power of two, and bfloat16 adds no rounding.
 * Wider heads keep the old rotary frequencies: frequency i of a head of width d is theta^(-2i / d), which is
-  frequency m * i of a head of width m * d. The keys of the frequencies between are zero. The scores' factor
-  (m d)^-1/2 is made up for in the queries.
+  frequency m * i of a head of width m * d. The keys of the frequencies between are zero. The queries are multiplied by
+  sqrt(m), because the wider head scales its scores by (m d)^-1/2.
 * New heads, channels of the MLP and layers compute with random weights, and the layer that would add their result to
   the residual stream has zeros for them.
 """
@@ -68,9 +68,8 @@ SHAPES = {
         intermediate_size=14336,
     ),
 }
-"""Shapes by name: that of 110 M models such as Llama-2-like ones of 12 layers, of Llama-3.2-1B and of Llama-3-8B. The
-vocabulary stays the model's, so with a small one there are fewer parameters than the name says (110m with 4,096
-tokens, tied: 88 M)."""
+"""Shapes by name: a Llama-2-like model of 110M parameters, Llama-3.2-1B and Llama-3-8B. The vocabulary stays the
+model's, so with a small one there are fewer parameters than the name says (110m with 4,096 tokens, tied: 88M)."""
 
 _INDEPENDENT_ROPE = ("default", "linear", "llama3")  # scale each frequency by itself, whatever its index
 
@@ -78,19 +77,21 @@ _INDEPENDENT_ROPE = ("default", "linear", "llama3")  # scale each frequency by i
 def inflate(
     model: PreTrainedModel, shape: str | Mapping[str, int] | LlamaShape | LlamaConfig, *, seed: int = 0
 ) -> LlamaForCausalLM:
-    """Widen a Llama model; the same logits to rounding, in the first channels the same hidden states.
+    """Returns a widened Llama model with the same logits up to rounding.
+
+    The first channels of its hidden states are those of the given model.
 
     Args:
-        model: A ``LlamaForCausalLM``, not quantized. It is left as it is.
-        shape: ``"110m"``, ``"1b"``, ``"8b"``, or the numbers of a ``LlamaShape``. Of a configuration, only those are
-            read. Every one is at least the model's.
-        seed: Of the random weights.
+        model: A ``LlamaForCausalLM``, not quantized. It is not changed.
+        shape: ``"110m"``, ``"1b"``, ``"8b"``, or the numbers of a ``LlamaShape``. From a configuration, only these
+            numbers are read. None may be smaller than the model's.
+        seed: The seed of the random weights.
 
     Returns:
         A model in the dtype and on the device of the given one.
 
     Raises:
-        ValueError: It is no Llama model, or it does not fit into the shape; says what does not.
+        ValueError: It is not a Llama model, or it does not fit into the shape; says what does not fit.
     """
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"inflate: only Llama models can be inflated, and this is a {model.config.model_type} model")
@@ -116,13 +117,13 @@ def inflate(
 
 
 def signal_width(model: PreTrainedModel) -> int:
-    """How many of the last hidden state's channels carry anything: all, but for an inflated model the old ones."""
+    """Returns how many channels of the last hidden state carry signal: all, except in an inflated model."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "inflated_from", config.hidden_size)
 
 
 def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> LlamaShape:
-    """A shape by name, by its numbers, or that of a configuration.
+    """Returns a shape given by name, by its numbers, or by a configuration.
 
     Raises:
         ValueError: There is no shape of that name, or a number is missing.
@@ -142,7 +143,7 @@ def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> 
 
 
 def describe(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> str:
-    """A shape in a few words, for names and messages."""
+    """Returns a shape in a few words, for names and messages."""
     if isinstance(shape, str):
         return shape
     goal = resolve_shape(shape)
@@ -150,11 +151,11 @@ def describe(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> str:
 
 
 def place_heads(heads: int, kv_heads: int, new_heads: int, new_kv_heads: int) -> tuple[list[int], list[int]] | None:
-    """Where old query heads go so that each meets its own keys and values.
+    """Returns where old query heads go so that each still reads its own keys and values.
 
-    Query head j reads key-value head j // (heads / kv_heads). New groups may be larger than the old ones, and then some
-    of their query heads are new; or smaller, and then an old key-value head is copied. Four heads of which two share
-    each key-value head, into twelve with their own::
+    Query head j reads key-value head j // (heads / kv_heads). If new groups are larger than the old ones, some of their
+    query heads are new. If they are smaller, old key-value heads are copied. For example, four heads, two of which
+    share a key-value head, go into twelve that have one each::
 
         query head           0  1  2  3           goes to  0  1  2  3
         its key-value head   0  0  1  1           copied to  0  1 (from 0)  2  3 (from 1)
@@ -224,13 +225,13 @@ class _Place:
     """Where a projection's weight goes inside the larger one.
 
     Attributes:
-        size: (out, in) of the larger one.
-        rows: Of the larger one, for the old rows in the order of ``source``.
-        columns: Of the larger one, for the old columns.
-        source: Old rows, each as often as it is needed; None for all in their order.
-        cleared: Rows that ignore the old channels where they are not in ``rows``; None for no others.
-        random: Whether what is left is random; zero otherwise.
-        factor: Of the old weights.
+        size: (out, in) of the larger weight.
+        rows: Rows of the larger weight that get the old rows, in the order of ``source``.
+        columns: Columns of the larger weight that get the old columns.
+        source: The old rows, each as often as it is needed; None for all in their order.
+        cleared: Rows whose old channels are set to zero before the old weights are written; None for ``rows`` alone.
+        random: Whether the rest is random; it is zero otherwise.
+        factor: What the old weights are multiplied by.
     """
 
     size: tuple[int, int]
@@ -242,7 +243,7 @@ class _Place:
     factor: float = 1.0
 
     def fill(self, larger: Tensor, old: Tensor | None) -> Tensor:
-        """Write an old weight (or bias) into a larger one; without one, a new layer's, nothing is to be kept."""
+        """Returns the larger weight (or bias) with the old one written into it; a new layer has no old one."""
         if old is None:
             return larger
         old = old.detach() if self.source is None else old.detach()[self.source.to(old.device)]
@@ -259,7 +260,7 @@ class _Place:
 
 
 def _places(own: LlamaShape, goal: LlamaShape) -> dict[str, _Place]:
-    """Places of a layer's projections, by the module's name."""
+    """Returns the places of a layer's projections, by the module's name."""
     placed = _placed(own, goal)
     assert placed is not None, "checked before"
     queries, carried = placed
@@ -296,7 +297,7 @@ def _places(own: LlamaShape, goal: LlamaShape) -> dict[str, _Place]:
 
 
 def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the larger model, by name."""
+    """Yields every weight of the larger model with its name."""
     config, table = model.config, model.model.embed_tokens.weight
     places = _places(resolve_shape(config), goal)
     vocab, channels = torch.arange(table.shape[0]), torch.arange(config.hidden_size)
@@ -307,7 +308,7 @@ def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generat
         return larger.normal_(0.0, config.initializer_range, generator=generator) if place.random else larger
 
     def norm(weight: Tensor | None) -> Tensor:
-        # Of the new channels, and in new layers, the weight does not matter: 1.
+        # The weights of new channels and new layers do not matter: 1.
         larger = torch.ones(goal.hidden_size, dtype=table.dtype, device=table.device)
         if weight is not None:
             larger[: len(weight)] = weight.detach().float() * norm_factor
@@ -333,7 +334,7 @@ def _weights(model: LlamaForCausalLM, goal: LlamaShape, generator: torch.Generat
 
 
 def rotary_places(head_dim: int, new_head_dim: int) -> Int[Tensor, " head_dim"]:
-    """Where a head's channels go in a wider head so that each keeps its rotary frequency.
+    """Returns where a head's channels go in a wider head so that each keeps its rotary frequency.
 
     Channels i and i + d/2 of a head of width d turn with frequency i. Width 4 into width 8::
 
@@ -346,5 +347,5 @@ def rotary_places(head_dim: int, new_head_dim: int) -> Int[Tensor, " head_dim"]:
 
 
 def _rows(heads: list[int], channels: Int[Tensor, " channel"], width: int) -> Int[Tensor, " row"]:
-    """Rows of some channels of some heads, in a projection to heads of ``width`` channels."""
+    """Returns the rows of some channels of some heads, in a projection to heads of ``width`` channels."""
     return (torch.tensor(heads)[:, None] * width + channels).flatten()

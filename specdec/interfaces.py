@@ -26,16 +26,16 @@ class Drafter(ABC):
     the target's cache or the output.
 
     Attributes:
-        max_nodes: Drafted nodes per row at most (root not counted).
-        max_depth: Depth of a branch at most.
+        max_nodes: The largest number of drafted nodes in a row (root not counted).
+        max_depth: The largest depth of a node.
         laws: The laws by which it draws tokens for a *sampled* request. Greedy requests may always get
             ``DETERMINISTIC`` nodes besides.
-        is_chain: No node has two children.
-        is_paths: Its drafts are paths from the root, of one length, that share no other node.
+        is_chain: Whether its drafts are chains: no node has two children.
+        is_paths: Whether its drafts are paths of one length that share only the root.
         hidden_layers: Hidden states it wants in ``Committed``: -1 for the normalized last one, which the output
             layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
-        has_leaf_probs: It can give q at the leaves, too: its ``bind`` takes ``leaf_probs=True``, which the engine
-            passes where the verifier ``needs_leaf_probs``.
+        has_leaf_probs: Whether it can also give q at the leaves. Its ``bind`` then takes ``leaf_probs=True``, which the
+            engine passes if the verifier ``needs_leaf_probs``.
     """
 
     max_nodes: int
@@ -52,50 +52,52 @@ class Drafter(ABC):
 
         Args:
             target: The target.
-            max_batch_size: Slots.
-            max_length: Positions of a slot.
+            max_batch_size: The number of slots.
+            max_length: The number of positions in a slot.
 
         Raises:
-            ValueError: It does not fit.
+            ValueError: The drafter does not fit the target.
         """
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:  # noqa: B027
-        """A request begins in ``slot``; ``observe`` will report its prompt."""
+        """Begin a request in ``slot``; ``observe`` will report its prompt."""
 
     def observe(self, committed: Committed) -> None:  # noqa: B027
-        """Tokens became final."""
+        """Take note of tokens that have become final."""
 
     @abstractmethod
     def propose(self, slots: "Slots") -> DraftTree:
-        """Draft for every row of ``slots`` (rows that are not ``slots.drafting`` may hold anything valid).
+        """Returns a draft tree for every row of ``slots``.
 
-        Tokens, hidden states and other state come from ``slots`` and from what ``observe`` was told of these slots.
+        Tokens, hidden states and other state come from ``slots`` and from what ``observe`` has reported of these slots.
+        Rows whose ``slots.drafting`` is False may hold any valid tree.
 
         A row's branches must not be longer than ``slots.max_depth`` says; the engine makes deeper nodes invalid.
 
-        Bound with ``leaf_probs``, ``draft_probs`` has a row for every node, also where nothing can be drafted. For
-        greedy requests (``DETERMINISTIC`` rows) it is q at temperature 1; rows not in ``slots.drafting`` are zero.
+        A drafter that was bound with ``leaf_probs=True`` returns ``draft_probs`` with a row for every node, even where
+        nothing can be drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1; rows that are
+        not in ``slots.drafting`` are zero.
         """
 
     def release(self, slot: int) -> None:  # noqa: B027
-        """The request in ``slot`` has ended."""
+        """Forget the request in ``slot``, which has ended."""
 
 
 class Verifier(ABC):
     """An acceptance rule, as two pure functions of the tables.
 
-    Both compute in the dtype of ``target_probs``, for all rows at once, and use no randomness, so a rule's exact
-    output law can be enumerated.
+    Both compute in the dtype of ``target_probs``, for all rows at once, and use no randomness. So the exact
+    distribution of a rule's output can be enumerated.
 
     Attributes:
-        exactness: What it promises.
-        laws: The drafting it is exact for.
-        chain_only: It takes no tree with siblings.
-        paths_only: It takes paths from the root that share no other node: siblings below the root only.
-        noise: With ``SHARED``, the engine draws the target's token at every node before the rule looks at it:
-            ``target_probs`` are one-hot, in plain decoding, too (``specdec.coupling``).
-        needs_leaf_probs: It reads q at every node, leaves included; of greedy requests, p and q come at temperature 1.
-            A row of zeros is a row that nobody drafts for.
+        exactness: What the rule promises about the output distribution.
+        laws: The ways of drawing drafts for which the promise holds.
+        chain_only: Whether the rule takes chains only, no trees with siblings.
+        paths_only: Whether the rule takes only paths that share nothing but the root.
+        noise: With ``SHARED``, the engine draws the target's token at every node before the rule looks at it, so that
+            ``target_probs`` are one-hot. This holds in plain decoding, too (``specdec.coupling``).
+        needs_leaf_probs: Whether the rule reads q at every node, leaves included. For greedy requests it is then given
+            p and q at temperature 1. In a row without drafts, q is zero.
     """
 
     exactness: Exactness
@@ -123,7 +125,7 @@ class Verifier(ABC):
     def stated_law(
         self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """The distribution that the output follows (``EXACT``, ``EXACT_WRT``) or should have followed: p by default.
+        """Returns the distribution that the output follows, or for a ``LOSSY`` rule should follow: p by default.
 
         Args:
             target_probs: p.
@@ -133,7 +135,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node.
+        """Returns the probability, given this tree, that the accepted path ends at each node.
 
         The root's entry is the probability that nothing is accepted; invalid nodes have zero; rows sum to one.
         """
@@ -145,7 +147,7 @@ class Verifier(ABC):
         target_probs: Float[Tensor, "batch node vocab"],
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows a path that ends at ``stop``: a residual, or p after a leaf."""
+        """Returns the law of the token that follows a path ending at ``stop``: a residual, or p after a leaf."""
 
 
 def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, str] | None:
@@ -195,7 +197,7 @@ def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
 
 
 def _concrete(rule: type) -> bool:
-    """Whether a class is a verifier that can be made, and says which drafts it takes."""
+    """Returns whether a class is a verifier that can be made and that states which drafts it takes."""
     return issubclass(rule, Verifier) and not isabstract(rule) and isinstance(getattr(rule, "laws", None), frozenset)
 
 
@@ -218,9 +220,10 @@ class Round:
 
     Attributes:
         tree: What was drafted, with q.
-        target_probs: p at every node as the rule was given it: for the two exceptions, see ``Verifier``.
+        target_probs: What the rule was given at every node: p, with the two exceptions that ``Verifier`` explains.
         verdict: What the rule decided.
-        requests: Of every row; its ``rounds`` does not count this one yet. None where a row does not speculate.
+        requests: The request of every row, whose ``rounds`` does not count this round yet; None where a row does not
+            speculate.
     """
 
     tree: DraftTree

@@ -1,7 +1,7 @@
-"""What this machine computes fast, found from what it says about itself.
+"""Finds out what this machine computes fast, from what it says about itself.
 
-Facts about the processor are read once (``cpu``); everything else is a small function of them, so that a test, or a
-reader, can ask about a machine that is not here: ``native_bfloat16(Cpu(features=frozenset({"avx2"})))``.
+Facts about the processor are read once (``cpu``). Everything else is a small function of these facts. So a test, or a
+reader, can ask about another machine: ``native_bfloat16(Cpu(features=frozenset({"avx2"})))``.
 """
 
 import os
@@ -32,8 +32,8 @@ class Cpu:
     Attributes:
         name: The product.
         features: Instruction sets, by Linux's names.
-        logical_cores: Hardware threads that the process may run on (its affinity).
-        physical_cores: Cores that these belong to; on Apple's processors the fast ones.
+        logical_cores: The number of hardware threads that the process may run on (its affinity).
+        physical_cores: The number of cores that these belong to; on Apple's processors, of the fast ones.
         quota: Cores' worth of time that the process's control group may use; None if there is no limit.
         onednn: Whether this torch has oneDNN, whose kernels need no rearranged copy of a packed weight.
         onednn_limit: The instruction set that ``ONEDNN_MAX_CPU_ISA`` holds oneDNN to; empty for none.
@@ -67,7 +67,7 @@ class DtypeChoice:
 def cpu() -> Cpu:
     """Returns the facts of this machine, read at the first call.
 
-    A fact that cannot be read gets the value that promises least: no instruction sets, no quota.
+    A fact that cannot be read gets the most cautious value: no instruction sets, no quota.
     """
     affinity = _affinity()
     return Cpu(
@@ -83,10 +83,10 @@ def cpu() -> Cpu:
 
 
 def native_bfloat16(facts: Cpu | None = None) -> bool:
-    """Whether the CPU multiplies bfloat16 itself, and torch has kernels that let it.
+    """Returns whether the CPU multiplies bfloat16 itself, and torch has kernels that use this.
 
-    Without, bfloat16 is widened to float32 and rounded again around every product, which costs more than the memory
-    traffic that it saves: a 110M Llama decodes 19.6 tokens/s in it against 28.1 in float32 on an AVX2 processor.
+    Otherwise bfloat16 is widened to float32 before every product and rounded after it. This costs more than the saved
+    memory traffic brings: on an AVX2 processor a 110M Llama decodes 19.6 tokens/s in bfloat16 and 28.1 in float32.
     """
     facts = facts or cpu()
     allowed = not facts.onednn_limit or _ONEDNN_BFLOAT16.fullmatch(facts.onednn_limit) is not None
@@ -94,16 +94,16 @@ def native_bfloat16(facts: Cpu | None = None) -> bool:
 
 
 def native_float16(facts: Cpu | None = None) -> bool:
-    """Whether the CPU multiplies float16 itself, and torch has kernels that let it."""
+    """Returns whether the CPU multiplies float16 itself, and torch has kernels that use this."""
     facts = facts or cpu()
     allowed = not facts.onednn_limit or _ONEDNN_FLOAT16.fullmatch(facts.onednn_limit) is not None
     return facts.onednn and allowed and bool(facts.features & _FLOAT16)
 
 
 def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None) -> bool:
-    """Whether a device has arithmetic of its own for a floating dtype.
+    """Returns whether a device has native arithmetic for a floating dtype.
 
-    Devices other than CPUs and CUDA's are believed to have it.
+    Devices other than CPUs and CUDA devices are assumed to have it.
     """
     if device.type == "cuda" and dtype is torch.bfloat16:
         with torch.cuda.device(device):
@@ -116,12 +116,12 @@ def is_native(dtype: torch.dtype, device: torch.device, facts: Cpu | None = None
 
 
 def choose_dtype(checkpoint: torch.dtype, device: torch.device, *, native: bool | None = None) -> DtypeChoice:
-    """The dtype that ``dtype="auto"`` means for a checkpoint on a device.
+    """Returns the dtype that ``dtype="auto"`` means for a checkpoint on a device, and why.
 
     Args:
         checkpoint: The dtype of its weights.
         device: Where it will run.
-        native: Whether the device has arithmetic for that dtype; None asks the device.
+        native: Whether the device has native arithmetic for that dtype; None asks the device.
     """
     stored = dtype_name(checkpoint)
     if is_native(checkpoint, device) if native is None else native:
@@ -141,9 +141,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 def recommended_threads(facts: Cpu | None = None) -> int:
     """The number of threads that torch should use here: one per physical core that the process may use in full.
 
-    Two hardware threads of a core share its multipliers, and threads beyond a control group's quota are stopped for
-    most of every period while the others wait for them. torch's own default knows nothing of quotas. A number that
-    the user gave in ``OMP_NUM_THREADS`` is kept.
+    Two hardware threads of a core share its multipliers. Threads beyond a control group's quota are stopped for most of
+    every period, and the others wait for them. torch's own default does not know of quotas. A number that the user gave
+    in ``OMP_NUM_THREADS`` is kept.
 
     A library must not set it; a program calls ``torch.set_num_threads(recommended_threads())`` at its start.
     """
@@ -156,10 +156,10 @@ def recommended_threads(facts: Cpu | None = None) -> int:
 
 @cache
 def prefers_packed(dtype: torch.dtype, facts: Cpu | None = None) -> bool:
-    """Whether linear layers of a dtype are faster on weights packed for oneDNN (``execution/packing.py``).
+    """Returns whether linear layers of a dtype are faster on weights packed for oneDNN (``execution/packing.py``).
 
-    In float32 wherever there is oneDNN: it spares rearranging the weight in every product. In bfloat16 only with
-    native arithmetic, because elsewhere oneDNN's packed kernels emulate it.
+    In float32 they are wherever there is oneDNN, because the weight need not be rearranged in every product. In
+    bfloat16 they are only with native arithmetic; elsewhere oneDNN's packed kernels emulate it.
     """
     facts = facts or cpu()
     return facts.onednn and (dtype is torch.float32 or (dtype is torch.bfloat16 and native_bfloat16(facts)))
@@ -167,10 +167,11 @@ def prefers_packed(dtype: torch.dtype, facts: Cpu | None = None) -> bool:
 
 @cache
 def bfloat16_queries_in_float32(facts: Cpu | None = None) -> bool:
-    """Whether SDPA of a single bfloat16 query should run in float32 (``attention/grouped.py``).
+    """Returns whether SDPA of a single bfloat16 query should run in float32 (``attention/grouped.py``).
 
-    Its bfloat16 kernel was measured as up to five times slower there with AVX512-BF16, and has to widen its inputs
-    anyhow without native arithmetic. Not with AMX, whose tiles that kernel uses and which has not been measured.
+    With AVX512-BF16 its bfloat16 kernel was measured to be up to five times slower for one query. Without native
+    arithmetic the kernel has to widen its inputs in any case. With AMX, whose tiles the kernel uses, nothing was
+    measured, and the query stays in bfloat16.
     """
     facts = facts or cpu()
     return not (native_bfloat16(facts) and "amx_bf16" in facts.features)
@@ -178,21 +179,21 @@ def bfloat16_queries_in_float32(facts: Cpu | None = None) -> bool:
 
 @cache
 def bfloat16_products_beat_sdpa(facts: Cpu | None = None) -> bool:
-    """Whether two products in bfloat16 are faster than SDPA for the queries of a tree (``attention/grouped.py``).
+    """Returns whether two products in bfloat16 beat SDPA for the queries of a tree (``attention/grouped.py``).
 
-    Measured with AVX512-BF16, whose dot products oneDNN uses and SDPA's kernel does not. Without native arithmetic
-    there is nothing to gain; with AMX both use the same tiles.
+    They do with AVX512-BF16 (measured), whose dot products oneDNN uses and SDPA's kernel does not. Without native
+    arithmetic there is nothing to gain; with AMX both use the same tiles.
     """
     facts = facts or cpu()
     return native_bfloat16(facts) and "amx_bf16" not in facts.features
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores' worth of time that the process's control group, or one that it is in, may use; None without a limit.
+    """Returns how many cores' worth of time the process's control groups allow; None without a limit.
 
     Args:
         root: Where control groups are mounted.
-        own: The file that says which ones the process is in, as lines ``id:controllers:path``.
+        own: The file that lists the process's control groups, in lines ``id:controllers:path``.
     """
     limits = []
     for line in _text(own).splitlines():
@@ -200,7 +201,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = root if not controllers else next((p for p in (root / controllers, root / "cpu") if p.is_dir()), root)
-        # In a container the path may be the host's: what is not there limits nothing, and the root is always asked.
+        # In a container the path may be the host's. A missing group limits nothing, and the root is always read.
         group = Path(path.lstrip("/"))
         limits += [_limit(base / each) for each in (group, *group.parents)]
     found = [limit for limit in limits if limit is not None]
@@ -208,7 +209,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 
 def _limit(group: Path) -> float | None:
-    """One control group's limit, of version 2 (``cpu.max``) or 1."""
+    """Returns one control group's limit, from the files of version 2 (``cpu.max``) or version 1."""
     words = _text(group / "cpu.max").split()
     if not words:
         words = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
@@ -217,7 +218,7 @@ def _limit(group: Path) -> float | None:
 
 
 def _affinity() -> frozenset[int]:
-    """Hardware threads that the process may run on; empty where the system does not say (macOS)."""
+    """Returns the hardware threads that the process may run on; empty if the system does not say (macOS)."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
@@ -231,7 +232,7 @@ def _physical_cores(affinity: frozenset[int], root: Path = Path("/sys/devices/sy
 
 
 def _features() -> frozenset[str]:
-    """Instruction sets by Linux's names, from whatever of the system's and torch's sources there are."""
+    """Returns the instruction sets by Linux's names, from all sources of the system and of torch that there are."""
     found: set[str] = set()
     info = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     if info:
@@ -240,7 +241,7 @@ def _features() -> frozenset[str]:
         named = {"FEAT_BF16": "bf16", "FEAT_FP16": "asimdhp"}
         found.update(name for key, name in named.items() if _sysctl(f"hw.optional.arm.{key}") == "1")
         found.update(_sysctl("machdep.cpu.leaf7_features").lower().split())
-    # Both are torch's own and may go: Windows has no other source.
+    # Both are private to torch and may disappear, but Windows has no other source.
     for name in ("avx2", "avx512", "avx512_bf16"):
         supported = getattr(torch.cpu, f"_is_{name}_supported", None)
         if supported is not None and supported():
@@ -258,7 +259,7 @@ def _cpu_name() -> str:
 
 
 def _sysctl(name: str) -> str:
-    """A value of macOS's; empty elsewhere and for what it does not know."""
+    """Returns a system value of macOS; empty on other systems and for unknown names."""
     if platform.system() != "Darwin":
         return ""
     try:
@@ -268,7 +269,7 @@ def _sysctl(name: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty if it is not there or may not be read."""
+    """Returns a file's text; empty if the file does not exist or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -5,7 +5,7 @@ import torch
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
+    """Returns the bytes that can still be allocated on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, stream, round, purpose, index).
 
 So a request's output depends on nothing else: not on its slot, its batch mates, a refill or a chunked prefill.
-Noise that drafter and target share has the position in the place of the round (``shared_noise``).
+For noise that drafter and target share, the position takes the place of the round (``shared_noise``).
 The mixer is the finalizer of SplitMix64 (Steele, Lea & Flood 2014), applied once to the round's counter and once
 to each draw's.
 """
@@ -30,7 +30,7 @@ class Purpose(enum.IntEnum):
 
 
 def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """Hash every 64-bit integer to one that looks independent (bijective)."""
+    """Returns a hash of every 64-bit integer; different integers have different hashes."""
     # Torch shifts int64 arithmetically: the masks make the shifts logical.
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MULTIPLIER_1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MULTIPLIER_2
@@ -38,13 +38,13 @@ def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def request_key(seed: int, stream: int) -> int:
-    """The 64-bit key of a request's random numbers (signed)."""
+    """Returns the 64-bit key of a request's random numbers (signed)."""
     key = _mix_int(_mix_int(seed + _GAMMA) + stream * _GAMMA)
     return key - (1 << 64) if key >> 63 else key
 
 
 def _mix_int(x: int) -> int:
-    """``mix`` for one Python integer, unsigned."""
+    """Returns ``mix`` of one Python integer, unsigned."""
     x &= (1 << 64) - 1
     x = (x ^ (x >> 30)) * _MULTIPLIER_1 & ((1 << 64) - 1)
     x = (x ^ (x >> 27)) * _MULTIPLIER_2 & ((1 << 64) - 1)
@@ -52,7 +52,7 @@ def _mix_int(x: int) -> int:
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system, for ``seed=None``."""
+    """Returns a seed from the operating system, for ``seed=None``."""
     return secrets.randbits(62)
 
 
@@ -66,7 +66,7 @@ def _counters(purpose: Purpose, count: int, device: torch.device) -> Int[Tensor,
 def uniforms(
     keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
 ) -> Float[Tensor, "batch index"]:
-    """``count`` independent uniforms in [0, 1) for every row, float64."""
+    """Returns ``count`` independent uniform numbers in [0, 1) for every row, in float64."""
     if keys.device.type == "cpu" and len(keys) == 1 and count <= _FEW:
         return _of_one_row(int(keys), int(rounds), purpose, count)
     state = mix(keys + rounds * _GAMMA)
@@ -75,7 +75,7 @@ def uniforms(
 
 
 def _of_one_row(key: int, rounds: int, purpose: Purpose, count: int) -> Float[Tensor, "1 index"]:
-    """The same numbers by Python's integers: a few are quicker than two dozen tensor operations."""
+    """Returns the same numbers with Python's integers, which for a few is quicker than two dozen tensor operations."""
     state = _mix_int(key + rounds * _GAMMA)
     first = 1 + (int(purpose) << 40)
     bits = [_mix_int(state + index * _GAMMA) >> (64 - _BITS) for index in range(first, first + count)]
@@ -85,22 +85,22 @@ def _of_one_row(key: int, rounds: int, purpose: Purpose, count: int) -> Float[Te
 def shared_noise(
     keys: Int[Tensor, " batch"], positions: Int[Tensor, "batch position"], vocab_size: int
 ) -> Float[Tensor, "batch position vocab"]:
-    """A standard exponential for every token at some positions of a sequence, float32.
+    """Returns a standard exponential number for every token at some positions of a sequence, in float32.
 
-    The one noise whose counter is the position in place of the round: target and drafter read the same numbers, and
-    the next round reads them again. Minus their logarithm is the Gumbel noise of the literature.
+    Only this noise is counted by position and not by round: target and drafter read the same numbers, and the next
+    round reads them again. Minus their logarithm is the Gumbel noise of the literature.
     """
     batch, width = positions.shape
     u = uniforms(keys.repeat_interleave(width), positions.flatten(), Purpose.SHARED, vocab_size)
-    # Small ones decide, and keep all their bits: float32 rounds after the logarithm. None is zero.
+    # Small numbers decide. They keep all their bits, because float32 rounds after the logarithm; none is zero.
     return u.clamp_(min=2.0**-_BITS / 2).neg_().log1p_().neg_().float().view(batch, width, vocab_size)
 
 
 def draw(weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
-    """The first index whose cumulative weight exceeds ``uniform`` times the total.
+    """Returns the first index whose cumulative weight exceeds ``uniform`` times the total.
 
-    Computed in float64; never an index of weight zero (if any weight is positive). Weights need no
-    normalization.
+    This is computed in float64. It is never an index of weight zero, if any weight is positive. Weights need not be
+    normalized.
     """
     cumulative = weights.to(torch.float64).cumsum(-1)
     threshold = uniform[..., None] * cumulative[..., -1:]

@@ -12,10 +12,10 @@ import numpy as np
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy, for target and drafter alike."""
+"""Temperatures below this are greedy, for targets and drafters."""
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""The temperatures of a batch are a float32 tensor; a larger number would be infinite in it."""
+"""The temperatures of a batch are a float32 tensor, in which a larger number would be infinite."""
 _LARGEST_PENALTY = 1e20
 """Even a logit of 65504 (float16's largest), penalized by this and divided by the smallest temperature, is finite."""
 
@@ -26,9 +26,9 @@ class SamplingParams:
 
     Attributes:
         temperature: Divides the logits; 0 is greedy.
-        top_k: Keep the k most probable tokens; 0 keeps all. Ties keep the lower id.
-        top_p: Keep the fewest most probable tokens whose mass reaches it, in (0, 1]. After top-k.
-        min_p: Drop tokens below this fraction of the most probable one, in [0, 1]. After top-p.
+        top_k: Keep the k most probable tokens; 0 keeps all. In ties the lower id wins.
+        top_p: Keep the most probable tokens that together reach this probability, in (0, 1]. Applied after top-k.
+        min_p: Drop tokens less probable than this fraction of the most probable one, in [0, 1]. Applied after top-p.
         repetition_penalty: Divides positive logits, multiplies negative ones, of every token in prompt or output
             (Keskar et al. 2019); 1 is off.
         max_new_tokens: The largest number of output tokens.
@@ -38,14 +38,14 @@ class SamplingParams:
         ignore_eos: Do not stop at the target's EOS.
         n: Samples per prompt.
         seed: Seed of the random numbers; None draws one, which the request records.
-        stream: Which of the seed's independent streams to use; None means the request's index in its call.
+        stream: Which of the seed's independent streams of numbers to use; None means the request's index in its call.
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
 
     Raises:
         ValueError: A parameter has the wrong type, is out of its range, or is a number that float32 cannot hold.
-            Numbers of numpy are taken, and kept as Python's own.
+            (numpy's numbers are accepted and turned into Python's.)
     """
 
     temperature: float = 0.0
@@ -125,7 +125,7 @@ class SamplingParams:
 
 
 def _number(name: str, value: object) -> float:
-    """Returns the value as Python's own number; numbers of numpy are taken, booleans and text are not."""
+    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not."""
     # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}={value!r}: give a number")
@@ -137,7 +137,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _integer(name: str, value: object, *, remedy: str = "give a whole number, without a decimal point") -> int:
-    """Returns the value as an int; integers of numpy are taken, booleans, floats and text are not."""
+    """Returns the value as an int; numpy's integers are accepted, booleans, floats and text are not."""
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: {remedy}")
     try:

@@ -15,7 +15,7 @@ from specdec.requests import SamplingParams
 
 @dataclass(frozen=True, eq=False)
 class SamplingTensors:
-    """Sampling parameters of a batch of rows, and which of them any row uses (known to the host).
+    """The sampling parameters of a batch of rows, and which of them any row uses (known on the host).
 
     Attributes:
         temperature: 0 where greedy.
@@ -53,7 +53,7 @@ class SamplingTensors:
         repetition_penalty: Float[Tensor, " batch"],
         seen: Bool[Tensor, "batch vocab"] | None,
     ) -> "SamplingTensors":
-        """Returns the tensors with what the host knows of them: which parameters any of the requests uses."""
+        """Returns the tensors together with what the host knows: which parameters any of the requests uses."""
         sampled = [each for each in params if not each.greedy]
         return cls(
             temperature=temperature,
@@ -75,7 +75,7 @@ def penalize(
     seen: Bool[Tensor, "batch vocab"],
     path_tokens: Int[Tensor, "batch node position"],
 ) -> Float[Tensor, "batch node vocab"]:
-    """Apply the repetition penalty at every node, for the sequence so far *and* the node's own path.
+    """Returns the logits with the repetition penalty at every node, for the sequence so far *and* the node's path.
 
     Args:
         logits: Raw logits.
@@ -92,7 +92,7 @@ def penalize(
 def path_tokens(
     tokens: Int[Tensor, "batch node"], ancestors: Bool[Tensor, "batch query node"]
 ) -> Int[Tensor, "batch query node"]:
-    """Tokens on the path to each queried node, padded with the root's."""
+    """Returns the tokens on the path to each queried node, padded with the root's token."""
     return torch.where(ancestors, tokens[:, None], tokens[:, :1, None])
 
 
@@ -101,15 +101,15 @@ def probs(
     sampling: SamplingTensors,
     paths: Int[Tensor, "batch node position"] | None = None,
 ) -> Float[Tensor, "batch node vocab"]:
-    """The distribution that sampling draws from at every node, float32.
+    """Returns the distribution that sampling draws from at every node, in float32.
 
-    Repetition penalty, temperature, top-k, top-p, min-p, in this order (transformers' order). A greedy row gets
-    the one-hot argmax. All ties keep the lower token id.
+    It applies repetition penalty, temperature, top-k, top-p and min-p, in this order (transformers' order). A greedy
+    row gets the one-hot argmax. In all ties the lower token id wins.
 
     Args:
-        logits: Raw logits, any floating dtype.
-        sampling: Parameters of the rows.
-        paths: ``path_tokens`` of the nodes; needed where a row has a repetition penalty.
+        logits: Raw logits, in any floating dtype.
+        sampling: The parameters of the rows.
+        paths: ``path_tokens`` of the nodes; needed if a row has a repetition penalty.
     """
     logits = adjust(logits, sampling, paths)
     return distribution(logits, sampling)
@@ -120,7 +120,7 @@ def adjust(
     sampling: SamplingTensors,
     paths: Int[Tensor, "batch node position"] | None = None,
 ) -> Float[Tensor, "batch node vocab"]:
-    """Logits in float32 with the repetition penalty applied: what ``distribution`` and top-k drafting start from."""
+    """Returns the logits in float32 with the repetition penalty, as ``distribution`` and top-k drafting need them."""
     logits = logits.float()
     if sampling.seen is None:
         return logits
@@ -131,7 +131,7 @@ def adjust(
 def distribution(
     logits: Float[Tensor, "batch node vocab"], sampling: SamplingTensors
 ) -> Float[Tensor, "batch node vocab"]:
-    """Temperature, top-k, top-p and min-p applied to adjusted logits, as probabilities."""
+    """Returns the probabilities that temperature, top-k, top-p and min-p make of adjusted logits."""
     if not sampling.any_sampled:
         return one_hot_argmax(logits)
     greedy = sampling.temperature == 0
@@ -148,20 +148,20 @@ def distribution(
 
 
 def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingTensors:
-    """The same with the greedy ones among some rows at temperature 1: what a greedy cascade decides by."""
+    """Returns the parameters with the greedy rows among ``rows`` at temperature 1, as greedy cascades need them."""
     temperature = torch.where(rows & (sampling.temperature == 0), 1.0, sampling.temperature)
     return replace(sampling, temperature=temperature, any_sampled=True)
 
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """All mass on the largest logit (the lowest id among equals)."""
+    """Returns rows with all mass on the largest logit; ties go to the lowest id."""
     return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
 
 
 def _filter(
     logits: Float[Tensor, "batch node vocab"], top_k: Int[Tensor, " batch"], top_p: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch node vocab"]:
-    """Set logits outside the top k, then outside the top p of what is left, to -inf."""
+    """Returns the logits with -inf outside the top k, and then outside the top p of what is left."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     vocab = logits.shape[-1]
     rank = torch.arange(vocab, device=logits.device)

@@ -1,4 +1,4 @@
-"""Static tree shapes: what is known of a draft tree before anything is drafted."""
+"""Static tree shapes: what is known about a draft tree before anything is drafted."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -13,10 +13,10 @@ class TreeShape:
     level in lexicographic order of their paths, after the root, which is node 0.
 
     Attributes:
-        paths: One per node, root excluded, in node order.
-        parents: Parent of every node, root included (-1).
-        depths: Depth of every node, root included (0).
-        ranks: Last rank of every node's path, root included (0).
+        paths: One path per drafted node, in node order.
+        parents: The parent of every node; -1 for the root.
+        depths: The depth of every node; 0 for the root.
+        ranks: The sibling rank of every node, the last of its path; 0 for the root.
     """
 
     def __init__(self, paths: Iterable[Sequence[int]]):
@@ -37,14 +37,14 @@ class TreeShape:
 
     @classmethod
     def chain(cls, length: int) -> "TreeShape":
-        """One branch of ``length`` nodes."""
+        """Returns one branch of ``length`` drafted nodes."""
         if length < 1:
             raise ValueError(f"a chain of {length} drafted tokens: the length must be at least 1")
         return cls([(0,) * depth for depth in range(1, length + 1)])
 
     @classmethod
     def branching(cls, *factors: int) -> "TreeShape":
-        """Every node of depth d has ``factors[d]`` children: ``branching(3, 2)`` has 3 + 6 nodes."""
+        """Returns a tree whose nodes of depth d have ``factors[d]`` children: ``branching(3, 2)`` has 3 + 6 nodes."""
         if not factors or min(factors) < 1:
             raise ValueError(f"branching factors {factors}: give at least one, each at least 1")
         paths: list[tuple[int, ...]] = []
@@ -56,12 +56,12 @@ class TreeShape:
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> "TreeShape":
-        """Explicit paths, in any order; every path's parent must be among them."""
+        """Returns the tree with these paths, in any order; every path's parent must be among them."""
         return cls(paths)
 
     @classmethod
     def of(cls, shape: "TreeShape | int | Sequence[int] | Sequence[Sequence[int]]") -> "TreeShape":
-        """A shape as a configuration writes it: a length, branching factors, or a list of paths."""
+        """Returns a shape as a configuration writes it: a chain's length, branching factors, or a list of paths."""
         if isinstance(shape, TreeShape):
             return shape
         if isinstance(shape, int):
@@ -74,7 +74,7 @@ class TreeShape:
         raise ValueError(f"tree shape {shape!r}: give a length, a list of branching factors, or a list of paths")
 
     def cut(self, depth: int) -> "TreeShape":
-        """The part that is no deeper than ``depth``, which must be at least 1."""
+        """Returns the part of the tree that is no deeper than ``depth``, which must be at least 1."""
         return self if depth >= self.max_depth else TreeShape(path for path in self.paths if len(path) <= depth)
 
     @property
@@ -92,12 +92,12 @@ class TreeShape:
 
     @property
     def is_paths(self) -> bool:
-        """Paths of one length that share only the root."""
+        """Whether the tree consists of paths of one length that share only the root."""
         return self == TreeShape.branching(len(self.children[0]), *[1] * (self.max_depth - 1))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """Children of every node, in sibling order."""
+        """The children of every node, in sibling order."""
         lists: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents):
             if parent >= 0:

@@ -14,21 +14,21 @@ from specdec.sampling import SamplingTensors
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slots:
-    """The requests of one round: row b is the request in slot ``host_index[b]``.
+    """The requests of one round, as a drafter sees them: row b is the request in slot ``host_index[b]``.
 
-    What a drafter sees of them. Nothing here may be changed.
+    Nothing here may be changed.
 
     Attributes:
         index: The slot of every row, ascending.
         host_index: The same on the host.
-        roots: The token of the root: the last of the sequence.
-        lengths: Tokens whose keys and values are in the target's cache, hence the root's position.
-        drafting: Rows whose request wants speculation.
-        max_depth: No node may be deeper: what is left of the output and of the cache.
-        keys: Random key of the request.
-        rounds: Rounds of the request so far.
-        sampling: Sampling parameters.
-        processors: Logits processors of each row's request.
+        roots: The token of each row's root: the last token of its sequence.
+        lengths: The number of tokens whose keys and values are in the target's cache, which is the root's position.
+        drafting: True for rows whose request wants speculation.
+        max_depth: No node may be deeper: the rest of the output, or of the cache, has no room for more.
+        keys: The random key of each request.
+        rounds: The number of rounds of each request so far.
+        sampling: The sampling parameters.
+        processors: The logits processors of each request.
         host_tokens: Int[batch position] on the host: the sequence, root included.
         host_lengths, host_drafting, host_max_depth: The same as on the device.
         host_remaining: Tokens still wanted.

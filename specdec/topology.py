@@ -1,4 +1,4 @@
-"""How the nodes of a draft tree hang together: parents, and what follows from them."""
+"""How the nodes of a draft tree are connected: parents, and what follows from them."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,19 +13,19 @@ from specdec.shape import TreeShape
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Parents of the nodes of some trees, with bounds on their depth and width that the host knows.
+    """The parents of the nodes of some trees, with bounds on depth and number of children that the host knows.
 
     Node 0 is the root, and every parent stands before its children. Rows that share one topology store it once:
     ``rows`` is then 1, and everything here broadcasts over the batch.
 
-    Make one with ``of_shape``, ``chain`` or ``from_parents``. The first two derive the bounds from the shape, the last
-    one derives them from the parents or takes those that it is given, which ``DraftTree`` checks.
+    Make one with ``of_shape``, ``chain`` or ``from_parents``. The first two derive the bounds from the shape.
+    ``from_parents`` derives them from the parents, or takes given bounds, which ``DraftTree`` checks.
 
     Attributes:
         parents: Index of every node's parent; -1 for the root.
-        max_depth: No node is deeper.
-        max_children: No node has more children.
-        in_line: Every node's parent is the node before it. False where that is not known.
+        max_depth: A bound: no node is deeper.
+        max_children: A bound: no node has more children.
+        in_line: Whether every node's parent is the node before it. False if that is not known.
     """
 
     parents: Int[Tensor, "rows node"]
@@ -40,7 +40,7 @@ class Topology:
 
     @classmethod
     def chain(cls, width: int, device: torch.device) -> "Topology":
-        """Returns a root and ``width - 1`` nodes in line below it; of one node: a root alone. Made once per device."""
+        """Returns a root and ``width - 1`` nodes in line below it; width 1 is a root alone. Made once per device."""
         return _chain(width, device)
 
     @classmethod
@@ -49,13 +49,13 @@ class Topology:
     ) -> "Topology":
         """Returns the topology of trees that differ from row to row.
 
-        Bounds save loops and memory. On the host they are derived where they are not given. On a GPU, where a look at
-        the parents would wait for the device, they are what any tree of this many nodes can have.
+        Bounds save loops and memory. If they are not given, they are derived from the parents on a CPU. On a GPU, where
+        looking at the parents would wait for the device, they are the most that a tree of this many nodes can have.
 
         Args:
             parents: Every parent before its children.
-            max_depth: Depth of the deepest node at most.
-            max_children: Children of a node at most.
+            max_depth: A bound on the depth of the nodes.
+            max_children: A bound on the number of children of a node.
         """
         nodes = parents.shape[1]
         if can_look(parents):
@@ -74,7 +74,7 @@ class Topology:
 
     @cached_property
     def depth(self) -> Int[Tensor, "rows node"]:
-        """Depth of every node; 0 for the root. Nodes that are ``deeper`` than the bound have the bound."""
+        """The depth of every node; 0 for the root. Nodes deeper than the bound get the bound."""
         depth = torch.zeros_like(self.parents)
         above = self.parents
         for _ in range(self.max_depth):
@@ -85,7 +85,7 @@ class Topology:
 
     @cached_property
     def deeper(self) -> Bool[Tensor, "rows node"] | None:
-        """Nodes deeper than ``max_depth``, which only padding may be; None where the bound was derived."""
+        """Marks nodes deeper than ``max_depth``, which only padding may be; None if the bound was derived."""
         _ = self.depth  # finds them
         return vars(self)["deeper"]
 
@@ -110,7 +110,7 @@ class Topology:
         return marks
 
     def first(self, count: int) -> "Topology":
-        """Returns the topology of the first ``count`` nodes alone, which are closed under ancestors."""
+        """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:
             return self
         part = Topology(self.parents[:, :count], self.max_depth, self.max_children, self.in_line)
@@ -122,7 +122,8 @@ def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
     """Refuse a bound that does not hold everywhere.
 
     Raises:
-        ValueError: On the host. On a GPU an assertion fails on the device, without waiting for it here.
+        ValueError: The bound does not hold. (On a GPU an assertion fails on the device instead, so that the host does
+            not wait.)
     """
     if can_look(holds):
         if not holds.all():
@@ -132,7 +133,7 @@ def check_bound(holds: Bool[Tensor, "..."], message: str) -> None:
 
 
 def _deepest(parents: Int[Tensor, "rows node"]) -> int:
-    """Depth of the deepest node."""
+    """Returns the depth of the deepest node."""
     depth, above = 0, parents
     while (above > 0).any():
         depth += 1
@@ -141,7 +142,7 @@ def _deepest(parents: Int[Tensor, "rows node"]) -> int:
 
 
 def _most_children(parents: Int[Tensor, "rows node"]) -> int:
-    """Children of the node that has most."""
+    """Returns the number of children of the node that has most."""
     rows, nodes = parents.shape
     counts = torch.zeros(rows, nodes, dtype=torch.long, device=parents.device)
     return int(counts.scatter_add_(1, parents.clamp(min=0), (parents >= 0).long()).max())
@@ -161,6 +162,6 @@ def _chain(width: int, device: torch.device) -> Topology:
     with torch.inference_mode(False):
         index = torch.arange(width, device=device)[None]
         topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True)
-        # A chain of a prompt's chunk is long: loops over its depth would be, too.
+        # The chain of a prompt's chunk is long, and so would be loops over its depth.
         vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
     return topology

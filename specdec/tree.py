@@ -21,9 +21,9 @@ class DraftTree:
     Siblings stand in the order in which they were drawn. Node 0 is the root: the last token of the sequence.
 
     Attributes:
-        tokens: Token of every node.
-        topology: Parents of every node, and bounds on depth and number of children that the host knows.
-        valid: False for padding. Closed under ancestors; the root is always valid.
+        tokens: The token of every node.
+        topology: The parent of every node, and bounds on depth and number of children that the host knows.
+        valid: False for padding. A valid node's parent is valid, and so is the root.
         law: How each node was drawn (``DraftSampling``).
         draft_probs: Row i is the distribution that the children of node i were drawn from, q; only the rows of
             parents matter. None if every node is ``DETERMINISTIC``.
@@ -50,14 +50,14 @@ class DraftTree:
         """Returns trees that differ from row to row.
 
         Args:
-            tokens: Token of every node.
+            tokens: The token of every node.
             parents: Index of every node's parent, smaller than its own; -1 for the root.
-            valid: False for padding; None for none.
+            valid: False for padding; None if there is no padding.
             sampling: One law for all nodes, or a law per node.
-            draft_probs: q, where nodes were drawn at random.
-            max_depth: Depth of the deepest valid node, if it is known; checked when depths are first read.
-            max_children: Most valid children of a node, if known; checked when children are first read. Loops run over
-                both bounds, so tight ones save time.
+            draft_probs: q, if nodes were drawn at random.
+            max_depth: The depth of the deepest valid node, if known; checked when depths are first read.
+            max_children: The largest number of valid children of a node, if known; checked when children are first
+                read. Loops run over both bounds, so tight ones save time.
         """
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
         return cls(
@@ -119,12 +119,12 @@ class DraftTree:
 
     @property
     def max_depth(self) -> int:
-        """No valid node is deeper. Known to the host."""
+        """A bound that the host knows: no valid node is deeper."""
         return self.topology.max_depth
 
     @property
     def max_children(self) -> int:
-        """No node has more valid children. Known to the host."""
+        """A bound that the host knows: no node has more valid children."""
         return self.topology.max_children
 
     @property
@@ -139,7 +139,7 @@ class DraftTree:
 
     @cached_property
     def depth(self) -> Int[Tensor, "batch node"]:
-        """Depth of every node; 0 for the root.
+        """The depth of every node; 0 for the root.
 
         Raises:
             ValueError: A valid node is deeper than the bound that the tree was built with.
@@ -153,12 +153,12 @@ class DraftTree:
 
     @cached_property
     def size(self) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """Valid drafted nodes of every row, and the depth of its longest branch."""
+        """The number of valid drafted nodes of every row, and the depth of its longest branch."""
         return self.valid.sum(-1) - 1, (self.depth * self.valid).amax(-1)
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "batch node node"]:
-        """``ancestors[b, i, j]``: node j is node i or above it (see ``Topology``)."""
+        """``ancestors[b, i, j]`` is true if node j is node i or above it (see ``Topology``)."""
         return self.topology.ancestors.expand(self.tokens.shape[0], -1, -1)
 
     @cached_property
@@ -196,7 +196,7 @@ class DraftTree:
         known = vars(self)
         vars(tree).update({name: known[name] for name in ("parents", "depth", "ancestors") if name in known})
         if "children" in known:
-            # All children of a node are of one depth: they go together, and sibling ranks stay.
+            # All children of a node have one depth, so they go together, and sibling ranks stay.
             keeps = (self.depth < depth[:, None])[..., None]
             vars(tree)["children"] = known["children"].where(keeps, -1)
         return tree
@@ -218,7 +218,7 @@ def _laws(tokens: Int[Tensor, "batch node"], sampling: DraftSampling | Tensor) -
 
 @dataclass(frozen=True, eq=False)
 class _Whole:
-    """What trees of a static topology share as long as all of their nodes are valid."""
+    """What trees of a static topology share if all of their nodes are valid."""
 
     valid: Bool[Tensor, "1 node"]
     children: Int[Tensor, "1 node rank"]

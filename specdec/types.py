@@ -23,27 +23,28 @@ class DraftSampling(enum.IntEnum):
     WITHOUT_REPLACEMENT = 2
     """A draw from the parent's row of ``draft_probs`` renormalized over what earlier siblings left."""
     COUPLED = 3
-    """The tokens that win under q with the noise that the target's own draw shares; distinct, and no q is needed."""
+    """The tokens that win under q with the noise of the target's own draw. They are distinct, and no q is needed."""
 
 
 class Noise(enum.Enum):
     """The randomness behind a token of the output."""
 
     FRESH = "fresh"
-    """Numbers of the round: the output follows the target, and which output it is depends on the drafts."""
+    """New numbers in every round: the output follows the target, and which output it is depends on the drafts."""
     SHARED = "shared"
-    """Numbers of the token's position, which drafters may look at: target and seed alone decide the output."""
+    """The numbers belong to the token's position, and drafters may look at them: the output depends on target and seed
+    alone."""
 
 
 class Exactness(enum.Enum):
-    """What a verifier promises of the output distribution."""
+    """What a verifier promises about the output distribution."""
 
     EXACT = "exact"
     """It is the target's."""
     EXACT_WRT = "exact with respect to another distribution"
     """It is a stated distribution other than the target's."""
     LOSSY = "lossy"
-    """It is neither."""
+    """Neither is promised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +54,10 @@ class Verdict:
     Attributes:
         path: Indices of the accepted nodes from the root's child downwards, -1 padded. The root is left out.
         num_accepted: Length of the path.
-        expected_accepted: Its expectation over the acceptance randomness, given this draft tree.
+        expected_accepted: The expected length of the path, given this draft tree.
         next_token: The recovered or bonus token that follows the path.
-        valid: False where the laws were not finite (NaN logits), so that nothing above means anything.
+        valid: False where the laws were not finite (because of NaN logits, say); nothing else in the row means anything
+            then.
     """
 
     path: Int[Tensor, "batch depth"]
@@ -75,9 +77,9 @@ class Committed:
     Attributes:
         slots: The slot of every row.
         host_slots: The same on the host.
-        tokens: The committed tokens, in order of position; behind ``counts`` of them, padding.
-        starts: Position of the first one. On the host.
-        counts: How many, at least 1. On the host.
+        tokens: The committed tokens, in order of position; padding follows after ``counts`` of them.
+        starts: The position of each row's first token. On the host.
+        counts: The number of tokens in each row, at least 1. On the host.
         next_tokens: The token that follows the last one (known, but not in the cache): pairs
             (hidden state at t, token t+1) are complete.
         path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
@@ -117,14 +119,14 @@ class Step:
         request: Id of the request.
         round: Count of this request's rounds, from 0.
         token_ids: Tokens it adds to the output, cut at EOS, a stop and the length.
-        text: What it adds to the output text. Text that may still become a stop string or a whole UTF-8
-            character is held back for a later step.
+        text: What it adds to the output text. The beginning of a stop string or of a UTF-8 character is held back
+            for a later step.
         logprobs: Log-probability of each of ``token_ids`` under p, in nats.
         proposed_nodes: Drafted nodes that were verified (root not counted).
         proposed_depth: Depth of the longest branch among them.
-        accepted: Accepted nodes, before any cut: the round emitted ``accepted + 1`` tokens before it.
-        expected_accepted: Expectation of ``accepted`` over the acceptance randomness.
-        seconds: Time of each stage of the round, if timing is on. Rows that share the round carry the same
+        accepted: Accepted nodes before any cut. Before the cut, the round emitted ``accepted + 1`` tokens.
+        expected_accepted: The expected value of ``accepted``, given the draft tree.
+        seconds: Seconds of each stage of the round, if timing is on. Rows that share the round carry the same
             figures: do not add them up over rows.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
         error: What went wrong in the round, in one sentence, if anything did. Without a ``finish_reason``, the drafts

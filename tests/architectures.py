@@ -1,6 +1,6 @@
 """A tiny random model of any type that transformers knows, the comparison that it must pass, and the table of results.
 
-    python -m tests.architectures      try every type; write this transformers version's column of docs/MODELS.md
+    python -m tests.architectures      try every type; write this transformers version's column of docs/models.md
 
 Most configurations become small by the same few fields, whatever their type (``SMALL``); ``OVERRIDES`` has what a type
 needs besides, and the settings that make it use what is special about it (windows, chunks, indexers) in a short row.
@@ -267,7 +267,7 @@ def _plain(model: PreTrainedModel, row: torch.Tensor, path: torch.Tensor) -> tor
     return model(input_ids=torch.cat([row, path])[None], use_cache=False).logits[0, -1]
 
 
-TABLE = Path(__file__).parent.parent / "docs" / "MODELS.md"
+TABLE = Path(__file__).parent.parent / "docs" / "models.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])
 
 
@@ -308,7 +308,7 @@ def _sentence(text: str) -> str:
 
 
 def read_table() -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The versions of the table in docs/MODELS.md, and every row by model type: cells by version, and ``"why not"``."""
+    """The versions of the table in docs/models.md, and every row by model type: cells by version, and ``"why not"``."""
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return head[1:-1], {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}

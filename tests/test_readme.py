@@ -1,37 +1,53 @@
-"""What the documents show has to work: Python blocks run, commands exist and their configuration resolves.
+"""What the documents show has to work: Python blocks run, commands exist, and files that are named are there.
 
-Every fenced block in README.md and CONTRIBUTING.md is ``python``, ``bash`` or ``text``. Python blocks run in order in
-one namespace, as in a notebook. Commands are not run to their end, which the experiments' own tests do, but resolved:
-a make target has to be in the Makefile, an application has to compose its configuration. A command of which this file
-does not know how to check it fails.
+Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that includes
+a file of conf/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are not run to
+their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an application has
+to compose its configuration. A command that this file does not know how to check fails.
+
+``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """
 
+import gc
 import importlib
+import importlib.util
+import itertools
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 
+import specdec
 from benchmarks.options import parse
 from experiments.app.config import CONF
+from specdec.doctor.__main__ import parse as parse_doctor
+from specdec.interfaces import Verifier
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
+MOST_LINES = 150
+"""What a visitor reads of a README."""
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text()
 
 
 def blocks(document: str) -> list[tuple[int, str, str]]:
-    """Line number, language and text of every fenced block."""
-    text = (ROOT / document).read_text()
+    """Returns line number, language and text of every fenced block."""
+    text = text_of(document)
     found = list(re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(found), f"{document} has a fence that does not close"
     return [(text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2]) for match in found]
 
 
 def commands() -> list[tuple[str, str]]:
-    """Place and text of every command in a ``bash`` block."""
+    """Returns place and text of every command in a ``bash`` block."""
     found = []
     for document in DOCUMENTS:
         for line, language, text in blocks(document):
@@ -42,34 +58,70 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
+WITH_PYTHON = [document for document in DOCUMENTS if any(language == "python" for _, language, _ in blocks(document))]
+
+
+def test_the_guides_have_examples() -> None:
+    wanted = {"README.md", "docs/index.md", "docs/library.md", "docs/write-a-drafter.md", "docs/write-a-rule.md"}
+    assert wanted <= set(WITH_PYTHON)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
-    for line, language, _ in blocks(document):
-        assert language in ("python", "bash", "text"), f"{document}:{line}: a block of {language!r} is not checked"
+    for line, language, text in blocks(document):
+        place = f"{document}:{line}"
+        assert language in ("python", "bash", "text", "yaml"), f"{place}: a block of {language!r} is not checked"
+        if language == "yaml":
+            included = re.fullmatch(r'--8<-- "(conf/[\w/]+\.yaml)"\n', text)
+            assert included and (ROOT / included[1]).is_file(), f"{place}: yaml blocks include a file of conf/"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", WITH_PYTHON)
 def test_python_blocks_run(document: str) -> None:
     namespace: dict[str, Any] = {"__name__": document}
-    for line, language, text in blocks(document):
-        if language == "python":
-            # Blank lines before the block, so that a traceback names the line of the document.
-            exec(compile("\n" * line + text, document, "exec"), namespace)
+    try:
+        for line, language, text in blocks(document):
+            if language == "python":
+                # Blank lines before the block, so that a traceback names the line of the document.
+                exec(compile("\n" * line + text, document, "exec"), namespace)
+    finally:
+        # Refusals name every rule that has been defined, so a page's own rules must not outlive its test.
+        namespace.clear()
+        gc.collect()
+    assert not [rule for rule in Verifier.__subclasses__() if rule.__module__ == document]
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+
+
+def jobs(words: list[str]) -> Iterator[list[str]]:
+    """Yields the overrides of every job: of a sweep (``-m``) one for each combination of ``name=a,b``."""
+    if "-m" not in words:
+        yield words
+        return
+    choices = []
+    for word in words:
+        name, _, values = word.partition("=")
+        if word != "-m":
+            several = [values] if values.startswith("[") else values.split(",")
+            choices.append([f"{name}={value}" for value in several])
+    for job in itertools.product(*choices):
+        yield list(job)
 
 
 @pytest.mark.parametrize(("place", "command"), commands(), ids=lambda value: str(value))
 def test_commands_resolve(place: str, command: str) -> None:
     words = shlex.split(command, comments=True)
     if words[0] == "make":
-        variables = set(re.findall(r"^([A-Z_]+) \?=|\$\(([A-Z_]+)\)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        variables = set(re.findall(r"^([A-Z_]+) \?=|\$\(([A-Z_]+)\)", text_of("Makefile"), re.MULTILINE))
         for word in words[1:]:
             name, assigned, _ = word.partition("=")
             known = {name for pair in variables for name in pair} if assigned else make_targets()
             assert name in known, f"{place}: the Makefile has no {name!r}"
+        return
+    if words[:3] == ["python", "-m", "specdec.doctor"]:
+        parse_doctor(words[3:])  # raises for an argument that it does not understand
         return
     if words[:2] == ["python", "-m"] and words[2].startswith("experiments."):
         module, arguments = words[2], words[3:]
@@ -82,31 +134,80 @@ def test_commands_resolve(place: str, command: str) -> None:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose(module.removeprefix("experiments."), overrides=arguments)
-    assert composed, f"{place}: {command} has no configuration"
+    for job in jobs(arguments):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose(module.removeprefix("experiments."), overrides=job)
+        assert composed, f"{place}: {command} has no configuration"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_the_text_names_exists(document: str) -> None:
-    text = (ROOT / document).read_text()
+    text = text_of(document)
     for target in re.findall(r"`make ([a-z-]+)", text):
         assert target in make_targets(), f"{document} names make {target}, which the Makefile does not have"
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / link).exists(), f"{document} links to {link}, which does not exist"
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", text):
+        there = (ROOT / document).parent / link
+        assert there.exists(), f"{document} links to {link}, which does not exist"
     # x.py and x.yaml stand for the reader's own file.
-    for path in re.findall(r"`((?:specdec|drafters|verifiers|experiments|conf|tests|\.ci)/[\w./-]+)`", text):
-        if Path(path).stem not in ("x", "bigram"):
+    for path in re.findall(r"`((?:specdec|drafters|verifiers|experiments|conf|tests|docs|\.ci)/[\w./-]+)`", text):
+        if Path(path).stem != "x":
             assert (ROOT / path).exists(), f"{document} names {path}, which does not exist"
 
 
-def test_the_file_tree_is_complete() -> None:
-    tree = next(text for _, language, text in blocks("README.md") if language == "text" and "specdec/" in text)
-    listed = set(re.findall(r"^  ([\w/]+(?:\.py)?)", tree, re.MULTILINE))
-    there = {path.name + "/" * path.is_dir() for path in (ROOT / "specdec").iterdir()} - {"__init__.py", "__pycache__/"}
-    assert listed == there, f"the README's tree and specdec/ differ in {sorted(listed ^ there)}"
-    for package in ("drafters", "verifiers"):
-        names = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
-        line = next(text for text in re.split(r"\n(?=\S)", tree) if text.startswith(package))
-        missing = sorted(name for name in names if name not in line)
-        assert not missing, f"the README's tree leaves {missing} out of {package}/"
+def test_the_readme_is_short() -> None:
+    lines = len(text_of("README.md").splitlines())
+    assert lines <= MOST_LINES, f"README.md has {lines} lines, and at most {MOST_LINES} are read: move some to docs/"
+
+
+def test_the_readme_and_the_results_page_show_the_same_figures() -> None:
+    _, _, rest = text_of("README.md").partition("<!-- results:begin")
+    table, end, _ = rest.partition("<!-- results:end -->")
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert end and len(rows) > 2, "the README has the table of the demo between its two marks"
+    shown = text_of("docs/results.md").splitlines()
+    missing = [row for row in rows if row not in shown]
+    assert not missing, f"docs/results.md does not have these rows of the README's table: {missing}"
+
+
+def test_the_documentation_is_built_strictly() -> None:
+    recipe = re.search(r"^docs: [^\n]*\n\t([^\n]*)", text_of("Makefile"), re.MULTILINE)
+    assert recipe, "the Makefile has a target docs"
+    words = recipe[1].split()
+    assert "--strict" in words, "a broken link must be an error"
+    assert not {"-q", "--quiet"} & set(words), "mkdocs counts no warnings with --quiet, so --strict would find nothing"
+
+
+def test_every_configuration_file_is_shown() -> None:
+    included = set(re.findall(r'--8<-- "(conf/[^"]+)"', text_of("docs/configuration.md")))
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
+    assert included == there, f"docs/configuration.md and conf/ differ in {sorted(included ^ there)}"
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    entries = re.findall(r"^::: (\S+)", "\n".join(text_of(page) for page in PAGES), re.MULTILINE)
+    missing = set(specdec.__all__) - {entry.rpartition(".")[2] for entry in entries}
+    assert not missing, f"docs/api/ leaves out {sorted(missing)}"
+    for entry in entries:
+        module, _, name = entry.rpartition(".")
+        package = importlib.import_module(module)
+        there = hasattr(package, name) or importlib.util.find_spec(entry) is not None
+        assert there, f"docs/api/ has {entry}, which does not exist"
+
+
+def test_the_file_map_is_complete() -> None:
+    listed: set[str] = set()
+    for _, _, text in blocks("docs/files.md"):
+        above: list[str] = []
+        for line in text.splitlines():
+            name, _, description = line.strip().partition(" ")
+            depth = (len(line) - len(line.lstrip())) // 2
+            above[depth:] = [name]
+            listed.add("".join(above))
+            assert description.strip() or depth == 0, f"docs/files.md says nothing of {name}"
+    packages = ("specdec", "drafters", "verifiers", "experiments", "benchmarks")
+    there: set[str] = set()
+    for file in itertools.chain.from_iterable((ROOT / package).rglob("*.py") for package in packages):
+        path = file.relative_to(ROOT)
+        there.add(path.parent.as_posix() + "/" if file.stem == "__init__" else path.as_posix())
+    shown = {path for path in listed if path.split("/")[0] in packages}
+    assert shown == there, f"docs/files.md and the packages differ in {sorted(shown ^ there)}"

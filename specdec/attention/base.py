@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """How far back the queries of a layer see: a window, a chunk of the row, or (None) everything."""
+    """How far back the queries of a layer see: a window, or a chunk of the row; everything if both are None."""
 
     window: int | None = None
     chunk: int | None = None
@@ -26,7 +26,7 @@ class AttentionState:
     """What a backend has prepared for one forward.
 
     Attributes:
-        masks: One per reach of the model's layers, in the order of ``ModelPlan.distinct_reaches``.
+        masks: One for each reach that the model's layers have, in the order of ``ModelPlan.distinct_reaches``.
     """
 
     masks: list[Tensor]
@@ -42,13 +42,13 @@ class AttentionState:
 class AttentionBackend(ABC):
     """One way of computing attention over the cache.
 
-    Before a model runs, ``prepare`` makes what the forward needs once for all layers. The model's layers then call the
-    attention function that transformers knows by ``name``. A backend that is ``replayable`` also answers ``attend``,
-    which a replayed forward calls in its place.
+    Before a model runs, ``prepare`` makes what all layers need. The layers then call the attention function that
+    transformers knows by ``name``. A backend that is ``replayable`` also has ``attend``, which a replayed forward calls
+    instead of that function.
 
     Attributes:
-        name: What the model's configuration is switched to during our forwards.
-        replayable: ``attend`` works.
+        name: The name of the attention function in transformers, to which the model is switched during our forwards.
+        replayable: Whether the backend has ``attend``.
     """
 
     name: str
@@ -56,7 +56,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
-        """Returns what all layers of a forward share. The cache has been aimed at the batch."""
+        """Returns what all layers of a forward share. ``cache.aim(batch)`` has been called before."""
 
     def attend(
         self,
@@ -91,5 +91,5 @@ class AttentionBackend(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be replayed")
 
     def check(self, model: Any) -> str | None:
-        """Returns why a model cannot use this backend, or None; whether its numbers are right, a trial shows."""
+        """Returns why a model cannot use this backend, or None. A trial shows later whether its numbers are right."""
         return None

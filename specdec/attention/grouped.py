@@ -1,7 +1,7 @@
 """Grouped-query attention that reads each key and value head once.
 
 Transformers' SDPA path copies K and V to the number of query heads whenever there is a mask and more than one
-query. Here the query heads of a group are laid along the query axis instead: the same products, no copy. Logit
+query. Here the query heads that share a key head are laid along the query axis: the same products, no copy. Logit
 softcapping (Gemma-2) and attention sinks (gpt-oss), which SDPA refuses, run as plain matrix products.
 """
 
@@ -33,7 +33,7 @@ _notes: ContextVar[list[int] | None] = ContextVar("groups", default=None)
 
 
 class GroupedAttention(AttentionBackend):
-    """This file's function with a dense mask, its rows repeated once per query head of a group."""
+    """This file's function with a dense mask, whose rows are repeated for every query head that shares a key head."""
 
     name = NAME
     replayable = True
@@ -56,7 +56,7 @@ class GroupedAttention(AttentionBackend):
         scaling: float | None,
         softcap: float | None,
     ) -> Tensor:
-        """Attention run by run of consecutive slots, so that no key or value is copied."""
+        """See ``AttentionBackend.attend``. Consecutive slots are attended to together, so that nothing is copied."""
         cache.write(layer, key, value)
         rows = state.masks[mask]
         if len(cache.segments) == 1:
@@ -70,7 +70,7 @@ class GroupedAttention(AttentionBackend):
         return torch.cat(outputs)
 
     def check(self, model: Any) -> str | None:
-        """Models say whether they take an attention function."""
+        """See ``AttentionBackend.check``. Models say themselves whether they take an attention function."""
         if getattr(model, "_supports_attention_backend", False):
             return None
         return f"{model.config.model_type} does not take an attention function"
@@ -78,10 +78,10 @@ class GroupedAttention(AttentionBackend):
 
 @contextmanager
 def noted_groups() -> Iterator[list[int]]:
-    """Note how many query heads share a key head, for every call meanwhile: one number per layer.
+    """Note, during the ``with`` block, how many query heads share a key head in each call: one number per layer.
 
-    Only a call tells: a configuration may leave the number out, or name it for keys that are expanded first. And
-    calls meanwhile are checked for arguments that this function does not know.
+    Only a call shows it: a configuration may leave the number out, or the model may expand its keys first. The calls
+    are also checked for arguments that this function does not know.
     """
     groups: list[int] = []
     token = _notes.set(groups)
@@ -109,15 +109,15 @@ def grouped_attention(
         query: One row per query head.
         key: Not repeated.
         value: Not repeated.
-        attention_mask: Additive. For all heads alike (``mask_head`` 1, ``rows`` either query, or repeated for a number
-            of heads: the runner repeats it once for all layers), or one per query head, where a model adds to it.
+        attention_mask: Additive. Either one for all heads (``mask_head`` is 1; its rows may be repeated for the heads
+            of a group, once for all layers), or one per query head, for models that add a bias.
         scaling: Factor of the scores; ``head_dim ** -0.5`` when None.
         softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
         s_aux: Attention sinks, one logit per head that takes part in the softmax and has no value.
-        **kwargs: Position ids and the like, which the mask has already.
+        **kwargs: Position ids and the like, which the mask contains already.
 
     Raises:
-        TypeError: While groups are noted: a tensor among ``kwargs`` would be ignored.
+        TypeError: A tensor among ``kwargs`` would be ignored. (Checked in ``noted_groups`` only.)
     """
     noted = _notes.get()
     if noted is not None:
@@ -136,7 +136,7 @@ def attend(
     softcap: float | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch query head value_dim"]:
-    """``grouped_attention`` without the conventions of transformers."""
+    """Returns what ``grouped_attention`` does, without the conventions of transformers."""
     batch, heads, queries, head_dim = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
@@ -169,10 +169,10 @@ def _check_arguments(kwargs: Mapping[str, object]) -> None:
 def _group_mask(
     mask: Float[Tensor, "batch mask_head rows key"], kv_heads: int, groups: int, queries: int
 ) -> Float[Tensor, "batch _ grouped key"]:
-    """The mask's rows in the order of the queries: head-major within a group."""
+    """Returns the mask with its rows in the order of the queries: head by head within a group."""
     if mask.shape[1] > 1:
         return mask[:, :, :queries].reshape(mask.shape[0], kv_heads, groups * queries, mask.shape[3])
-    if mask.shape[2] != groups * queries:  # this layer has other groups than most, so its mask is made here
+    if mask.shape[2] != groups * queries:  # this layer has groups of another size than most layers
         mask = mask[:, :, :queries].repeat(1, 1, groups, 1)
     return mask
 
@@ -184,11 +184,11 @@ def _sdpa(
     mask: Float[Tensor, "batch mask_head rows key"],
     scaling: float | None,
 ) -> Float[Tensor, "batch kv_head rows value_dim"]:
-    """SDPA, around a weakness of its bfloat16 kernel on CPUs.
+    """Returns SDPA's result, avoiding a weakness of its bfloat16 kernel on CPUs.
 
-    It is slowest for a single row of queries: slower than for two, and up to five times slower than float32's, copies
-    of K and V included (torch 2.13, AVX512-BF16). So one row runs in float32 while the copies fit into the caches of
-    the processor, and beyond that as two equal rows.
+    That kernel is slowest for a single row of queries: slower than for two, and up to five times slower than in
+    float32, even if K and V must be copied for that (torch 2.13, AVX512-BF16). So a single row runs in float32 as long
+    as the copies fit into the processor's caches, and as two equal rows beyond that.
     """
     sdpa = nn.functional.scaled_dot_product_attention
     single = query.shape[2] == 1 and query.dtype is torch.bfloat16 and query.device.type == "cpu"
@@ -201,16 +201,16 @@ def _sdpa(
     return sdpa(twice, key, value, attn_mask=mask.expand(-1, -1, 2, -1), scale=scaling)[:, :, :1]
 
 
-_MOST_COPIED = 2**21  # keys x width, over heads and slots: 8 MB in float32, and as much of values
+_MOST_COPIED = 2**21  # numbers in K, over heads and slots: 8 MB in float32; V takes as much again
 
 
 def _products_are_faster(
     query: Float[Tensor, "batch kv_head rows head_dim"], key: Float[Tensor, "batch kv_head key head_dim"]
 ) -> bool:
-    """Whether two matrix products beat SDPA: on a CPU in bfloat16, for the queries of a tree, of many heads.
+    """Returns whether two matrix products beat SDPA: on a CPU in bfloat16, for the queries of a large tree.
 
-    SDPA's kernel converts blocks of keys and scores; from some 32 rows per key head on, products by oneDNN take up to
-    half of its time (torch 2.13, AVX512-BF16). Prefill has more rows, and would need their scores in memory.
+    SDPA's kernel converts blocks of keys and scores. From about 32 rows per key head on, oneDNN's products take as
+    little as half of its time (torch 2.13, AVX512-BF16). Prefill has more rows, whose scores would need much memory.
     """
     if query.device.type != "cpu" or query.dtype is not torch.bfloat16 or not 32 <= query.shape[2] <= 128:
         return False
@@ -218,5 +218,5 @@ def _products_are_faster(
 
 
 AttentionInterface.register(NAME, grouped_attention)
-# Our masks are complete when the model gets them; this entry only makes transformers hand them through.
+# The model is given complete masks; this entry only makes transformers pass them on.
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)

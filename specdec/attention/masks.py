@@ -18,10 +18,10 @@ def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: 
 
     Args:
         batch: The forward.
-        length: Key positions in all.
+        length: The number of key positions.
         plan: Knows the reaches and the dtype.
-        groups: How often the queries' rows are repeated: once per query head that shares a key head, where a backend
-            lays those heads along the query axis.
+        groups: How often the queries' rows are repeated, for a backend that lays the query heads which share a key head
+            along the query axis.
     """
     return [_mask(batch, length, plan.dtype, reach, groups) for reach in plan.distinct_reaches]
 
@@ -59,10 +59,10 @@ def tree_mask(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Float[Tensor, "batch 1 query key"]:
-    """What each query may attend to: 0 where it may, -inf where not.
+    """Returns what each query may attend to: 0 where it may, -inf where it may not.
 
-    Every row's cache holds a prefix of ``starts`` positions, all of it visible, and behind it the cells of the
-    tree (or of a prefill chunk), of which each query sees its ancestors and itself.
+    Every row's cache holds a prefix of ``starts`` positions, which all queries see, and behind it the cells of the
+    tree (or of a prefill chunk). Of these, each query sees itself and its ancestors.
 
     With a prefix of 2, cells root - a with a second child b of the root, and ``length`` 6::
 
@@ -73,8 +73,8 @@ def tree_mask(
     Args:
         starts: Position of each row's first cell.
         visible: Which cells each query sees. Each query must see at least one.
-        length: Key positions in all.
-        dtype: Of the mask, the model's.
+        length: The number of key positions.
+        dtype: The dtype of the mask, which is the model's.
         query_positions: Logical position of each query (start + depth); needed with a window or chunks.
         cell_positions: Logical position of each cell; needed with a window or chunks.
         window: A query sees keys less than this many positions back; None sees all.
@@ -112,13 +112,13 @@ def row_mask(
     *,
     groups: int,
 ) -> Float[Tensor, "1 1 grouped_query key"]:
-    """``tree_mask`` for one row whose layers see everything: quicker, because the host knows where the cells stand.
+    """Returns ``tree_mask`` for a single row without windows; quicker, because the host knows where its cells stand.
 
     Args:
         start: Position of the first cell.
         visible: Which cells each query sees.
-        length: Key positions in all: ``start`` and the cells, or fewer of them at the end of the cache.
-        dtype: Of the mask.
+        length: The number of key positions: ``start`` and the cells, or less at the end of the cache.
+        dtype: The dtype of the mask.
         groups: How often to repeat the queries' rows.
     """
     queries, cells = visible.shape

@@ -1,8 +1,7 @@
 """The models that ship with the package: a real trained target, a small drafter and Medusa heads.
 
-They exist so that every command of this project runs on real weights on a machine that has none. All three
-were made by ``python -m experiments.train``; ``MODEL_CARD.md`` beside this file records data, recipe
-and losses.
+With them every command of this project runs on trained weights without a download. All three were made by
+``python -m experiments.train``; ``MODEL_CARD.md`` beside this file has data, recipe and losses.
 """
 
 from pathlib import Path

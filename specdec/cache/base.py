@@ -1,4 +1,4 @@
-"""What a KV cache is to the engine, and the part of transformers' ``Cache`` that any of ours answers."""
+"""What a KV cache is to the engine, and the part of transformers' ``Cache`` that all of our caches implement."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from specdec.batch import ForwardBatch
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps per position."""
+    """What one layer stores per position."""
 
     key_heads: int
     key_dim: int
@@ -35,7 +35,7 @@ class UnsupportedError(ValueError):
 
 
 class _LayerStub:
-    """What transformers' mask code asks a layer for; our masks are made before it is reached."""
+    """What transformers' mask code reads of a layer. Our masks are made before that code runs."""
 
     is_sliding = False
     is_compileable = False
@@ -46,7 +46,7 @@ class _LayerStub:
 
 
 class OwnLayout(TransformersCache):
-    """A cache that only ``update`` and ``update_indexer`` write to, whatever its layers are."""
+    """A transformers cache without layer objects of its own: only ``update`` and ``update_indexer`` write to it."""
 
     def __init__(self, num_layers: int):
         # Not the parent's: it makes layer objects that keep tensors of their own.
@@ -78,9 +78,9 @@ def _segments(slots: bytes) -> tuple[Segment, ...]:
 
 
 def segments(host_slots: np.ndarray) -> tuple[Segment, ...]:
-    """Returns the runs of consecutive slots in a batch: ``[0, 1, 4, 5, 2]`` has rows 0-1, 2-3 and 4.
+    """Returns the runs of consecutive slots in a batch: in ``[0, 1, 4, 5, 2]`` these are rows 0-1, rows 2-3 and row 4.
 
-    A cache that keeps slots side by side can show a run without copying it.
+    A cache that stores slots side by side can show a run without copying it.
     """
     return _segments(np.ascontiguousarray(host_slots, dtype=np.int64).tobytes())
 
@@ -93,13 +93,13 @@ class Cache(OwnLayout, ABC):
     entries to their places.
 
     Attributes:
-        slots: How many requests it holds.
-        max_length: Committed positions of a slot at most.
-        positions: Positions of a slot, those for the nodes of a tree included.
+        slots: The number of slots.
+        max_length: The largest number of committed positions in a slot.
+        positions: The number of positions in a slot, including those for the nodes of a tree.
         bytes_per_position: Bytes that one position of one slot takes, over all layers.
-        segments: The runs of consecutive slots of the batch that it is aimed at, where it can show them without a
-            copy; one run of all rows otherwise.
-        length_used: A layer has asked how long the cache is, for which a ragged batch has no answer.
+        segments: The runs of consecutive slots in the batch of the next forward, if they can be shown without a copy;
+            otherwise one run with all rows.
+        length_used: Whether a layer has asked how long the cache is. A ragged batch has no answer to that.
     """
 
     slots: int
@@ -115,7 +115,7 @@ class Cache(OwnLayout, ABC):
 
         Args:
             slot: Its slot.
-            positions: Committed positions that it will need at most.
+            positions: The largest number of committed positions that it will need.
 
         Raises:
             ValueError: There is no room.
@@ -123,7 +123,7 @@ class Cache(OwnLayout, ABC):
 
     @abstractmethod
     def aim(self, batch: ForwardBatch) -> None:
-        """Say which forward comes: where it writes, and what it may read."""
+        """Prepare for a forward: where it writes, and what it may read."""
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -164,6 +164,6 @@ class Cache(OwnLayout, ABC):
         """Give back what ``reserve`` took."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
-        """What a model's layers call: ``write``, then ``read``."""
+        """Write, then read: this is what a model's layers call."""
         self.write(layer_idx, key_states, value_states)
         return self.read(layer_idx)

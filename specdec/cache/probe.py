@@ -1,4 +1,4 @@
-"""Finding out what a model keeps in a cache, by letting it run once with one that only looks."""
+"""Finds out what a model stores in a cache: the model runs once with a cache that only looks."""
 
 from torch import Tensor
 
@@ -6,10 +6,10 @@ from specdec.cache.base import LayerShape, OwnLayout
 
 
 class ShapeProbe(OwnLayout):
-    """Passes keys and values through and notes their shapes: how a model's cache needs are found out.
+    """Passes keys and values through and notes their shapes.
 
     Attributes:
-        shapes: One shape per layer that stores keys and values; a layer may have none, or borrow another's.
+        shapes: One shape per layer that stores keys and values. (A layer may store none, or use another layer's.)
         indexers: One shape per layer that selects the keys it sees by other keys (sparse attention).
     """
 

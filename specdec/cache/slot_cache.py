@@ -28,14 +28,14 @@ class SlotCache(Cache):
 
     Args:
         shapes: One shape per layer that stores keys and values.
-        max_batch_size: Slots.
+        max_batch_size: The number of slots.
         max_length: Committed positions per slot.
-        max_nodes: Further positions, for the nodes of a tree.
-        device: Where to put it.
+        max_nodes: Further positions per slot, for the nodes of a tree.
+        device: Where to put the cache.
         indexers: One shape per layer that selects keys by other keys.
 
     Raises:
-        ValueError: It does not fit into the device's free memory.
+        ValueError: The cache does not fit into the device's free memory.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SlotCache(Cache):
         return len(members), self.slots, self.positions
 
     def reserve(self, slot: int, positions: int) -> None:
-        """Nothing to take: every slot has its row. Refuses a request that is longer than the row."""
+        """Refuse a request that is longer than a slot's row. Nothing needs to be reserved: every slot has its row."""
         if positions > self.positions:
             raise ValueError(f"{positions} positions do not fit into the cache's {self.positions}: raise max_length")
 
@@ -104,7 +104,7 @@ class SlotCache(Cache):
         """Nothing to give back: the next request writes over it."""
 
     def aim(self, batch: ForwardBatch) -> None:
-        """Say which forward comes: where it writes, and how much of the rows it reads.
+        """Prepare for a forward: where it writes, and how much of the rows it reads.
 
         One row whose length the host knows is written as a slice; more rows, or unknown lengths, by an index.
         """
@@ -122,7 +122,7 @@ class SlotCache(Cache):
         else:
             self._start = -1
             cells = batch.lengths[:, None] + self._cells[width - nodes : width]
-            # The slots' own index stays right however the rows are cut into segments.
+            # This index holds however the rows are cut into segments.
             self._index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))
 
     def views(self, segment: Segment) -> dict[int, tuple[Tensor, Tensor]]:
@@ -157,7 +157,7 @@ class SlotCache(Cache):
             kept_values[self._index] = values.transpose(1, 2)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns all that attention may see: a view of consecutive slots, a copy of others."""
+        """Returns all that attention may see: a view if the slots are consecutive, otherwise a copy."""
         if len(self.segments) == 1:
             keys, values = self._layers[layer]
             return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
@@ -185,9 +185,10 @@ class SlotCache(Cache):
         return kept.index_select(0, self._batch.slots).narrow(1, 0, self.length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing a model may rely on: every row has its own length, and positions and masks are given.
+        """Returns 0, which a model must not rely on: every row has its own length, and positions and masks are given.
 
-        Models ask before they look at the positions they were given; layers ask to use it (``length_used``).
+        Models call this before they look at the positions they were given, which is harmless. If a layer calls it, it
+        wants to use the length (``length_used``).
         """
         self.length_used |= layer_idx > 0
         return 0
@@ -201,7 +202,7 @@ class SlotCache(Cache):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is kept, each ``[layer, slot, position, ...]``."""
+        """All tensors of the cache, each ``[layer, slot, position, ...]``."""
         return [*self.keys, *self.values, *self.indexer_keys]
 
     def commit(
@@ -228,10 +229,10 @@ _MOST_VIEWS = 256  # runs of slots whose views are kept
 
 
 def _by_head(size: tuple[int, int, int], heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of shape ``[layer, slot, position, head, dim]`` that lie head by head in memory.
+    """Returns zeros of shape ``[layer, slot, position, head, dim]`` that lie head by head in memory.
 
-    Attention multiplies one head's positions with its queries: they stand side by side, and slots and heads make one
-    batch of matrices without a copy. (Measured on a CPU in bf16 at 1024 positions: up to ten times faster.)
+    Attention multiplies the positions of one head with its queries. In this layout they stand side by side, and slots
+    and heads form one batch of matrices without a copy. (Up to ten times faster on a CPU in bf16 at 1024 positions.)
     """
     layers, slots, positions = size
     return torch.zeros(layers, slots, heads, positions, dim, dtype=dtype, device=device).transpose(2, 3)

@@ -94,7 +94,7 @@ def report(console: Console, times: Times) -> None:
 
 
 def show(console: Console, title: str, rows: Rows) -> None:
-    """Print rows as a table, or as plain lines where nobody looks at a terminal."""
+    """Print rows as a table, or as plain lines if the output is not a terminal."""
     if not console.is_terminal:
         lines = [f"{title}:", *(f"  {name}: {value}" for name, value in rows), ""]
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

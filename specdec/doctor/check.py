@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
 TOKENS = (1, 8)  # of a forward: plain decoding, and verifying a chain of seven
 PREFIX = 64  # tokens in the cache
 WARMUP = 30  # forwards before any is timed; a shape is captured after fewer
-TOLERANCE = 1.1  # how much slower than another a choice may be before it is called wrong: machines are never quiet
+TOLERANCE = 1.1  # a choice this much slower than another is not called wrong: machines are never quiet
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Way:
     """One way to run the model.
 
     Attributes:
-        dtype: Its dtype.
-        optimize: With packed weights and captured forwards, or the model's own code.
-        threads: How many torch uses.
+        dtype: The model's dtype.
+        optimize: Whether to use packed weights and captured forwards; False runs the model's own code.
+        threads: The number of threads that torch uses.
     """
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Verdict:
     """Whether a choice was the fast one here.
 
     Attributes:
-        right: It was, or was so nearly that a measurement cannot tell.
+        right: It was, or it was so close that a measurement cannot tell.
         text: One sentence with the ratios.
     """
 
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def ways(device: torch.device, *, default_threads: int) -> list[Way]:
-    """What to compare on a device; the first is what specdec chooses for a bfloat16 checkpoint."""
+    """Returns what to compare on a device; the first way is the one that specdec chooses for a bfloat16 checkpoint."""
     dtype = choose_dtype(torch.bfloat16, device).dtype
     threads = recommended_threads()
     others = [d for d in (torch.bfloat16, torch.float32) if d is not dtype]
@@ -92,14 +92,14 @@ def measure(
     seconds: float = 20.0,
     least: int = 5,
 ) -> Times:
-    """Time one-token and eight-token forwards of a random Llama, all ways in turn.
+    """Times forwards of one and of eight tokens of a random Llama, all ways in turn.
 
     Args:
-        compared: The ways.
-        device: Where.
-        sizes: The model's, as ``LlamaConfig`` takes them; None is ``SIZES``.
-        seconds: How long to go on; loading and warming up come on top.
-        least: Forwards of each way whatever the time.
+        compared: The ways to run the model.
+        device: Where to run it.
+        sizes: The model's sizes, as ``LlamaConfig`` takes them; None is ``SIZES``.
+        seconds: How long to measure; loading and warming up come on top.
+        least: The smallest number of forwards of each way, even if that takes longer.
 
     Raises:
         ValueError: The models do not fit into half of the free memory.
@@ -125,7 +125,7 @@ def measure(
                 for _ in range(WARMUP if way.optimize else 3):
                     forward()
         end = time.perf_counter() + seconds
-        # In turn, so that whatever else the machine does meanwhile falls on all alike.
+        # In turn, so that other work of the machine affects all ways alike.
         while time.perf_counter() < end or len(taken[compared[-1]][-1]) < least:
             for way in compared:
                 torch.set_num_threads(way.threads)
@@ -168,7 +168,7 @@ def _compare(what: str, ours: str, other: str, own: Sequence[float], others: Seq
 
 
 def _forward(model: LlamaForCausalLM, tokens: int, *, optimize: bool) -> Callable[[], None]:
-    """A forward of so many tokens over a prefix: the only place that knows how a runner is called."""
+    """Returns a forward of this many tokens over a prefix; only this function knows how a runner is called."""
     device = model.device
     runner = ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=max(TOKENS), optimize=optimize)
     ids = torch.arange(PREFIX, device=device)[None] % runner.vocab_size

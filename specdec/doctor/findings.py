@@ -1,4 +1,4 @@
-"""What was found of this machine, and what specdec chooses because of it, as rows of a table."""
+"""What was found out about this machine, and what specdec chooses because of it, as rows of a table."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ OPTIONAL = {
 
 
 def found(facts: Cpu | None = None) -> Rows:
-    """Returns what there is: processor, memory, GPUs, versions."""
+    """Returns what this machine has: processor, memory, GPUs, versions."""
     facts = facts or machine.cpu()
     memory = psutil.virtual_memory()
     rows = [

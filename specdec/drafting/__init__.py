@@ -1,1 +1,1 @@
-"""What any drafter needs that calls a model level by level down a tree: plans, draws, a cache of its own."""
+"""Parts for drafters that call a model level by level down a tree: plans, draws, a cache that follows the target."""

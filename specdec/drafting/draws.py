@@ -1,4 +1,4 @@
-"""Drawing the children of a level's nodes, by the law that their acceptance will be judged by."""
+"""Draws the children of a level's nodes, by the law that the acceptance rule is told."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,16 +23,16 @@ def drawn(
     uniform: Float[Tensor, "batch child"],
     law: DraftSampling,
 ) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
-    """Draw every parent's children (``IID`` or ``WITHOUT_REPLACEMENT``).
+    """Returns every parent's children, drawn at random (``IID`` or ``WITHOUT_REPLACEMENT``).
 
     Args:
-        q: What they are drawn from.
-        level: Whose children.
-        uniform: One number per child.
-        law: How.
+        q: The distributions that the children are drawn from.
+        level: The level of the parents.
+        uniform: One random number per child.
+        law: How siblings are drawn.
 
     Returns:
-        The tokens; and which children exist, where q may run out of tokens.
+        The tokens, and which children exist; None if all do. (Without replacement, q may run out of tokens.)
     """
     if law is DraftSampling.IID or level.width == 1:
         weights = q if level.one_each else q.index_select(1, level.row_of)

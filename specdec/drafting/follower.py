@@ -19,14 +19,14 @@ _LAST = Wants(logits=1)
 class Follower:
     """Keeps a drafting model's cache in step with what the target has committed.
 
-    For every slot it is known up to which position keys and values are right. The last committed token may be missing,
-    because it was a leaf of the tree and never forwarded: ``root_logits`` forwards it again with the root. More is
-    missing where rounds went by without a draft (``catch_up``).
+    It keeps, for every slot, the position up to which keys and values are right. The last committed token may be
+    missing, because it was a leaf of the tree and never forwarded; ``root_logits`` forwards it together with the root.
+    More is missing after rounds without a draft; ``catch_up`` forwards that.
 
     Args:
         runner: The drafting model.
-        max_batch_size: Slots.
-        to_model: Token ids as the model has them.
+        max_batch_size: The number of slots.
+        to_model: Turns the target's token ids into the model's.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Follower:
         self._known[slot] = 0
 
     def release(self, slot: int) -> None:
-        """Forget a row, which may hold NaN."""
+        """Forget a row. Its entries are cleared, because they may be NaN."""
         cache = self.runner.cache
         nodes = cache.positions - cache.max_length
         cache.clear(slot, stop=int(self._known[slot]) + 1 + nodes)
@@ -54,7 +54,7 @@ class Follower:
 
         Args:
             committed: What became final.
-            in_place: Accepted nodes stand where they belong already, as along a chain.
+            in_place: Whether accepted nodes stand in their final places already, as in a chain.
         """
         counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
         last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
@@ -124,8 +124,8 @@ class Follower:
 
         Args:
             slots: The rows.
-            tokens: Of the nodes to forward.
-            topology: Of all nodes so far; those to forward are its last.
+            tokens: The tokens of the nodes to forward.
+            topology: The topology of all nodes so far; the nodes to forward are its last ones.
         """
         output = self.runner.run(
             ForwardBatch(

@@ -14,19 +14,20 @@ class Level:
 
     Attributes:
         depth: Depth of the nodes to forward.
-        start, stop: Nodes to forward: from the first parent to the last. Childless ones between go along, because a
-            forward's nodes are consecutive.
-        topology: Of all nodes before ``stop``, of which those to forward are the last.
-        parents: Nodes with children; with ``leaves``, all of this depth.
-        rows: Which of the forwarded nodes the parents are; None if they are all.
-        parents_at: The parents as a slice, where they stand side by side; else as indices.
+        start: The first node to forward, which is the first parent.
+        stop: One more than the last parent. Nodes without children between the parents are forwarded as well, because
+            the nodes of a forward are consecutive.
+        topology: The topology of all nodes before ``stop``; the nodes to forward are its last ones.
+        parents: The nodes of this depth that have children; with ``leaves``, all nodes of this depth.
+        rows: Which of the forwarded nodes are parents; None if all are.
+        parents_at: The parents as a slice if they stand side by side, otherwise as indices.
         children_at: All their children, which always stand side by side.
         parent_of: Parent of each child, as a node.
         row_of: Parent of each child, as an index into ``parents``.
         rank_of: Sibling rank of each child.
-        by_rank: For every rank, the children of that rank (indices into the children) and their parents' rows.
-        one_each: Every parent has one child.
-        width: Most children of a parent; 0 at the last level, which is there with ``leaves``.
+        by_rank: For every rank, the children of that rank (as indices into the children) and their parents' rows.
+        one_each: Whether every parent has one child.
+        width: The largest number of children of a parent; 0 at the last level, which exists only with ``leaves``.
     """
 
     def __init__(self, shape: TreeShape, depth: int, device: torch.device, *, leaves: bool):
@@ -65,7 +66,7 @@ class LevelPlan:
     Args:
         shape: The shape.
         device: Where the index tensors are.
-        leaves: Forward the deepest nodes, too, because q is wanted there.
+        leaves: Whether to forward the deepest nodes, too, because q is wanted there.
     """
 
     def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool = False):

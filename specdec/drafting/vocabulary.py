@@ -1,4 +1,4 @@
-"""A drafter's vocabulary beside the target's: whether ids mean the same, and what to do where widths differ."""
+"""Compares a drafter's vocabulary with the target's, and translates ids where only the widths differ."""
 
 from jaxtyping import Int
 from torch import Tensor
@@ -11,14 +11,14 @@ MOST_PADDING = 512
 
 
 class VocabularyMap:
-    """Token ids between a drafter and a target whose ids mean the same but whose widths may differ (padding).
+    """Translates token ids between a drafter and a target that mean the same, but whose logits differ in width.
 
     Args:
         drafter: Width of the drafter's logits.
         target: Width of the target's.
 
     Attributes:
-        common: Ids below this are in both.
+        common: The smaller width: ids below it exist in both vocabularies.
         target: Width of the target's logits.
     """
 
@@ -27,7 +27,7 @@ class VocabularyMap:
         self.common = min(drafter, target)
 
     def to_drafter(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Returns the drafter's ids. What it lacks becomes its last token: a bad draft, never a wrong output."""
+        """Returns the drafter's ids. An id that it lacks becomes its last token: a bad draft, never a wrong output."""
         return tokens if self.drafter >= self.target else tokens.clamp(max=self.drafter - 1)
 
 
@@ -35,9 +35,9 @@ def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, 
     """Refuse a drafter whose token ids mean other text than the target's.
 
     Args:
-        name: Of the drafter.
-        tokenizer: Its tokenizer, if it has one; without, only the widths can be compared.
-        width: Width of its logits.
+        name: The drafter's name, for the message.
+        tokenizer: Its tokenizer. If it has none, only the widths can be compared.
+        width: The width of its logits.
         target: The target.
 
     Raises:

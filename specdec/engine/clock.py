@@ -1,4 +1,4 @@
-"""Where a round's time goes, by stage. Free when off; CUDA events (no synchronization of their own) on a GPU."""
+"""Where a round's time goes, by stage. Costs nothing when off; on a GPU it uses events, which do not synchronize."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class StageTimer:
 
     Args:
         device: Where the work runs.
-        enabled: Off, every stage is a null context.
+        enabled: Whether to measure anything.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool):
@@ -41,10 +41,10 @@ class StageTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Seconds by stage since the last call.
+        """Returns the seconds of every stage since the last call.
 
-        On CUDA, call it when the round's results have been copied to the host: stages that end later are left
-        for the next call.
+        On CUDA, call it when the round's results have been copied to the host. Stages that end later are reported
+        by the next call.
         """
         waiting = []
         for name, begin, end in self._events:

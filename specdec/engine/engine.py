@@ -81,7 +81,7 @@ class Engine:
             verifier.check(drafter)
             ownership.check_free(drafter)
             self._speculative = Mode.speculative(drafter, verifier)
-        # Outside of inference mode, whoever builds this in it: state is written in both.
+        # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
                 target.model,
@@ -92,7 +92,7 @@ class Engine:
                 optimize=optimize,
             )
             if drafter is not None and verifier is not None:
-                # Only a rule that reads q at the leaves asks for it, and it has checked that the drafter can.
+                # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.
                 needs = {"leaf_probs": True} if verifier.needs_leaf_probs else {}
                 drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length, **needs)
                 ownership.take(drafter, self)
@@ -123,11 +123,11 @@ class Engine:
             speculate: False decodes plainly, on the same cache and by the same loop.
 
         Returns:
-            One per prompt and sample: the ``n`` samples of a prompt stand together, in the prompts' order.
+            One completion per prompt and sample. The ``n`` samples of a prompt stand together, in the prompts' order.
         """
         requests = self._intake.requests(prompts, sampling, speculate=speculate)
         steps: dict[int, list[Step]] = {request.id: [] for request in requests}
-        with steady():  # nobody else's code runs until all have ended
+        with steady():  # only this project's code runs until all requests have ended
             for step in self._drain(requests):
                 steps[step.request].append(step)
         return [completion(request, steps[request.id]) for request in requests]
@@ -139,7 +139,7 @@ class Engine:
         *,
         speculate: bool = True,
     ) -> Iterator[Step]:
-        """Like ``generate``, yielding every request's steps as they happen; ids count up in the prompts' order."""
+        """Yields the steps of all requests as they happen, otherwise like ``generate``. Ids have the prompts' order."""
         yield from self._drain(self._intake.requests(prompts, sampling, speculate=speculate))
 
     def submit(
@@ -156,20 +156,20 @@ class Engine:
         return request.id
 
     def abort(self, request_id: int) -> None:
-        """Drop a request, waiting or running; unknown and finished ids are ignored."""
+        """Drop a request that waits or runs; unknown and finished ids are ignored."""
         self._abort({request_id})
 
     @property
     def unfinished(self) -> int:
-        """Requests that wait or run."""
+        """The number of requests that wait or run."""
         return len(self._scheduler) + sum(request is not None for request in self._running)
 
     def weights_changed(self) -> None:
-        """Tell that the target's weights were changed where that cannot be seen (see ``ModelRunner``)."""
+        """Report that the target's weights were changed in a way that cannot be noticed (see ``ModelRunner``)."""
         self.runner.weights_changed()
 
     def close(self) -> None:
-        """Drop all requests and let go of the drafter, which another engine may have then."""
+        """Drop all requests and release the drafter, so that another engine can use it."""
         self._abort({*self._scheduler.waiting(), *(request.id for request in self._running if request is not None)})
         if self.drafter is not None:
             ownership.release(self.drafter, self)
@@ -186,20 +186,20 @@ class Engine:
     # ---------------------------------------------------------------- the loop
 
     def step(self) -> list[Step]:
-        """One turn: fill free slots, prefill a chunk of each new prompt, and one round of all that are ready.
+        """Run one turn: fill free slots, prefill a chunk of each new prompt, and play a round for all others.
 
         A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. If something fails that
         concerns all requests (the model, the drafter), the error is raised, and the next call returns their last steps.
 
         Returns:
-            The steps of submitted requests; those of ``generate`` and ``stream`` go there.
+            The steps of submitted requests. Calls of ``generate`` and ``stream`` get the steps of their own requests.
         """
         if self.unfinished or not self._delivery.waiting:
             self._advance()
         return self._delivery.take()
 
     def _advance(self) -> None:
-        """One turn, whose steps go to whoever waits for them."""
+        """Run one turn and deliver its steps to the callers that wait for them."""
         self._check_open()
         try:
             with torch.inference_mode(), steady():
@@ -252,9 +252,9 @@ class Engine:
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
     def _commit(self, played: Played, slots: Slots) -> Committed | None:
-        """Make the accepted path final, in the cache and in the slots; returns what the drafter is told of it."""
+        """Make the accepted path final, in the cache and in the slots; returns what the drafter is told about it."""
         read, tree, verdict = played.read, played.tree, played.verdict
-        if tree.width > 1 and not tree.in_line:  # along a line everything stands in its place already
+        if tree.width > 1 and not tree.in_line:  # in a chain everything stands in its final place already
             self.runner.cache.commit(slots.index, slots.lengths, verdict.path)
         starts = slots.host_lengths.copy()
         told = np.flatnonzero(slots.host_drafting & read.valid)
@@ -298,7 +298,7 @@ class Engine:
                 self._slots.start(slot)
 
     def _prefill(self) -> None:
-        """One chunk of every prompt that is not in the cache yet."""
+        """Prefill one chunk of every prompt that is not in the cache yet."""
         pending = [r for r in self._running if r is not None and not self._slots.is_running(r.slot)]
         if not pending:
             return
@@ -324,7 +324,7 @@ class Engine:
             self.drafter.release(request.slot)
 
     def _fail(self, error: BaseException) -> list[Step]:
-        """End all running requests, whose state nobody knows; returns their last steps."""
+        """End all running requests, whose state is unknown after an error; returns their last steps."""
         message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         steps = []
         for request in self._running:
@@ -341,7 +341,7 @@ class Engine:
     # ---------------------------------------------------------------- requests
 
     def _drain(self, requests: list[Request]) -> Iterator[Step]:
-        """Run until these requests have ended; whatever happens, none of them is left behind."""
+        """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
         self._check_open()
         listener = self._delivery.listen(request.id for request in requests)
         self._scheduler.add(requests)

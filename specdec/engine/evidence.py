@@ -1,4 +1,4 @@
-"""What a rule is shown of the target: p, but for two kinds of rules that say so (see ``Verifier``)."""
+"""What a rule is shown of the target: p, except for two kinds of rules that declare it (see ``Verifier``)."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from specdec.tree import DraftTree
 from specdec.types import Noise
 
 Evidence = Callable[[Tensor, Tensor, DraftTree, Slots], Tensor]
-"""``evidence(scores, target_probs, tree, slots)``: what takes the place of p, all ``[batch, node, vocab]``."""
+"""``evidence(scores, target_probs, tree, slots)`` returns what the rule sees instead of p, ``[batch, node, vocab]``."""
 
 
 def evidence_for(verifier: Verifier, *, speculating: bool) -> Evidence:
@@ -53,7 +53,7 @@ def at_temperature_one(
     tree: DraftTree,
     slots: Slots,
 ) -> Float[Tensor, "batch node vocab"]:
-    """Returns p, for greedy rows at temperature 1: a cascade decides by probabilities there, too."""
+    """Returns p, computed at temperature 1 for greedy rows, where a cascade decides by probabilities, too."""
     if not slots.sampling.any_greedy:
         return target_probs
     return distribution(scores, warmed(slots.sampling, slots.drafting))

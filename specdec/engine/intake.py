@@ -16,8 +16,8 @@ class Intake:
 
     Args:
         target: Encodes prompts, and knows the tokens that end an output.
-        max_length: Tokens of prompt and output together at most.
-        can_speculate: The engine has a drafter.
+        max_length: The largest number of tokens of prompt and output together.
+        can_speculate: Whether the engine has a drafter.
     """
 
     def __init__(self, target: Target, *, max_length: int, can_speculate: bool):
@@ -32,7 +32,7 @@ class Intake:
         """Returns the requests of a call, in the prompts' order, the samples of a prompt side by side.
 
         Raises:
-            ValueError: Something does not fit; names the prompt.
+            ValueError: A prompt or its parameters do not fit; names the prompt.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts is one string: give a list of prompts")
@@ -47,7 +47,7 @@ class Intake:
         for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
             try:
                 for sample in range(wanted.n):
-                    # A given stream's further samples are streams of their own, far from any other prompt's.
+                    # Further samples of a given stream get streams of their own, far from those of other prompts.
                     stream = len(made) if wanted.stream is None else wanted.stream + (sample << 40)
                     made.append(self._request(prompt, replace(wanted, stream=stream), speculate=speculate))
             except ValueError as error:
@@ -58,7 +58,7 @@ class Intake:
         """Returns one request, whose id is also its default stream.
 
         Raises:
-            ValueError: Something does not fit.
+            ValueError: The prompt or the parameters do not fit.
         """
         if sampling.n != 1:
             raise ValueError(

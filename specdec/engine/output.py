@@ -1,4 +1,4 @@
-"""From a round's results to steps: where the output ends, its text, and the completion that they add up to."""
+"""Turns a round's results into steps: where the output ends, and its text. Adds steps up to a completion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,22 +23,22 @@ class Outputs:
         self._texts: dict[int, Detokenizer] = {}
 
     def begin(self, request: Request) -> None:
-        """A request begins."""
+        """Begin the text of a request."""
         stop = tuple(request.sampling.stop)
         self._texts[request.id] = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
 
     def end(self, request: Request) -> None:
-        """A request has ended; one that never began is ignored."""
+        """Forget the text of a request that has ended; one that never began is ignored."""
         self._texts.pop(request.id, None)
 
     def step(self, request: Request, read: ReadBack, row: int, seconds: Mapping[str, float]) -> Step:
-        """Returns what a round did for a request, which takes the tokens.
+        """Returns what a round did for a request, and adds the tokens to the request.
 
         Args:
             request: The request.
             read: The round's results.
-            row: The request's.
-            seconds: The round's times.
+            row: The request's row in them.
+            seconds: The round's times, by stage.
         """
         accepted = int(read.num_accepted[row])
         step = Step(
@@ -71,17 +71,17 @@ class Outputs:
         Args:
             request: The request.
             message: What happened.
-            step: The round in which it did, if it got that far; its tokens are not taken.
+            step: The round in which it happened, if there was one; its tokens are dropped.
         """
         try:
             text = self._texts[request.id].flush() if request.id in self._texts else ""
-        except Exception:  # the tokenizer is what failed: there is no text to be had from it
+        except Exception:  # it was the tokenizer that failed, so there is no text
             text = ""
         step = step or Step(request=request.id, round=request.rounds, token_ids=())
         return replace(step, token_ids=(), logprobs=(), text=text, finish_reason="error", error=message)
 
     def _cut(self, request: Request, step: Step) -> Step:
-        """End the request where it ends inside the emitted tokens, and turn them into text."""
+        """Cut the emitted tokens where the request ends, and turn them into text."""
         reason = None
         tokens = step.token_ids
         for count, token in enumerate(tokens, start=1):
@@ -102,7 +102,7 @@ class Outputs:
 
 
 def completion(request: Request, steps: Sequence[Step]) -> Completion:
-    """Returns what a request's steps add up to; one that was dropped before its end is an error."""
+    """Returns what a request's steps add up to. A request that was dropped before its end is an error."""
     reason = steps[-1].finish_reason if steps else None
     return Completion(
         prompt_ids=tuple(request.prompt_ids),

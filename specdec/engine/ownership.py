@@ -1,4 +1,4 @@
-"""Which engine a drafter serves: its state is that engine's slots, so it serves one at a time."""
+"""Knows which engine a drafter serves. Its state belongs to that engine's slots, so it serves one at a time."""
 
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -16,7 +16,7 @@ def check_free(drafter: Drafter) -> None:
     """Refuse a drafter that serves a living engine.
 
     Raises:
-        ValueError: It does.
+        ValueError: The drafter serves another engine.
     """
     known = _owners.get(id(drafter))
     if known is not None and known[0]() is drafter and known[1]() is not None:

@@ -1,4 +1,4 @@
-"""Prompts into the cache, a chunk at a time."""
+"""Puts prompts into the cache, one chunk at a time."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,12 @@ def prefill(
 
     Args:
         runner: Runs the model.
-        requests: They have a slot each, and tokens left before the last one.
-        chunk: Tokens per prompt at most.
+        requests: Requests that have a slot, and tokens left before their last one.
+        chunk: The largest number of tokens per prompt.
         hidden_layers: Hidden states to return.
 
     Returns:
-        What was appended, row by row in the order of the requests.
+        What was appended: one row per request, in their order.
     """
     starts = np.array([request.prefilled for request in requests])
     counts = np.array([min(chunk, len(request.prompt_ids) - 1 - request.prefilled) for request in requests])

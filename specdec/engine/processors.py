@@ -1,12 +1,12 @@
 """A user's logits processors, applied at every node of a draft tree on the node's own path.
 
 transformers' processors take rows of equal length. The nodes of one depth make such rows: the sequence, then the
-path to the node. So a processor is shown at a node exactly what it would be shown in plain decoding, and the output
-stays exact. It must depend on nothing but the tokens and scores that it is given: one that counts its calls, or looks
-at the number of its row, does not work here.
+path to the node. So at every node a processor sees exactly what it would see in plain decoding, and the output stays
+exact. A processor must depend on nothing but the tokens and scores that it is given: one that counts its calls, or uses
+the number of its row, does not work here.
 
 This is a slow path: it calls every processor once per request and depth, and the host waits for the device each time.
-Temperature, top-k, top-p, min-p and the repetition penalty do not take it.
+Temperature, top-k, top-p, min-p and the repetition penalty are computed elsewhere, at full speed.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def apply_processors(
     """Returns the logits with every row's processors applied at its valid nodes.
 
     Args:
-        logits: After penalties, before temperature (transformers' order); float32.
+        logits: Logits after penalties and before temperature (transformers' order), in float32.
         tree: What is verified; a root-only tree in plain decoding.
         slots: The rows, with their processors and sequences.
     """
@@ -56,7 +56,7 @@ def process(
     """Returns the scores after all processors, one after the other.
 
     Raises:
-        ValueError: A processor returns scores of another shape. (Torch would spread a single row over all of them.)
+        ValueError: A processor returns scores of another shape. (Torch would repeat a single row for all of them.)
     """
     for processor in processors:
         processed = processor(input_ids, scores)

@@ -1,4 +1,4 @@
-"""One round: propose, verify, accept. What it decides is committed by the engine."""
+"""One round: propose, verify, accept. The engine then commits what the round has decided."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ def _nothing(slots: Slots) -> DraftTree:
 
 
 def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
-    """What the drafter proposes, without the nodes that are too deep for their row."""
+    """Returns what the drafter proposes, without the nodes that are too deep for their row."""
     tree = drafter.propose(slots)
     if tree.width > drafter.max_nodes + 1:
         raise ValueError(
@@ -123,7 +123,7 @@ def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
 def _processed(
     logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
 ) -> Float[Tensor, "batch node vocab"]:
-    """What ``distribution`` makes p of: logits with penalties and the user's own processors applied."""
+    """Returns the logits with penalties and the user's own processors applied, from which p is computed."""
     paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
     scores = adjust(logits, slots.sampling, paths)
     return apply_processors(scores, tree, slots) if any(slots.processors) else scores
@@ -131,13 +131,13 @@ def _processed(
 
 @dataclass(frozen=True, eq=False)
 class ReadBack:
-    """A round's results on the host, row by row: one copy, one synchronization.
+    """A round's results on the host, row by row, fetched in one copy with one synchronization.
 
     Attributes:
-        tokens: The emitted tokens; behind ``num_accepted + 1`` of them, padding.
+        tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
         logprobs: Their log-probabilities under p.
-        num_accepted: Accepted nodes.
-        expected_accepted: Their expectation, given the tree.
+        num_accepted: The number of accepted nodes.
+        expected_accepted: Its expected value, given the tree.
         proposed_nodes: Drafted nodes that were verified.
         proposed_depth: Depth of the longest branch.
         valid: False where logits on the path, or the rule's laws, were not finite: nothing else but the proposed nodes

@@ -7,9 +7,9 @@ from specdec.requests import Request
 
 
 class Scheduler(ABC):
-    """A policy of admission.
+    """Decides which waiting requests get free slots.
 
-    The engine adds requests, and asks at the beginning of every step whom to admit to its free slots.
+    The engine adds requests, and asks at the beginning of every step which of them to admit.
     """
 
     @abstractmethod
@@ -22,10 +22,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def admit(self, free_slots: list[int]) -> Iterator[tuple[int, Request]]:
-        """Yields slots and the requests that get them, which no longer wait then.
+        """Yields pairs of a slot and the request that gets it, which then no longer waits.
 
         Args:
-            free_slots: Ascending.
+            free_slots: The free slots, in ascending order.
         """
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Scheduler(ABC):
 
 
 class FirstComeFirstServed(Scheduler):
-    """Requests in the order in which they came, each into the first free slot."""
+    """Admits requests in the order in which they came, each to the first free slot."""
 
     def __init__(self) -> None:
         # A dict keeps the order and forgets a request without a search.

@@ -17,15 +17,15 @@ from specdec.slots import Slots
 class SlotTable:
     """State of all slots.
 
-    ``admit`` gives a slot to a request, ``prefilled`` counts the pieces of its prompt, and from ``start`` on it takes
-    part in rounds, each of which ends with ``advance`` on the device and ``advance_host`` on the host, until
-    ``release``.
+    ``admit`` gives a slot to a request, and ``prefilled`` counts how much of its prompt is in the cache. From ``start``
+    to ``release`` it takes part in rounds. Each round ends with ``advance`` on the device and ``advance_host`` on the
+    host.
 
     Args:
-        max_batch_size: Slots.
-        max_length: Positions of a slot.
-        vocab_size: Width of the target's logits.
-        device: The target's.
+        max_batch_size: The number of slots.
+        max_length: The number of positions in a slot.
+        vocab_size: The width of the target's logits.
+        device: The target's device.
     """
 
     def __init__(self, max_batch_size: int, max_length: int, vocab_size: int, device: torch.device):
@@ -61,7 +61,7 @@ class SlotTable:
         return len(self._params)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> None:
-        """Give a slot to a request (seeded), with nothing in its cache yet."""
+        """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet."""
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
         assert self._params[slot] is None, f"slot {slot} is taken"
         self._views.clear()
@@ -88,18 +88,18 @@ class SlotTable:
             self._seen[slot, torch.tensor(prompt_ids, device=self.device)] = True
 
     def prefilled(self, slot: int, length: int) -> None:
-        """The cache holds ``length`` tokens of the slot's prompt."""
+        """Note that the cache holds ``length`` tokens of the slot's prompt."""
         self._host_lengths[slot] = length
         self._lengths[slot] = length
 
     def start(self, slot: int) -> None:
-        """The prompt is in the cache but for its last token, the root: the slot takes part in rounds from now on."""
+        """Let the slot take part in rounds: all of its prompt is in the cache except the last token, the root."""
         self._views.clear()
         self._running[slot] = True
         self._roots[slot] = int(self._host_tokens[slot, self._host_lengths[slot]])
 
     def release(self, slot: int) -> None:
-        """The request in the slot has ended."""
+        """Free the slot, whose request has ended."""
         self._views.clear()
         self._params[slot] = None
         self._running[slot] = False
@@ -118,7 +118,8 @@ class SlotTable:
     def rows(self, host_index: np.ndarray) -> Slots:
         """Returns the state of some running slots for a round.
 
-        Of consecutive slots these are views, made once for as long as the same requests run; of others, copies.
+        For consecutive slots these are views, made once for as long as the same requests run. For others, they are
+        copies.
         """
         key = host_index.tobytes()
         first, last = int(host_index[0]), int(host_index[-1]) + 1
@@ -198,9 +199,9 @@ class SlotTable:
         """End a round on the device.
 
         Args:
-            rows: Of this round.
+            rows: The rows of this round.
             tokens: The root and the accepted path, padded with the root.
-            num_accepted: Length of the path.
+            num_accepted: The length of the path.
             next_token: The new root.
             valid: On the host: False where the round decided nothing, so that the row stays where it is.
         """

@@ -1,4 +1,4 @@
-"""Between text and tokens: prompts in, and output text as soon as it is final."""
+"""Turns prompts into tokens, and output tokens into text as soon as the text is final."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,8 +90,8 @@ class Detokenizer:
         """Take the next tokens and return the text that became final.
 
         When a stop string is complete, the text before it is returned, ``stopped_at`` is set, and all later tokens
-        are ignored. Of several stop strings the one that ends first counts, and of those that end together the
-        longest.
+        are ignored. If several stop strings are complete, the one that ends first counts; if several end together, the
+        longest of them.
         """
         if self._tokenizer is None or self.stopped_at is not None:
             return ""
@@ -153,7 +153,7 @@ class Detokenizer:
     def _find(self, text: str) -> int | None:
         """Returns where in the searched text the stop string begins that ends first.
 
-        Of several that end together it is the longest. A stop string may also stand in the shown text, across a sign.
+        If several end together it is the longest. A stop string may also stand in the shown text, across a sign.
         """
         found = [(begin + len(string), begin) for string in self._signed if (begin := text.find(string)) >= 0]
         if self._signs:
@@ -249,14 +249,14 @@ def _with_signs(stop: tuple[str, ...], sign_of: dict[str, str]) -> tuple[str, ..
 
 
 def _common(first: str, second: str) -> int:
-    """Length of the common beginning of two texts."""
+    """Returns the length of the common beginning of two texts."""
     if second.startswith(first):
         return len(first)
     return next(i for i, (a, b) in enumerate(zip(first + "\0", second + "\1", strict=False)) if a != b)
 
 
 def _beginning_of_any(text: str, stop: tuple[str, ...]) -> int:
-    """Length of the longest end of the text that is a beginning of a stop string."""
+    """Returns the length of the longest end of the text that is the beginning of a stop string."""
     longest = max((len(string) for string in stop), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(string.startswith(text[-size:]) for string in stop):

@@ -16,7 +16,7 @@ _TOLERANCE = 1e-6  # how far a row's sum may be from 1: tables may come from flo
 def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> None:
     """Check that a batch of trees is well formed and that a rule takes such trees.
 
-    It reads every number, so it is for tests and experiments, not for the main path.
+    This reads every number, so it is for tests and experiments, not for the main path.
 
     Raises:
         ValueError: Says what is wrong, in which row and at which node.

@@ -121,8 +121,8 @@ def _draft(
         tables: As for ``enumerate_drafts``.
         shape: As for ``enumerate_drafts``.
         laws: As for ``enumerate_drafts``.
-        choose: From the probability of every token in every row, the rows after this node: for each, the row that it
-            continues, its token, and the token's probability.
+        choose: Makes the rows after a node from the probability of every token in every row. For each new row it
+            returns the row that it continues, its token, and the token's probability.
         rows: How many rows to begin with.
         declared: As for ``enumerate_drafts``.
         declared_q: As for ``enumerate_drafts``.

@@ -48,7 +48,7 @@ class Tables:
 
     @property
     def depth(self) -> int:
-        """Length of the longest prefix."""
+        """The length of the longest prefix."""
         return len(self.p) - 1
 
     def prefix(self, index: int, depth: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Ways of running a model's forward: one file per executor, and what they stand on (captures, packed weights)."""
+"""Ways of running a model's forward: one file per executor, and what they use (captures, packed weights)."""
 
 from transformers import PreTrainedModel
 
@@ -8,7 +8,7 @@ from specdec.execution.replay import ReplayExecutor
 
 
 def executor_for(model: PreTrainedModel, *, optimize: bool) -> Executor:
-    """Returns the fastest executor for a model where it is; without ``optimize`` the model's own code."""
+    """Returns the fastest executor for a model on its device; without ``optimize``, one that runs the model's code."""
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model)
     return EagerExecutor(model)

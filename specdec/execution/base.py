@@ -24,12 +24,12 @@ class Executor(ABC):
         self.freshness = Freshness(model)
 
     def look(self) -> Change:
-        """Notice what has changed about the model, and drop what was derived from it."""
+        """Returns what has changed about the model since the last call, and drops what was derived from the old one."""
         return self.freshness.look()
 
     def weights_changed(self) -> None:  # noqa: B027 (many keep nothing)
-        """Drop everything that was derived from weights: for a change that ``look`` cannot see."""
+        """Drop everything that was derived from weights, after a change that ``look`` cannot see."""
 
     @abstractmethod
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """Returns what the batch wants; its nodes' keys and values are in the cache then."""
+        """Returns what the batch wants, and leaves the keys and values of its nodes in the cache."""

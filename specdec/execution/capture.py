@@ -32,7 +32,7 @@ from specdec.cache.base import OwnLayout
 from specdec.execution.packing import PackedWeight
 
 NAME = "specdec_captured"
-"""What a model's attention is called while it is captured."""
+"""The name of the model's attention function while the model is captured."""
 
 Attend = Callable[..., Tensor]
 Joint = Callable[[Sequence[Tensor]], PackedWeight | None]
@@ -54,20 +54,20 @@ def capture(
     """Capture a forward.
 
     Args:
-        call: The model with everything but the inputs given: ``NAME`` for its attention, ``cache``, and the masks that
-            ``cache`` knows. Returns tensors.
-        inputs: Of the shapes to be captured; their values do not matter.
+        call: Runs the model on the inputs and returns tensors. It uses ``NAME`` as the attention function, ``cache``,
+            and the masks that ``cache`` knows.
+        inputs: Inputs of the shapes to be captured; their values do not matter.
         cache: Sees what goes from a layer's projections to its attention.
-        attend: What a layer's attention is when the program runs, ``attend(query, key, value, sinks, layer, mask,
-            scaling, softcap)``: the arguments of the captured attention call with the *new* keys and values, the
-            layer's index, and the number of the mask. Returns ``[batch, query, head, value_dim]``.
-        joint: Makes one packed weight of several that are multiplied with the same inputs, or None.
+        attend: Computes a layer's attention when the program runs: ``attend(query, key, value, sinks, layer, mask,
+            scaling, softcap)``, with the *new* keys and values, the layer's index, and the number of the mask. It
+            returns ``[batch, query, head, value_dim]``.
+        joint: Makes one packed weight from several that are multiplied with the same inputs, or returns None.
 
     Returns:
         A function of the inputs, which returns what ``call`` does.
 
     Raises:
-        Exception: Whatever tracing raises; the model cannot be captured.
+        Exception: The model cannot be captured; any error that tracing has raised.
     """
     with torch.inference_mode(), _capturing(cache), _NoValues(), _Capturer() as capturer:
         outputs = call(*inputs)
@@ -107,7 +107,7 @@ class _Capturer(TorchDispatchMode):
 
 
 class _NoValues(TorchFunctionMode):
-    """Refuses to show a tensor's values where no operation would tell (``item`` and branches are operations)."""
+    """Refuses calls that show a tensor's values without being operations, unlike ``item`` and branches."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SHOWS_VALUES:
@@ -120,11 +120,11 @@ _FORBIDDEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class CapturingCache(OwnLayout):
-    """Hands keys and values through to the attention function, and notes which layer they are of.
+    """Passes keys and values on to the attention function, and notes which layer they belong to.
 
     Args:
-        num_layers: Of the model.
-        masks: What the layers are given as masks; attention must get one of these very tensors.
+        num_layers: The number of layers of the model.
+        masks: The masks that the layers are given; attention must get one of these very tensors.
 
     Attributes:
         waiting: Keys and values on their way from a layer's projections to its attention.
@@ -145,7 +145,7 @@ class CapturingCache(OwnLayout):
         raise UncapturableError("a layer selects keys by an indexer")
 
     def take(self, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, int]:
-        """The layer whose keys and values these are, and the number of the mask."""
+        """Returns the layer whose keys and values these are, and the number of the mask."""
         if self.waiting is None or self.waiting[0] is not key or self.waiting[1] is not value:
             raise UncapturableError("keys or values are changed between the cache and the attention function")
         number = next((i for i, known in enumerate(self.masks) if known is mask), None)
@@ -208,7 +208,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 def _program(
     steps: list[_Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], attend: Attend, joint: Joint
 ) -> Program:
-    """A Python function of the captured steps: a line per operation, everything else bound beforehand."""
+    """Returns a Python function with one line per captured operation; everything else is bound beforehand."""
     together = _products_of_the_same(steps, joint)
     names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
     parameters = ", ".join(f"v{number}" for number in range(len(inputs)))
@@ -270,13 +270,13 @@ def _program(
 
 @dataclass(frozen=True)
 class _Together:
-    """Products of several packed weights with the same inputs, as one.
+    """Several products with the same inputs, which one product with a joint weight replaces.
 
     Attributes:
-        steps: In order; the first stands for all.
-        weight: The joint one.
-        bias: The joint one, or None.
-        sizes: Widths of the outputs.
+        steps: The products, in order; the first one's place is where the joint product runs.
+        weight: The joint weight.
+        bias: The joint bias, or None.
+        sizes: The widths of the outputs.
     """
 
     steps: list[_Step]
@@ -286,7 +286,7 @@ class _Together:
 
 
 def _products_of_the_same(steps: list[_Step], joint: Joint) -> dict[int, _Together]:
-    """Products that can be one, by the identity of their steps: queries, keys and values of a layer, say."""
+    """Returns products that can be joined, such as a layer's queries, keys and values, by their steps' identity."""
     by_inputs: dict[int, list[_Step]] = {}
     changed: set[int] = set()
     made: set[int] = set()

@@ -1,4 +1,4 @@
-"""The model's own code, as it is."""
+"""Runs the model's own code, unchanged."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -63,7 +63,7 @@ def call_model(
     Returns:
         The hidden states that are wanted, then the logits if any are.
     """
-    # Without logits the output layer is left out; where a model is its own base model, logits come all the same.
+    # Without logits the output layer is left out. A model that is its own base model returns logits anyway.
     model: nn.Module = plan.model if wants.logits != 0 else plan.model.base_model
     arguments: dict[str, Any] = {
         "inputs_embeds" if inputs[0].is_floating_point() else "input_ids": inputs[0],
@@ -95,7 +95,7 @@ def call_model(
 
 
 def output_of(wants: Wants, outputs: Sequence[Tensor]) -> ForwardOutput:
-    """Returns what ``call_model`` returned, with names."""
+    """Returns the results of ``call_model`` by name."""
     hidden = dict(zip(wants.hidden_layers, outputs, strict=False))
     if wants.logits == 0:
         return ForwardOutput(None, hidden)
@@ -106,7 +106,7 @@ def output_of(wants: Wants, outputs: Sequence[Tensor]) -> ForwardOutput:
 
 @contextmanager
 def _output_layer_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Catches what the output layer is given: the normalized last hidden state."""
+    """Catches the input of the output layer during the ``with`` block: the normalized last hidden state."""
     caught: list[Tensor] = []
     output = model.get_output_embeddings()  # type: ignore[operator]
     assert output is not None, "models without an output layer are refused"
@@ -119,7 +119,7 @@ def _output_layer_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def evaluating(training: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules that are in training mode into evaluation mode meanwhile: dropout would change every forward."""
+    """Keep modules in evaluation mode during the ``with`` block, because dropout would change every forward."""
     for module in training:
         module.training = False
     try:
@@ -131,7 +131,7 @@ def evaluating(training: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def switched(configs: Sequence[PreTrainedConfig], attention: str, experts: str) -> Iterator[None]:
-    """Switch a model's attention meanwhile, and experts that would wait for the device at every layer."""
+    """Switch a model's attention during the ``with`` block, and experts that would wait for the device."""
     # The fields behind the properties: setting those also sets the configurations below.
     before = [(c, c._attn_implementation_internal, c._experts_implementation_internal) for c in configs]
     for config, _, own_experts in before:

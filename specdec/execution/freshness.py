@@ -1,8 +1,8 @@
-"""Noticing that a model is not what it was when something was derived from it.
+"""Notices that a model has changed since something was derived from it.
 
-Packed weights, captured forwards and plans are made from a model that stays in its owner's hands, who may train it,
-replace a module, change its configuration or move it. ``Freshness`` compares what can be compared quickly. It looks
-whenever a forward begins, but only once within ``steady``, in which nothing but this project's code runs.
+Packed weights, captured forwards and plans are made from a model that its owner may go on to train, move, or change in
+its modules or configuration. ``Freshness`` compares what can be compared quickly. It looks whenever a forward begins,
+but only once within ``steady``, where nothing but this project's code runs.
 """
 
 import copy
@@ -22,11 +22,11 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 class Change(enum.IntEnum):
-    """What has become of a model since the last look; the larger includes the smaller."""
+    """What has changed about a model since the last look; a larger value includes the smaller ones."""
 
     NONE = 0
     PARTS = 1
-    """Its parameters (or their values), buffers, hooks or modes."""
+    """Its parameters or their values, its buffers, hooks or modes."""
     STRUCTURE = 2
     """Its modules, their settings, its configuration, dtype or device."""
 
@@ -36,10 +36,10 @@ class Versioned(ABC):
 
     @abstractmethod
     def version(self) -> tuple[object, ...]:
-        """Something that is unequal after those parameters have changed, in place or by being replaced.
+        """Returns a value that differs after those parameters have been replaced or changed in place.
 
-        Whoever keeps a tensor that a forward multiplied by (a captured forward, say) must give it up then. Writes
-        through ``.data`` go unnoticed.
+        Whatever keeps a tensor that a forward multiplied by (a captured forward, say) must drop it then. Writes through
+        ``.data`` go unnoticed.
         """
 
 
@@ -52,7 +52,7 @@ _region = _Region()
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Promise that no model changes in here: each is looked at once."""
+    """Promise that no model changes during the ``with`` block, so that each is looked at once."""
     before = _region.token
     if before is None:
         _region.token = object()
@@ -70,9 +70,9 @@ class Freshness:
 
     Attributes:
         modules: All modules, as of the last look.
-        training: Those of them in training mode.
-        known: Whether all modules and hooks are code of torch, transformers or this project, which keeps no state that
-            a captured forward would not see change.
+        training: The modules that are in training mode.
+        known: Whether all modules and hooks are code of torch, transformers or this project. Other code may keep a
+            state whose changes a captured forward would not see.
     """
 
     def __init__(self, model: nn.Module):
@@ -81,7 +81,7 @@ class Freshness:
         self._note(model)
 
     def look(self) -> Change:
-        """Returns what has changed since the last look, but for the values of parameters (see ``Values``)."""
+        """Returns what has changed since the last look, except the values of parameters (see ``Values``)."""
         token = _region.token
         if token is not None and token is self._looked:
             return Change.NONE
@@ -124,13 +124,13 @@ class Freshness:
     # Written for speed: these run at every look.
 
     def _parts(self) -> tuple[object, ...]:
-        """What identifies tensors, hooks and modes."""
+        """Returns what identifies tensors, hooks and modes."""
         identities = [id(value) for table in self._tables for value in table.values()]
         versions = [module.version() for module in self._versioned]
         return identities, [module.training for module in self.modules], versions
 
     def _structure(self) -> tuple[object, ...]:
-        """What identifies modules and their settings."""
+        """Returns what identifies modules and their settings."""
         children = [id(value) for table in self._children for value in table.values()]
         scalars = [names.get(name) for names, name in self._scalars]
         places = [(anchor.dtype, anchor.device) for anchor in self._anchors]
@@ -145,7 +145,7 @@ def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
 
 
 def _scalar_names(module: nn.Module) -> list[str]:
-    """Attributes that a captured forward has as constants; torch's own modules have none that anybody changes."""
+    """Returns the attributes that become constants in a captured forward. In torch's own modules they do not change."""
     if type(module).__module__.startswith("torch."):
         return []
     skipped = ("training",)
@@ -172,8 +172,8 @@ def _home(code: Any) -> str:
 class Values:
     """Looks at the values of some tensors: their storage, their version counters, and a few of their numbers.
 
-    The numbers are there because fused optimizers and writes to ``.data`` move no counter. A write to ``.data`` that
-    leaves all sampled numbers as they were goes unnoticed: tell (``weights_changed``).
+    Numbers are compared because fused optimizers and writes to ``.data`` move no counter. A write to ``.data`` that
+    leaves all sampled numbers as they were goes unnoticed and must be reported (``weights_changed``).
 
     Args:
         tensors: What to look at.
@@ -214,7 +214,7 @@ _SAMPLED = 5
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A view of a few numbers, from the first to the last."""
+    """Returns a view of a few numbers, spread from the first to the last."""
     flat = tensor.detach()
     if tensor.is_contiguous():
         flat = flat.view(-1)

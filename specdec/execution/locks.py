@@ -1,4 +1,4 @@
-"""One forward at a time per model: ours switch its configuration and lend its layers packed weights meanwhile."""
+"""One forward at a time per model: it switches the model's configuration and lends its layers packed weights."""
 
 import threading
 from weakref import WeakKeyDictionary

@@ -1,4 +1,4 @@
-"""Calling a module of a drafter's own (heads, an adapter) with packed weights that follow its parameters."""
+"""Calls a drafter's own module (heads, an adapter) with packed weights that follow its parameters."""
 
 from typing import Any
 
@@ -31,5 +31,5 @@ class ModuleCaller:
                 return self.module(*args, **kwargs)
 
     def weights_changed(self) -> None:
-        """Pack all weights again: for a change that cannot be seen (see ``Values``)."""
+        """Pack all weights again, after a change that cannot be noticed (see ``Values``)."""
         self._packed.refresh(all_values=True)

@@ -1,11 +1,12 @@
-"""Linear weights in the layout that the CPU's matrix kernels want, so that they are not rearranged at every call.
+"""Linear weights in the layout of the CPU's matrix kernels, so that they are not rearranged at every call.
 
-oneDNN multiplies in blocks. Given a plain matrix it rearranges or walks it badly each time, which for the few rows of
-decoding costs as much as the product: packed once, the linear layers of a 110M Llama take 0.5 to 0.65 of the time in
-bfloat16 at 1 to 9 rows and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16; ``python -m benchmarks.speed packing``).
+oneDNN multiplies in blocks. A plain matrix is rearranged at every call, or read in an unfavourable order. With the few
+rows of decoding this costs as much as the product itself. On packed weights, the linear layers of a 110M Llama take 0.5
+to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16;
+``python -m benchmarks.speed only=[packing]``).
 
-The model itself is not touched: the packed copies take the layers' place during our forwards only. In bfloat16 they
-give the same bits; in float32 sums are ordered otherwise.
+The model itself is not changed: packed copies are used during our forwards only. In bfloat16 they give the same bits;
+in float32 sums are ordered differently.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +24,10 @@ from specdec.memory import free_memory
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
-_ROWS = 8  # rows that the layout is chosen for; others lose little
-_SHARE = 0.5  # the part of the free memory that copies may take
+_ROWS = 8  # rows for which oneDNN chooses the layout; other numbers lose little
+_SHARE = 0.5  # the share of the free memory that copies may take
 
-_MOST_JOINT = 1 << 21  # weights, over layers that are multiplied together
+_MOST_JOINT = 1 << 21  # numbers in a joint weight
 
 _LEAST_BFLOAT16 = 1 << 14
 _LEAST_FLOAT32 = 400_000
@@ -39,7 +40,7 @@ _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
 @contextmanager
 def plain_weights() -> Iterator[None]:
-    """Let layers that pack weights of their own (int8) multiply by ordinary ones meanwhile."""
+    """During the ``with`` block, layers that pack their own weights (int8) use ordinary ones."""
     token = _only_plain.set(True)
     try:
         yield
@@ -55,10 +56,10 @@ def packing_allowed() -> bool:
 class PackedWeight:
     """A weight ``[out, in]`` in oneDNN's layout, which only its products can read.
 
-    It never changes, and so is not copied with a module that has one.
+    It never changes, so a copy of a module shares it.
 
     Args:
-        weight: In a dtype that ``can_pack``.
+        weight: A weight for which ``can_pack`` is true.
     """
 
     def __init__(self, weight: Tensor):
@@ -67,7 +68,7 @@ class PackedWeight:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """What ``torch.nn.functional.linear`` gives for inputs of the weight's dtype, of which there are some."""
+        """Returns what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype; there must be some."""
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self.packed, bias, "none", [], "")
 
     def __deepcopy__(self, memo: object) -> "PackedWeight":
@@ -80,8 +81,8 @@ class _Layer:
 
     Attributes:
         module: The layer.
-        forward: The packed weight's product; as an attribute of the module it hides that of its class.
-        weight: What was packed.
+        forward: The product with the packed weight. As an attribute of the module it hides the method of its class.
+        weight: The weight that was packed.
         packed: The packed weight, read by ``forward``.
         values: Tells when the layer's parameters have changed since they were packed.
     """
@@ -96,14 +97,14 @@ class _Layer:
 class PackedLinears:
     """Packed copies of a model's linear layers.
 
-    Layers of other classes (quantized, adapted, distributed) stay as they are, and so does everything on other
-    devices, in other dtypes, or without oneDNN. Copies are made if half of the free memory holds them.
+    Layers of other classes (quantized, adapted, distributed) are not packed, and neither is anything on other devices,
+    in other dtypes, or without oneDNN. Copies are made only if half of the free memory holds them.
 
     Args:
-        model: Whose layers to pack; it is not kept alive, but its layers are.
+        model: The model whose layers to pack; it is not kept alive, but its layers are.
 
     Attributes:
-        bytes: Memory of the copies.
+        bytes: The memory that the copies take, in bytes.
     """
 
     def __init__(self, model: nn.Module):
@@ -122,14 +123,14 @@ class PackedLinears:
         return self._model() is model
 
     def refresh(self, *, modules_changed: bool = False, all_values: bool = False) -> int:
-        """Pack those weights again that have been changed in place or replaced (by training, say).
+        """Pack the weights again that have been changed in place or replaced (by training, say).
 
         Args:
-            modules_changed: The model's modules are no longer those that it had.
-            all_values: Every weight may have changed, whatever it looks like.
+            modules_changed: Whether modules of the model have been replaced, added or removed.
+            all_values: Whether to pack every weight again, even if no change can be seen.
 
         Returns:
-            A number that grows when there were any changes.
+            A number that is larger than before if anything had changed.
         """
         if not (modules_changed or all_values or self._replaced() or self._values.changed()):
             return self._changes
@@ -144,7 +145,7 @@ class PackedLinears:
         return any(layer.module.weight is not layer.weight for layer in self._layers)
 
     def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
-        """Pack all layers that can be, except those of which the copy is right still."""
+        """Pack all layers that can be packed, except those whose copy is still right."""
         known = known or {}
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         weights = {module.weight for module in linears}
@@ -159,10 +160,10 @@ class PackedLinears:
         self._values = Values(p for layer in self._layers for p in _parameters(layer.module))
 
     def joint(self, packed: Sequence[Tensor]) -> PackedWeight | None:
-        """Several layers' weights as one, their outputs side by side; the same sums in fewer calls.
+        """Returns one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
-        None for tensors that are not of these layers, and for large ones, where a call's own cost does not count and
-        another copy does.
+        Returns None for tensors that do not belong to these layers. Also for large weights, where the cost of a call
+        does not matter, but that of another copy does.
         """
         key = tuple(id(tensor) for tensor in packed)
         if key not in self._joint:
@@ -175,7 +176,7 @@ class PackedLinears:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the copies take the layers' place."""
+        """Use the copies in place of the layers' weights during the ``with`` block."""
         # Leave a layer alone if its `forward` has been replaced since packing.
         free = [(vars(layer.module), layer.forward) for layer in self._layers if "forward" not in vars(layer.module)]
         for names, forward in free:
@@ -187,12 +188,12 @@ class PackedLinears:
                 del names["forward"]
 
 
-# By the model's identity, for as long as an executor uses them: copies must not outlive the engines.
+# By the model's identity. Only executors keep the copies alive: they must not outlive the engines.
 _packed: WeakValueDictionary[int, PackedLinears] = WeakValueDictionary()
 
 
 def packed_linears(model: nn.Module) -> PackedLinears:
-    """Returns the packed copies of a model: made once however many engines use it, dropped with the last of them."""
+    """Returns the packed copies of a model, which all engines that use it share; the last engine drops them."""
     known = _packed.get(id(model))
     if known is None or not known.belongs_to(model):
         _packed[id(model)] = known = PackedLinears(model)
@@ -205,7 +206,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _packable(module: nn.Linear) -> bool:
-    # An instance that has a forward of its own was changed by somebody, who expects it to be called.
+    # A layer with a `forward` of its own was changed on purpose: that function must be called.
     if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
         return False
     return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_BFLOAT16
@@ -214,7 +215,7 @@ def _packable(module: nn.Linear) -> bool:
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
     packed, width = PackedWeight(weight), weight.shape[1]
-    # Rows from which the packed weight is the quicker one.
+    # The number of inputs from which the packed weight is quicker.
     least = 0 if packed.dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
 
     def forward(inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Forwards that come often, replayed without the model's Python, on packed weights."""
+"""Replays forwards that come often without the model's Python, on packed weights."""
 
 import logging
 from collections import Counter
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CAPTURE_AFTER = 24
-"""Forwards of one shape before it is captured: capturing costs what about as many replays save."""
+"""Forwards of one shape before it is captured. Capturing costs about what this many replays save."""
 
 
 class _Key(NamedTuple):
-    """What a captured forward is made for, besides the model."""
+    """What identifies a captured forward of a model."""
 
     batch: int
     nodes: int
@@ -40,9 +40,9 @@ class _Key(NamedTuple):
 class ReplayExecutor(Executor):
     """Runs a model on packed weights (``packing``) and captures forwards that come often (``capture``). CPU only.
 
-    Nothing is assumed: a forward is captured from other inputs than those on which it is first compared, where it must
-    give the eager forward's very numbers. Models with code or hooks of somebody else's, which may keep a state that a
-    capture would not see change, are not captured.
+    A captured forward is checked before it is used: on inputs other than those it was captured with, it must return the
+    very numbers of the eager forward. Models with code or hooks from elsewhere are not captured, because such code may
+    keep a state whose changes a capture would not see.
     """
 
     def __init__(self, model: nn.Module):
@@ -54,7 +54,7 @@ class ReplayExecutor(Executor):
         self._now = _Now()
 
     def look(self) -> Change:
-        """See ``Executor.look``; packs weights anew that have changed, and drops captured forwards."""
+        """See ``Executor.look``. Also packs changed weights again, and drops captured forwards."""
         if not self.freshness.expired():
             return Change.NONE
         change = super().look()
@@ -80,7 +80,7 @@ class ReplayExecutor(Executor):
         return output_of(batch.wants, self._forward(key, plan, inputs_of(batch, cache)))
 
     def _forward(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The model itself, captured or not."""
+        """Returns what the model computes, captured or not."""
         program = self._programs.get(key)
         if program is not None:
             return program(*inputs)
@@ -91,10 +91,10 @@ class ReplayExecutor(Executor):
         return outputs
 
     def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Capture a forward that comes often, if the capture gives what the model has just given."""
+        """Capture a forward that comes often; keep the capture if it returns what the model has just returned."""
         self._forwards[key] += 1
         often = self._forwards[key] >= CAPTURE_AFTER and key not in self._programs
-        # Prompts come in too many lengths.
+        # Prompts are not captured: they have too many lengths.
         if not often or key.wants.logits == 0 or not plan.attention.replayable or not self.freshness.known:
             return
         self._programs[key] = None
@@ -109,12 +109,12 @@ class ReplayExecutor(Executor):
                 attend=now.attend,
                 joint=self._packed.joint,
             )
-            # The same inputs again: the cache is given what it has.
+            # The same inputs again, so that the cache is written with what it holds already.
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 self._programs[key] = program
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model does that tracing does not take; it runs as it is
+        except Exception as error:  # the model does something that cannot be traced: it runs as it is
             logger.debug("%s is not captured: %s", plan.model_type, error)
 
 
@@ -149,12 +149,12 @@ class _Now:
 
 
 def _others(inputs: Sequence[Tensor], plan: "ModelPlan", cache: Cache) -> list[Tensor]:
-    """Inputs of the same shapes with other values."""
+    """Returns inputs of the same shapes with other values."""
     given, positions, *features = inputs
     other = given.flip(-1) if given.is_floating_point() else (given + 1) % plan.vocab_size
     return [other, (positions + 1).clamp(max=cache.max_length - 1), *(each.flip(-1) for each in features)]
 
 
 def _autocast() -> torch.dtype | None:
-    """The dtype of autocasting on the CPU; None where it is off."""
+    """Returns the dtype of autocasting on the CPU; None if it is off."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None

@@ -1,4 +1,4 @@
-"""transformers' ``GenerationConfig`` as ``SamplingParams``."""
+"""Translates transformers' ``GenerationConfig`` into ``SamplingParams``."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -54,7 +54,7 @@ _TRANSLATED = frozenset(
         "max_length", "eos_token_id", "stop_strings", "num_return_sequences",
     ]
 )  # fmt: skip
-# What transformers takes the other fields to be where they are None; set to this they change nothing.
+# The values that transformers gives to the other fields if they are None; with these they change nothing.
 _NEUTRAL: dict[str, Any] = {
     "num_beams": 1,
     "num_beam_groups": 1,
@@ -82,10 +82,10 @@ def from_generation_config(
     seed: int | None = None,
     device: str | torch.device = "cpu",
 ) -> SamplingParams:
-    """Translate a generation config; fields left at None get transformers' defaults (top_k is 50 when sampling).
+    """Returns a generation config's parameters; fields left at None get transformers' defaults (sampling: top_k 50).
 
     The config's EOS tokens replace the target's, as in ``generate``; without any, the target's own EOS counts.
-    Stop strings are looked for in the output only: one that begins in the prompt does not end it, as it would there.
+    Stop strings are looked for in the output only. (In transformers, one that begins in the prompt ends it, too.)
 
     Args:
         config: As ``model.generate`` takes it.
@@ -94,8 +94,8 @@ def from_generation_config(
         device: The target's device: some processors keep tensors there.
 
     Raises:
-        ValueError: A field is set that this engine does not have (beam search, watermarks, …), or one needs
-            another that is missing. Nothing is ignored.
+        ValueError: A field is set that this engine does not have (beam search, watermarks, …), or a field needs
+            another one that is missing. Nothing is ignored.
     """
     check_fields(config)
     sample = bool(config.do_sample)
@@ -144,7 +144,7 @@ def check_fields(config: GenerationConfig, names: Iterable[str] | None = None) -
         if fields[name] is not None
         and not name.startswith("_")
         and not (name in _NEUTRAL and fields[name] == _NEUTRAL[name])
-        # All other caches hold the same numbers, wherever they hold them.
+        # All other caches hold the same numbers, in other places.
         and not (name == "cache_implementation" and fields[name] != "quantized")
     }
     if wrong:
@@ -178,7 +178,7 @@ class _Builder:
         self._prompt_length, self.device = prompt_length, str(device)
 
     def processors(self, *, sample: bool) -> list[Callable[..., Any]]:
-        """Returns all processors; those that only sampling has are left out otherwise."""
+        """Returns all processors; those for sampling only if ``sample``."""
         made = [*self._adjustments(), *self._lengths(), *self._suppressions()]
         if sample:
             made += self._filters()
@@ -187,7 +187,7 @@ class _Builder:
         return made
 
     def _adjustments(self) -> list[Callable[..., Any]]:
-        """Bias, penalties and bans."""
+        """Returns bias, penalties and bans."""
         config, made = self.config, []
         if config.sequence_bias is not None:
             made.append(SequenceBiasLogitsProcessor(config.sequence_bias))
@@ -200,7 +200,7 @@ class _Builder:
         return made
 
     def _lengths(self) -> list[Callable[..., Any]]:
-        """Processors that look at how many tokens there are."""
+        """Returns the processors that look at how many tokens there are."""
         config, made = self.config, []
         min_length = config.min_length or 0
         if config.min_new_tokens is not None:  # it replaces min_length
@@ -229,7 +229,7 @@ class _Builder:
         return made
 
     def _suppressions(self) -> list[Callable[..., Any]]:
-        """Tokens that may not come, at all or first."""
+        """Returns the processors that forbid tokens, everywhere or at the beginning."""
         config, made = self.config, []
         if config.suppress_tokens is not None:
             made.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=self.device))
@@ -240,7 +240,7 @@ class _Builder:
         return made
 
     def _filters(self) -> list[Callable[..., Any]]:
-        """What only sampling has: temperature, and the choice of tokens to sample from."""
+        """Returns what only sampling uses: temperature, and the choice of tokens to sample from."""
         config, made = self.config, []
         if config.temperature not in (None, 1.0):
             made.append(TemperatureLogitsWarper(config.temperature))
@@ -262,7 +262,7 @@ class _Builder:
         return made
 
     def _prompt(self, name: str) -> int:
-        """The prompt's length, for a field that needs it."""
+        """Returns the prompt's length, for a field that needs it."""
         if self._prompt_length is None:
             raise ValueError(
                 f"the generation config sets {name}={getattr(self.config, name)!r}, which counts from the prompt's "
@@ -271,7 +271,7 @@ class _Builder:
         return self._prompt_length
 
     def _eos(self, name: str) -> list[int]:
-        """The EOS tokens, for a field that needs them."""
+        """Returns the EOS tokens, for a field that needs them."""
         if not self.eos:
             raise ValueError(
                 f"the generation config sets {name}={getattr(self.config, name)!r}, but no eos_token_id to apply it "

@@ -1,4 +1,4 @@
-"""transformers' stopping criteria: where a row of ``generate`` ends."""
+"""Finds out where a row of ``generate`` ends, from transformers' stopping criteria."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from specdec.generation.config import token_ids
 class Endings:
     """What ends the rows of one call of ``generate``.
 
-    Stop strings are left to transformers' own criterion, which needs no tokenizer any more once it is made. It also
-    finds a string that begins in the prompt, which our engine's own search for stop strings does not look at.
+    Stop strings are left to transformers' own criterion, which no longer needs a tokenizer once it is made. It also
+    finds a string that begins in the prompt, where our engine's own search for stop strings does not look.
 
     Args:
         criteria: What ``generate`` prepared.
@@ -21,7 +21,7 @@ class Endings:
         tokenizer: Needed for ``stop_strings``.
 
     Attributes:
-        max_length: Tokens of prompt and output together, padding included.
+        max_length: The number of tokens of prompt and output together, padding included.
         eos_ids: Tokens that end a row.
 
     Raises:
@@ -64,7 +64,7 @@ class Endings:
 
     @property
     def has_strings(self) -> bool:
-        """Whether a stop string may end a row."""
+        """Whether there are stop strings."""
         return bool(self._strings)
 
     def cut(self, before: Sequence[int], tokens: Sequence[int]) -> int | None:

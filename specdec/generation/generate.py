@@ -35,14 +35,14 @@ class SpeculativeGenerate:
 
     * ``streamer``: pass ``on_tokens=streamer.put`` instead. It is called with an Int[position] tensor of each round's
       new tokens, for a batch of one row.
-    * ``tokenizer``: with ``stop_strings=``, give it here. Stop strings in a ``GenerationConfig`` make transformers ask
-      for it in vain; pass ``stop_strings=`` to ``generate``, or a ``StopStringCriteria``.
+    * ``tokenizer``: with ``stop_strings=``, give it here. Stop strings in a ``GenerationConfig`` do not work, because
+      transformers then demands a tokenizer; pass ``stop_strings=`` to ``generate``, or a ``StopStringCriteria``.
 
     Args:
         drafter: None decodes plainly.
         verifier: The acceptance rule; needed with a drafter.
         tokenizer: Needed for ``stop_strings=``.
-        max_batch_size: Rows that decode together; default: all of the call's.
+        max_batch_size: Rows that decode together; by default all rows of the call.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SpeculativeGenerate:
             Prompts and outputs, padded at the end, as ``generate``'s own loop returns them.
 
         Raises:
-            ValueError: Something is asked for that this engine does not have.
+            ValueError: The call asks for something that this engine does not have.
             RuntimeError: A row's logits were not finite.
         """
         assert generation_config is not None

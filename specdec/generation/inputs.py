@@ -1,4 +1,4 @@
-"""What ``generate`` hands to a decoding loop besides the tokens: read, or refused by name."""
+"""Reads what ``generate`` passes to a decoding loop besides the tokens, or refuses it by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _READ = frozenset(["attention_mask", "position_ids", "past_key_values"])
 
 
 def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mapping[str, Any]) -> None:
-    """Refuse what would change the output or the answer, and what this engine does not have.
+    """Refuse inputs that would change the output or what is returned, and that this engine does not have.
 
     Args:
         model: The target.
@@ -22,7 +22,7 @@ def check_inputs(model: PreTrainedModel, config: GenerationConfig, kwargs: Mappi
         kwargs: Arguments for the model's forward, as ``generate`` prepared them.
 
     Raises:
-        ValueError: With the name of what is refused.
+        ValueError: Names what is refused.
     """
     if model.config.is_encoder_decoder:
         raise ValueError(f"{model.config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
@@ -54,11 +54,11 @@ def left_padding(input_ids: Int[Tensor, "batch position"], kwargs: Mapping[str, 
 
     Args:
         input_ids: The prompts.
-        kwargs: With the attention mask and the positions, if there are any.
+        kwargs: The other inputs, with the attention mask and the positions if there are any.
 
     Raises:
-        ValueError: The mask has padding elsewhere, or a row of padding only, or the positions are others than a
-            row's tokens have when they are counted from 0.
+        ValueError: The mask has padding elsewhere, a row has nothing but padding, or the positions are not 0, 1, 2, …
+            from each row's first token on.
     """
     rows, width = input_ids.shape
     mask = kwargs.get("attention_mask")

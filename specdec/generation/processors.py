@@ -1,8 +1,8 @@
-"""transformers' logits processors as fields of ``SamplingParams``.
+"""Translates transformers' logits processors into fields of ``SamplingParams``.
 
 ``generate`` calls its processors once per step with all rows of the batch, padding included. Our engine calls a
-processor for one row at a time, at the nodes of its draft tree, without padding (``specdec.engine.processors``). And it
-has some of them built in, which is much faster.
+processor for one row at a time, at the nodes of its draft tree, without padding (``specdec.engine.processors``). Some
+of them are built into the engine, which is much faster.
 """
 
 import copy
@@ -125,7 +125,7 @@ def for_row(processor: Processor, row: int, rows: int, padding: Int[Tensor, " po
                     f"{rows}: give one length per row"
                 )
             processor = copy.copy(processor)
-            # `generate` makes its penalty so: of the prompt too, but not of its padding. Our rows have none.
+            # `generate` penalizes the prompt, too, but not its padding. Our rows have no padding.
             processor.prompt_ignore_length = None if ignored[row] == len(padding) else int(ignored[row])
             if processor.prompt_ignore_length is None:
                 return processor

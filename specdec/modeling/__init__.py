@@ -1,1 +1,1 @@
-"""A transformers model as the engine needs it: what it can do, its forwards, and the target made of it."""
+"""A transformers model as the engine needs it: what it can do, how its forwards run, and the target."""

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer, for a target and a drafter alike: where from, in which dtype, on which device."""
+"""Loads a model and its tokenizer, for targets and drafters: from where, in which dtype, on which device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ HUB_OPTIONS = (
     "proxies",
     "trust_remote_code",
 )
-"""Options of ``from_pretrained`` that say where files come from and who may read them, so that the configuration, the
-weights and the tokenizer must all be given the same."""
+"""Options of ``from_pretrained`` that say where files come from and who may read them. The configuration, the weights
+and the tokenizer are all given the same ones."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Loaded:
 
     Attributes:
         model: In evaluation mode, on its device.
-        dtype_reason: Its dtype and why it has that one: ``"auto: bfloat16, as in the checkpoint"``.
+        dtype_reason: Its dtype and the reason for it: ``"auto: bfloat16, as in the checkpoint"``.
     """
 
     model: PreTrainedModel
@@ -66,7 +66,7 @@ def load(
     if quantization is not None:
         check_quantization(quantization)
     if inflate is not None:
-        inflation.resolve_shape(inflate)  # a wrong name is told before anything is loaded
+        inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     where = resolve_device(device)
     asked = resolve_dtype(dtype)
     path = bundled.resolve(name_or_path)
@@ -79,10 +79,10 @@ def load(
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
         choice = _choice(asked, getattr(config, "dtype", None), where)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype if choice else "auto", **options)
-        if choice is None:  # the configuration names no dtype, so the weights had to be looked at
+        if choice is None:  # the configuration names no dtype, so that of the weights counts
             choice = choose_dtype(model.dtype, where)
             if choice.dtype is not model.dtype:
-                # Loaded anew and not cast, because a cast would also round tables that are kept in float32.
+                # Loaded again instead of cast, because a cast would also round tables that stay in float32.
                 del model
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype, **options)
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def load(
 
 
 def load_model(name_or_path: str, **options: Any) -> PreTrainedModel:
-    """Returns the model alone that ``load`` loads."""
+    """Returns only the model that ``load`` loads."""
     return load(name_or_path, **options).model
 
 
@@ -108,10 +108,10 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
 
     Args:
         name_or_path: As given to ``load``.
-        **options: As given to ``load``: those that say where files come from are used, others are not for tokenizers.
+        **options: As given to ``load``. Those that say where files come from are used; the others are ignored.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no tokenizer.
     """
     try:
         return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
@@ -135,7 +135,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Returns the dtype of a torch name; ``"auto"`` stays (what the machine computes fast)."""
+    """Returns the dtype with this name in torch; ``"auto"`` stays as it is."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     resolved = getattr(torch, dtype, None)
@@ -150,7 +150,7 @@ def first_line(error: Exception) -> str:
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:
-    """The dtype to load in; None if that is for the weights to say."""
+    """Returns the dtype to load in; None if it depends on the weights' dtype, which is not known yet."""
     if isinstance(asked, torch.dtype):
         return DtypeChoice(asked, f"{dtype_name(asked)}, as asked for")
     if isinstance(stored, str):
@@ -159,7 +159,7 @@ def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> D
 
 
 def _check_folder(name_or_path: str, path: str | Path, subfolder: str) -> None:
-    """Refuse a local path without a model, which transformers would look for on the hub."""
+    """Refuse a local path without a model; transformers would look for it on the hub."""
     if not (Path(path).is_absolute() or str(path).startswith(".")):
         return
     folder = Path(path) / subfolder

@@ -1,4 +1,4 @@
-"""What is known of a model before it decodes: found out once, frozen, and everything else is built from it."""
+"""What is known about a model before it decodes. It is found out once, and everything else is built from it."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from specdec.modeling.support import check_supported, differs, explain, noted_ma
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
-# The trial of a model: two rows of tokens with prefixes of different lengths, and behind each a tree in which the
-# row's next tokens are a path among others (nodes 0, 2, 4).
+# The trial of a model has two rows of tokens with prefixes of different lengths. A tree follows each prefix; one of its
+# paths (nodes 0, 2, 4) holds the row's next tokens.
 TRIAL_LENGTH = 7
 TRIAL_PREFIXES = (4, 2)
 TRIAL_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
@@ -33,7 +33,7 @@ TRIAL_PATH = [0, 2, 4]
 
 EXPERTS = ("grouped_mm", "eager")
 """How experts are run if they were loaded as ``eager``: by a kernel that does not wait for the device at every layer,
-or where that does not work by their own loop."""
+or, if that does not work, by their own loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +42,16 @@ class ModelPlan:
 
     Attributes:
         model: The model, unmodified.
-        attention: The backend.
+        attention: The attention backend.
         experts: The implementation of a mixture's experts.
         groups: Query heads per key head, in most layers.
         reaches: How far back the layers of every type see.
-        layers: What every layer that stores keys and values keeps per position.
-        indexers: The same for layers that select keys by other keys.
-        vocab_size: Width of the logits.
-        dtype: The model's.
-        device: The model's.
-        keeps_logits: The model can be asked for the logits of the last nodes alone.
+        layers: One shape for every layer that stores keys and values.
+        indexers: One shape for every layer that selects keys by other keys.
+        vocab_size: The width of the logits.
+        dtype: The model's dtype.
+        device: The model's device.
+        keeps_logits: Whether the model can be asked for the logits of the last nodes only.
     """
 
     model: PreTrainedModel
@@ -68,16 +68,17 @@ class ModelPlan:
 
     @classmethod
     def find(cls, model: PreTrainedModel, *, attention: str = "auto") -> "ModelPlan":
-        """Find a way to run the model that gives its own logits: what a model type needs cannot be known for all.
+        """Returns a way to run the model that gives its own logits.
 
-        Costs the model's own forward and three over a small cache, of a few tokens each.
+        It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
+        three forwards over a small cache, of a few tokens each.
 
         Args:
             model: Any causal LM.
             attention: Name of a backend (``specdec.attention.BACKENDS``), or ``"auto"`` for the first one that works.
 
         Raises:
-            ValueError: There is no such backend, or no way; names the model type and the reason.
+            ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
         """
         candidates = _backends(model, attention)
         check_supported(model)
@@ -86,12 +87,12 @@ class ModelPlan:
 
     @cached_property
     def distinct_reaches(self) -> tuple[Reach, ...]:
-        """Every reach once: a forward has one mask for each."""
+        """The different reaches: a forward has one mask for each."""
         return tuple(dict.fromkeys(self.reaches.values()))
 
     @cached_property
     def configs(self) -> Sequence[PreTrainedConfig]:
-        """Every configuration that a part of the model reads: parts may have one of their own."""
+        """All configurations that the model's parts read; a part may have its own."""
         return configs_of(self.model)
 
     @property
@@ -100,14 +101,14 @@ class ModelPlan:
 
     @property
     def bytes_per_position(self) -> int:
-        """Bytes of KV cache per position and slot."""
+        """The bytes of KV cache per position and slot."""
         return sum(shape.bytes_per_position for shape in (*self.layers.values(), *self.indexers.values()))
 
     def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int) -> SlotCache:
         """Returns an empty cache.
 
         Raises:
-            ValueError: It does not fit into the device's free memory.
+            ValueError: The cache does not fit into the device's free memory.
         """
         return SlotCache(
             self.layers,
@@ -126,7 +127,7 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 
 def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
-    """Backends to try, in order."""
+    """Returns the backends to try, in order."""
     if attention == "auto":
         return [backend for backend in BACKENDS.values() if backend.check(model) is None]
     if attention not in BACKENDS:
@@ -138,7 +139,7 @@ def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
 
 
 def _settle(model: PreTrainedModel, candidates: Sequence[AttentionBackend]) -> ModelPlan:
-    """Try backends and ways of running experts until one gives the model's own logits."""
+    """Returns the first plan that gives the model's own logits, over all backends and ways of running experts."""
     finding = ""
     cause: Exception | None = None
     for attention in candidates:
@@ -168,7 +169,7 @@ def _probe(
     """Run the model on its own, which shows what it keeps in a cache and which masks it makes.
 
     Returns:
-        A plan to try, and the logits.
+        A plan to try, and the model's own logits.
     """
     config = model.config.get_text_config(decoder=True)
     output_layer = model.get_output_embeddings()
@@ -177,7 +178,7 @@ def _probe(
     configs = configs_of(model)
     vocab_size = output_layer.weight.shape[0]
     training = [module for module in model.modules() if module.training]
-    # SDPA leaves out softcaps and sinks in some versions; a model's own attention is what it means.
+    # In some versions SDPA ignores softcaps and sinks, so the model's own attention is the reference.
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
         tokens = _trial_tokens(config, vocab_size, model.device)
         output = model(input_ids=tokens, past_key_values=probe, use_cache=True)
@@ -198,7 +199,7 @@ def _probe(
 
 
 def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.device) -> Int[Tensor, "batch position"]:
-    """Two rows of distinct tokens, none of the ids at either end, where special tokens stand."""
+    """Returns two rows of distinct tokens, without the first and last ids, which may be special tokens."""
     length = min(TRIAL_LENGTH, position_limit(config) or TRIAL_LENGTH)
     ids = torch.arange(2 * length, device=device).view(2, length)
     return (101 + 37 * ids) % min(vocab_size, config.vocab_size)
@@ -206,10 +207,10 @@ def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.devic
 
 @torch.inference_mode()
 def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple[ModelPlan, float | None]:
-    """A ragged prefill, one token and a branching tree over a small cache.
+    """Try a ragged prefill, a single token and a branching tree over a small cache.
 
     Returns:
-        The plan with the number of groups, and how far the logits are from the model's own; None if within rounding.
+        The plan with its number of groups, and how far the logits are from the model's own; None if within rounding.
     """
     config, device = plan.model.config.get_text_config(decoder=True), plan.device
     tokens = _trial_tokens(config, plan.vocab_size, device)

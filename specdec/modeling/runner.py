@@ -1,4 +1,4 @@
-"""Runs any Hugging Face causal LM over a KV cache: a plan, a cache and an executor, put together."""
+"""Runs any Hugging Face causal LM over a KV cache, with a plan, a cache and an executor."""
 
 import torch
 from transformers import PreTrainedModel
@@ -15,15 +15,15 @@ from specdec.quantization.base import weights_read
 class ModelRunner:
     """A model, its KV cache, and the one forward that decoding needs.
 
-    The model's own code is used as it is. It is given a cache object that stores what it computes in our layout,
-    complete masks, and explicit position ids; nothing of it is copied, and what is switched for a forward is switched
-    back after it.
+    The model's own code is used unchanged. It is given a cache object that stores keys and values in our layout,
+    complete masks, and explicit position ids. None of the code is copied, and settings that are switched for a forward
+    are switched back after it.
 
     Args:
         model: A loaded causal LM.
-        max_batch_size: Slots of the cache.
-        max_length: Committed positions per slot; at most what the model's positions allow.
-        max_nodes: Drafted nodes per tree at most.
+        max_batch_size: The number of slots of the cache.
+        max_length: Committed positions per slot, at most as many as the model has.
+        max_nodes: The largest number of drafted nodes in a tree.
         attention: Name of a backend (``specdec.attention``), or ``"auto"`` for the first one that the model takes.
         optimize: On a CPU, pack linear weights and capture forwards (``specdec.execution``); False runs the model's own
             code throughout.
@@ -34,8 +34,8 @@ class ModelRunner:
         executor: Runs forwards.
 
     Raises:
-        ValueError: The model cannot be supported (with its type and the reason), the length is beyond it, or the
-            cache does not fit into memory.
+        ValueError: The model cannot be supported (with its type and the reason), it has fewer positions than
+            ``max_length``, or the cache does not fit into memory.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ModelRunner:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of KV cache per position and slot."""
+        """The bytes of KV cache per position and slot."""
         return self.cache.bytes_per_position
 
     def weight_bytes(self, rows: int = 1) -> int:
@@ -76,7 +76,7 @@ class ModelRunner:
         return weights_read(self.model, rows).bytes
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward; the nodes' keys and values are in the cache then.
+        """Run one forward, which leaves the keys and values of its nodes in the cache.
 
         Raises:
             ValueError: The model was moved to another device or dtype, or changed so that the cache does not fit it.
@@ -95,7 +95,7 @@ class ModelRunner:
             self.executor.weights_changed()
 
     def _plan_again(self) -> None:
-        """Find a plan for a model that was changed, to go on with the same cache."""
+        """Find a new plan for a model that was changed, and go on with the same cache."""
         before, model = self.plan, self.model
         if (model.dtype, model.device) != (before.dtype, before.device):
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Which models can decode over the slot cache: what a configuration says of it, and what a trial forward shows.
+"""Finds out which models can decode over our cache, from their configuration and from a trial forward.
 
-Nothing here lists models. A configuration rules some out at once (with the best reason); whatever it does not tell,
-``ModelRunner`` finds out by comparing a forward through its cache with the model's own (``differs``).
+No list of models is needed. A configuration rules some models out at once, with the best reason. For all others,
+``ModelPlan.find`` compares a forward over the cache with the model's own (``differs``).
 """
 
 import inspect
@@ -18,9 +18,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.attention.base import Reach
 
-# Layer types of transformers' configurations. Sparse layers that select single positions by an indexer see them
-# through the mask; those that select blocks of positions count them along the cache, where a tree's nodes stand side
-# by side, and are no attention that a tree could have.
+# Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
+# Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by
+# side.
 MASKED = (
     "full_attention",
     "attention",
@@ -32,14 +32,14 @@ MASKED = (
 STATELESS = ("mlp", "moe", "dummy")
 RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
 
-# Below these a forward through our cache is the model's own up to rounding: TF32 in single precision, a few percent
-# and now and then another expert in half precision or quantized. A wrong position or mask gives 30% and more.
+# Smaller differences from the model's own forward are rounding: TF32 in single precision; in half precision or
+# quantized a few percent, and sometimes another expert. A wrong position or mask gives 30% and more.
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 0.3
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Refuse what a configuration shows to be impossible.
+    """Refuse a model whose configuration shows that it cannot work.
 
     Raises:
         ValueError: Names the model type and the reason.
@@ -102,16 +102,16 @@ def check_length(config: Any, max_length: int) -> None:
 
 
 def position_limit(config: Any) -> int | None:
-    """Positions that a model has; None where nothing limits them."""
+    """Returns the number of positions that a model has; None if nothing limits it."""
     limit = getattr(config, "max_position_embeddings", None)
     return limit if limit is not None and limit > 0 else None
 
 
 def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
-    """A field of a configuration.
+    """Returns a field of a configuration.
 
     Raises:
-        ValueError: It differs from layer to layer, without layer types that would say where.
+        ValueError: The field differs from layer to layer, which the masks cannot follow.
     """
     try:
         return getattr(config, name, default)
@@ -120,12 +120,12 @@ def read(config: Any, name: str, kind: str, default: Any = None) -> Any:
 
 
 def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
-    """How far every layer type that occurs sees, by its name.
+    """Returns how far every layer type of a model sees, by the type's name.
 
     Args:
-        config: Of the text model.
-        asked: Windows and chunk sizes of the masks that the model made for itself; None stands for a mask without.
-            Empty if it made its masks by other means.
+        config: The configuration of the text model.
+        asked: Windows and chunk sizes of the masks that the model made for itself; None stands for a mask without
+            either. Empty if the model makes its masks in another way.
 
     Raises:
         ValueError: The configuration's windows are not those that the model uses.
@@ -152,7 +152,7 @@ def reaches(config: Any, asked: set[int | None]) -> dict[str, Reach]:
                 f"{kind}: its configuration speaks of windows {_listed(sizes)}, but its code makes masks with "
                 f"{_listed(asked)}; not supported"
             )
-        # All layers alike, and the code knows better: a window by another name, or one that is not used.
+        # All layers are alike, and the code counts: the window has another name, or it is not used.
         (size,) = asked
         return {t: Reach(window=size) for t in found}
     return found
@@ -193,10 +193,10 @@ _looking = threading.Lock()
 def differs(
     logits: Float[Tensor, "batch node vocab"], own: Float[Tensor, "batch node vocab"], *, precise: bool
 ) -> float | None:
-    """How far logits are from the model's own, relative to their spread; None if within rounding.
+    """Returns how far logits are from the model's own, relative to their spread; None if within rounding.
 
-    The worst position counts in single precision. In half precision the median one does: a token that is routed to
-    another expert is no fault.
+    In single precision the worst position counts. In half precision the median position does, because a token may be
+    routed to another expert without a fault.
     """
     logits, own = logits.double(), own.double()
     usable = torch.isfinite(own)  # padded vocabularies may be at -inf, and broken weights are found while decoding
@@ -211,7 +211,7 @@ def differs(
 
 
 def explain(model: PreTrainedModel, finding: str) -> str:
-    """Why a model failed its trial, in one sentence that names its type."""
+    """Returns why a model failed its trial, in one sentence that names its type."""
     kind = model.config.model_type
     parameters = inspect.signature(type(model).forward).parameters
     if getattr(model, "_is_stateful", False):

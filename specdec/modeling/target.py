@@ -18,15 +18,15 @@ class Target:
 
     Args:
         model: Any decoder-only Hugging Face model.
-        tokenizer: Its tokenizer; without one, prompts are token ids and completions have no text.
-        name: Shown in results; the model's own path when empty.
-        dtype_reason: Why the model has its dtype, if somebody chose it; ``from_pretrained`` says.
+        tokenizer: Its tokenizer. Without one, prompts are token ids and completions have no text.
+        name: The name in results; by default the model's own path.
+        dtype_reason: Why the model has its dtype; ``from_pretrained`` fills it in.
 
     Attributes:
-        dtype_reason: The dtype and why it is that one, for the heading of a table:
+        dtype_reason: The dtype and the reason for it, for the heading of a table:
             ``"auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)"``.
-        eos_token_ids: EOS of the generation config (a list for some models), the model's config and the tokenizer.
-        vocab_size: Width of the logits, padding included.
+        eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
+        vocab_size: The width of the logits, padding included.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Target:
             device: ``"auto"`` for the GPU if there is one.
             quantization: ``"int8"`` or ``"int8_compact"`` (``specdec/quantization``); None leaves the weights as they
                 are. The target is the quantized model then: outputs follow its distribution.
-            inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers) at whose cost the model is to run,
-                computing what it computes now (``specdec/inflate.py``). The name says so.
+            inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
+                shape costs and computes what it computes now (``specdec/inflate.py``). The target's name says so.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
-                ``token``, ``cache_dir``, …) also go to the tokenizer's and the configuration's.
+                ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
 
         Raises:
             ValueError: The model cannot be found, loaded, inflated or quantized.
@@ -94,12 +94,12 @@ class Target:
 
     @property
     def num_parameters(self) -> int:
-        """The model's weights; a quantized output layer that shared the embedding's table has some of its own."""
+        """The number of weights. A quantized output layer no longer shares the embedding's table, so it adds some."""
         return self.model.num_parameters()
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes that a forward of one token reads, per weight that it reads: 2 in bfloat16, little over 1 in int8."""
+        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8."""
         read = weights_read(self.model)
         return read.bytes / read.weights
 

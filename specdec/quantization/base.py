@@ -23,7 +23,7 @@ class QuantizedLinear(nn.Module, Versioned):
 
     @abstractmethod
     def bytes_read(self, rows: int) -> int:
-        """Bytes of weights that a forward of this many rows reads."""
+        """Returns the bytes of weights that a forward of this many rows reads."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class WeightsRead:
     """Weights that one forward reads.
 
     Attributes:
-        bytes: As they are stored, scales included.
-        weights: How many.
+        bytes: Their size as they are stored, scales included.
+        weights: The number of weights.
     """
 
     bytes: int
@@ -40,15 +40,15 @@ class WeightsRead:
 
 
 def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
-    """What one forward reads at least once.
+    """Returns the weights that one forward reads at least once.
 
-    All parameters, but not embedding tables, of which a forward reads a row per token: unless the output layer shares
-    the table. The experts of a mixture count as if every one was read.
+    These are all parameters except embedding tables, of which a forward reads only one row per token. A table that the
+    output layer shares counts. The experts of a mixture count as if all were read.
 
     Args:
         model: Any causal LM, quantized or not.
-        rows: Tokens of the forward, over all sequences: a quantized layer may store what few and many rows read
-            differently.
+        rows: Tokens of the forward, over all sequences. A quantized layer may read other numbers for few rows than for
+            many.
     """
     output = model.get_output_embeddings()
     shared = None if output is None else output.weight
@@ -72,15 +72,15 @@ def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | Non
     """Put quantized layers in place of a model's linear ones, the output layer included.
 
     An output layer that shares the embedding's table gets integers of its own, and the table stays for the look-ups.
-    GPT-2's ``Conv1D`` is a linear layer with the weight transposed. Experts of a mixture that are kept as one 3-D
-    parameter are no linear layers and stay.
+    GPT-2's ``Conv1D`` is a linear layer with the weight transposed. Experts of a mixture that are stored as one 3-D
+    parameter are not linear layers and are not replaced.
 
     Args:
         model: Changed in place.
-        make: Makes a layer of a weight of shape (out, in) and a bias.
+        make: Makes a layer from a weight of shape (out, in) and a bias.
 
     Returns:
-        How many were replaced.
+        The number of layers that were replaced.
     """
     replaced: dict[nn.Module, QuantizedLinear] = {}
     for parent in list(model.modules()):

@@ -1,8 +1,8 @@
-"""Saving a quantized model and reading it back, by transformers' own ``save_pretrained`` and ``from_pretrained``.
+"""Saves a quantized model and reads it back, with transformers' own ``save_pretrained`` and ``from_pretrained``.
 
 The model's configuration names the scheme (``quantization_config``), and a quantizer that is registered with
 transformers makes the quantized layers before the weights are read into them. A program that has not imported this
-package does not know the scheme: transformers warns of that, and what it then loads is no model.
+package does not know the scheme: transformers then warns and loads a model with wrong weights.
 """
 
 import copy
@@ -17,7 +17,7 @@ from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.methods import METHODS
 
 METHOD = "specdec"
-"""What ``quant_method`` in ``config.json`` says of our schemes."""
+"""The value of ``quant_method`` in ``config.json`` for our schemes."""
 
 
 class SpecdecConfig(QuantizationConfigMixin):
@@ -34,7 +34,7 @@ class SpecdecConfig(QuantizationConfigMixin):
 
 
 class SpecdecQuantizer(HfQuantizer):
-    """What transformers asks for while it loads a model that was saved in one of our schemes."""
+    """What transformers calls while it loads a model that was saved in one of our schemes."""
 
     quantization_config: SpecdecConfig
 
@@ -42,7 +42,7 @@ class SpecdecQuantizer(HfQuantizer):
         """Refuse what cannot be read.
 
         Raises:
-            ValueError: There is no such scheme, or the model's weights are no quantized ones.
+            ValueError: There is no such scheme, or the model's weights are not quantized.
         """
         scheme = self.quantization_config.scheme
         if scheme not in METHODS:
@@ -54,7 +54,7 @@ class SpecdecQuantizer(HfQuantizer):
         return METHODS[self.quantization_config.scheme](model)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
-        # For transformers a model marked so cannot change its dtype. Ours can: its scales are all that is cast.
+        # transformers refuses to change the dtype of a model with this mark. Ours can: only its scales are cast.
         model.is_quantized = False  # pyright: ignore[reportArgumentType] (transformers sets it as well)
         return model
 

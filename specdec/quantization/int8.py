@@ -3,8 +3,8 @@
 A weight becomes ``scale[out] * integer[out, in]`` with integers from -127 to 127. Few rows run through torch's packed
 int8 kernel, which reads half of bfloat16's bytes. It reads them again for every four rows, and bfloat16's own
 kernels use the processor's dot products; so beyond ``KERNEL_ROWS`` rows the same numbers, scale x integer rounded to
-the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``execution/packing.py``). This keeps cost
-at bfloat16's there and makes the two paths one function up to rounding.
+the model's dtype, are multiplied by bfloat16's kernel (on packed weights, ``execution/packing.py``). So many rows cost
+what they do in bfloat16, and both paths compute the same function up to rounding.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Int8Linear(QuantizedLinear):
         bias: Added in the activations' dtype.
         keep_copy: Keep scale x integer in the activations' dtype too, for many rows and for what the kernel cannot do
             (dtypes other than bfloat16, devices other than the CPU, input widths that are no multiple of 16). Three
-            bytes per weight instead of two for bfloat16. It is made at the first forward that wants it, and again
-            when the integers or scales have changed. Without it, it is computed anew in every such forward.
+            bytes per weight instead of two for bfloat16. The copy is made at the first forward that needs it, and again
+            when the integers or scales have changed. Without a copy, these numbers are computed in every such forward.
 
     Attributes:
         weight: The integers.
-        scale: Per output channel, in the activations' dtype.
+        scale: One factor per output channel, in the activations' dtype.
         bias: As given.
         keep_copy: As given.
     """
@@ -82,7 +82,7 @@ class Int8Linear(QuantizedLinear):
         return self._replaced, *written, *(tensor.data_ptr() for tensor in tensors), self.scale.dtype
 
     def _packed(self) -> PackedWeight | None:
-        """The copy in oneDNN's layout; None where there is none, or ``plain_weights`` forbids it."""
+        """Returns the copy in oneDNN's layout; None if there is none, or if ``plain_weights`` forbids it."""
         if not self.keep_copy or not packing_allowed():
             return None
         copies = self._fresh()
@@ -93,7 +93,7 @@ class Int8Linear(QuantizedLinear):
         return copies.packed
 
     def _plain(self) -> Float[Tensor, "out in"]:
-        """Scale x integer, kept if that is wanted."""
+        """Returns scale x integer, and keeps it if ``keep_copy``."""
         if not self.keep_copy:
             return from_int8(self.weight, self.scale)
         copies = self._fresh()
@@ -104,14 +104,14 @@ class Int8Linear(QuantizedLinear):
         return copies.plain
 
     def _fresh(self) -> "_Copies":
-        """The copies of what the integers and scales are now."""
+        """Returns the copies made from the present integers and scales."""
         version = self.version()
         if self._copies.version != version:
             self._copies = _Copies(version)
         return self._copies
 
-    # The copies follow from the integers and scales, so they go nowhere with them: not into pickles and deep copies,
-    # not to another device or dtype, and not on when other numbers are loaded.
+    # The copies can be made again from the integers and scales. So they are dropped when the layer is pickled, copied,
+    # or moved to another device or dtype, and when other numbers are loaded.
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_copies": _Copies()}
@@ -141,13 +141,13 @@ class Int8Linear(QuantizedLinear):
 
 @dataclass
 class _Copies:
-    """Scale x integer of one layer, made when it is first multiplied.
+    """Scale x integer of one layer, made when it is first needed.
 
     Attributes:
-        version: ``Int8Linear.version`` of the numbers it was made of.
-        may_pack: Whether there is a packed kernel for it; None before that was asked.
-        packed: In oneDNN's layout, for the CPU.
-        plain: As an ordinary weight, for everything else.
+        version: ``Int8Linear.version`` of the numbers that the copies were made from.
+        may_pack: Whether there is a packed kernel for them; None if that was not asked yet.
+        packed: The copy in oneDNN's layout, for the CPU.
+        plain: The copy as an ordinary weight, for everything else.
     """
 
     version: tuple[object, ...] = ()
@@ -157,16 +157,16 @@ class _Copies:
 
 
 def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]:
-    """Integers and scales of a weight: for (0.5, -1.0, 0.25), (64, -127, 32) and 1 / 127."""
+    """Returns a weight's integers and scales. The row (0.5, -1.0, 0.25) gives (64, -127, 32) and 1 / 127."""
     largest = weight.float().abs().amax(dim=1)
     scale = torch.where(largest > 0, largest / 127, 1.0).to(weight.dtype)
-    # Divided by the scale as it is stored, so that its own rounding does no harm.
+    # Divided by the stored scale, which may be rounded: then its rounding does no harm.
     integers = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127)
     return integers.to(torch.int8).contiguous(), scale
 
 
 def from_int8(integers: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Float[Tensor, "out in"]:
-    """Scale x integer, in the scale's dtype; an integer is exact there, so this rounds once."""
+    """Returns scale x integer in the scale's dtype, where every integer is exact, so this rounds once."""
     return integers.to(scale.dtype) * scale[:, None]
 
 

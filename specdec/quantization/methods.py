@@ -11,4 +11,4 @@ METHODS: dict[str, Callable[[PreTrainedModel], PreTrainedModel]] = {
     "int8_compact": int8.compact,
 }
 """Each changes a loaded model in place and returns it. It must also take a model on torch's ``meta`` device, which has
-shapes and no numbers: that is how a saved model's layers are made before its numbers are read."""
+shapes but no numbers: in this way the layers of a saved model are made before its numbers are read."""
