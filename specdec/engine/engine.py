@@ -252,29 +252,17 @@ class Engine:
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
     def _commit(self, played: Played, slots: Slots) -> Committed | None:
-        """Make the accepted path final, in the cache and in the slots; returns what the drafter is told about it."""
+        """Make the accepted path final, in the cache and in the slots; returns what the drafter is told, if any."""
         read, tree, verdict = played.read, played.tree, played.verdict
         if tree.width > 1 and not tree.in_line:  # in a chain everything stands in its final place already
             self.runner.cache.commit(slots.index, slots.lengths, verdict.path)
-        starts = slots.host_lengths.copy()
         told = np.flatnonzero(slots.host_drafting & read.valid)
-        committed = Committed(
-            slots=slots.index,
-            host_slots=slots.host_index,
-            tokens=played.tokens,
-            starts=starts,
-            counts=1 + read.num_accepted,
-            next_tokens=verdict.next_token,
-            path=verdict.path,
-            hidden_states={k: tree.gather_path(h, verdict.path) for k, h in played.hidden_states.items()},
-        )
+        committed = _told(played, slots) if len(told) else None
         self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token, valid=read.valid)
         for row, slot in enumerate(slots.host_index.tolist()):
             if read.valid[row]:
                 self._slots.advance_host(slot, read.tokens[row, : read.num_accepted[row] + 1])
-        if not len(told):
-            return None
-        return committed if len(told) == len(slots) else committed.rows(told)
+        return committed if committed is None or len(told) == len(slots) else committed.rows(told)
 
     def _observed(self, played: Played, slots: Slots) -> Round:
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
@@ -369,3 +357,18 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed, and its drafter may serve another one: build a new engine")
+
+
+def _told(played: Played, slots: Slots) -> Committed:
+    """What a round has made final, for all of its rows."""
+    path = played.verdict.path
+    return Committed(
+        slots=slots.index,
+        host_slots=slots.host_index,
+        tokens=played.tokens,
+        starts=slots.host_lengths.copy(),
+        counts=1 + played.read.num_accepted,
+        next_tokens=played.verdict.next_token,
+        path=path,
+        hidden_states={k: played.tree.gather_path(states, path) for k, states in played.hidden_states.items()},
+    )
