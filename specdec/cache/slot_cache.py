@@ -88,11 +88,11 @@ class SlotCache(Cache):
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _place(
-        self, shapes: Mapping[int, LayerShape], shape: LayerShape, where: dict[int, tuple[int, int]], group: int
+        self, shapes: Mapping[int, LayerShape], shape: LayerShape, where: dict[int, tuple[int, int]], stack: int
     ) -> tuple[int, int, int]:
-        """Give the layers of a shape their places in a group; returns the leading sizes of its tensors."""
+        """Give the layers of a shape their places in a stack; returns the leading sizes of its tensors."""
         members = [layer for layer, other in shapes.items() if other == shape]
-        where.update({layer: (group, index) for index, layer in enumerate(members)})
+        where.update({layer: (stack, index) for index, layer in enumerate(members)})
         return len(members), self.slots, self.positions
 
     def reserve(self, slot: int, positions: int) -> None:
@@ -133,10 +133,10 @@ class SlotCache(Cache):
                 self._views.clear()
             self._views[ends] = {
                 index: (
-                    self.keys[group][layer, segment.slots].transpose(1, 2),
-                    self.values[group][layer, segment.slots].transpose(1, 2),
+                    self.keys[stack][layer, segment.slots].transpose(1, 2),
+                    self.values[stack][layer, segment.slots].transpose(1, 2),
                 )
-                for index, (group, layer) in self._where.items()
+                for index, (stack, layer) in self._where.items()
             }
         return self._views[ends]
 
@@ -149,8 +149,8 @@ class SlotCache(Cache):
             kept_values.narrow(2, self._start, nodes).copy_(values)
         else:
             assert self._index is not None
-            group, place = self._where[layer]
-            kept_keys, kept_values = self.keys[group][place], self.values[group][place]
+            stack, place = self._where[layer]
+            kept_keys, kept_values = self.keys[stack][place], self.values[stack][place]
             if keys.dtype is not kept_keys.dtype or values.dtype is not kept_values.dtype:  # under autocast
                 keys, values = keys.to(kept_keys.dtype), values.to(kept_values.dtype)
             kept_keys[self._index] = keys.transpose(1, 2)
@@ -172,8 +172,8 @@ class SlotCache(Cache):
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
         """Write ``[batch, node, dim]`` and return all that the indexer may choose from."""
         assert self._batch is not None
-        group, place = self._where_indexed[layer_idx]
-        kept = self.indexer_keys[group][place]
+        stack, place = self._where_indexed[layer_idx]
+        kept = self.indexer_keys[stack][place]
         if self._start >= 0:
             row = kept[self.segments[0].slots]
             row.narrow(1, self._start, indexer_key_states.shape[1]).copy_(indexer_key_states)
