@@ -2,6 +2,9 @@
 
 Ragged prompts, more requests than slots (so slots are refilled), chunked prefill, and greedy rows that share the
 batch with sampled and penalized ones. float32.
+
+By default every drafter with rejection, every rule with the drafts that ask most of it, and every architecture with
+one tree; all pairs are marked ``full``.
 """
 
 import functools
@@ -14,8 +17,9 @@ from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import Noise
-from tests.components import DRAFTERS, EVERYWHERE, VERIFIERS, skip_unfit, tried
+from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, VERIFIERS, skip_unfit, tried
 from tests.models import ARCHITECTURES, tiny_model
+from tests.verifiers.cases import complete
 
 VOCAB = 64
 LENGTHS = (5, 1, 9, 30, 2, 17)
@@ -53,10 +57,14 @@ def test_plain_decoding_equals_the_reference_sampled_rows_included(architecture:
     assert [list(output.token_ids) for output in outputs] == reference(architecture)
 
 
+def is_strong(architecture: str, drafter: str, verifier: str) -> bool:
+    return STRONGEST[verifier] == drafter or (architecture == "llama" and verifier == EVERYWHERE)
+
+
 @pytest.mark.parametrize(
     ("architecture", "drafter", "verifier"),
     [
-        (architecture, drafter, verifier)
+        complete(architecture, drafter, verifier, strong=is_strong(architecture, drafter, verifier))
         for architecture in ARCHITECTURES
         for drafter in DRAFTERS
         for verifier in VERIFIERS
