@@ -23,8 +23,9 @@ PACKAGES := specdec drafters verifiers experiments
 SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,tests.check_types
 # In processes that take over each other's tests at the end, each with one thread for its tiny tensors.
 PARALLEL := -n $(JOBS) --dist worksteal
-# No network in a test, and two runs alike whatever the caller's shell exports.
-TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES) $(PARALLEL)
+# No network in a test, and two runs alike whatever the caller's shell exports. Byte code is kept: without it every
+# process spends seconds on compiling what it imports.
+TEST := env -u OMP_NUM_THREADS -u PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES) $(PARALLEL)
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -45,13 +46,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundled models
 	$(BIN)/python -m experiments.demo
 
-test: $(STAMP) ## Run the tests, with array shapes checked
+test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)
 
-test-full: $(STAMP) ## Run the tests with every case of every matrix
+test-full: $(STAMP) ## Run every case of every claim
 	$(TEST) -m "not slow and not gpu" $(ARGS)
 
-test-slow: $(STAMP) ## Run the tests that take minutes each
+test-slow: $(STAMP) ## Try every model type of transformers; takes minutes
 	$(TEST) -m "slow and not gpu" $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
