@@ -1,6 +1,7 @@
 """Tiny models with a byte tokenizer, saved as users have theirs, and configurations that use them."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from experiments.app.config import CONF
+from experiments.datasets.stdlib import Stdlib
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
 
@@ -45,6 +47,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder / "other")
     medusa_heads(target).save_pretrained(folder / "medusa")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _prompts_are_read_once() -> Iterator[None]:
+    """Reading the standard library takes longer than a tiny run, and gives the same prompts every time."""
+    load = functools.cache(Stdlib.load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset)))
+        yield
 
 
 @pytest.fixture
