@@ -31,6 +31,7 @@ from specdec.requests import SamplingParams
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.test_distribution import LENGTH, LEVEL, PROMPT, NoResidual, exact_law, goodness, shapes_unchecked
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 VOCAB, PAD = 32, 31
@@ -85,8 +86,15 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda options: ", ".join(options) or "nothing")
-@pytest.mark.parametrize("drafter", [None, "ngram", "model_tree_iid"])
+@pytest.mark.parametrize(
+    ("drafter", "arguments"),
+    [
+        complete(drafter, arguments, strong=drafter == "model_tree_iid" or not arguments)
+        for drafter in (None, "ngram", "model_tree_iid")
+        for arguments in ARGUMENTS
+    ],
+    ids=lambda value: ", ".join(value) or "nothing" if isinstance(value, dict) else str(value),
+)
 def test_greedy_generate_is_unchanged(model, drafter: str | None, arguments: dict[str, Any]) -> None:
     ours = SpeculativeGenerate(DRAFTERS[drafter](model), RejectionVerifier()) if drafter else SpeculativeGenerate()
     common = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": PAD} | arguments
@@ -225,7 +233,7 @@ def stops_of(model) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("drafter", [None, "model_chain_iid"])
+@pytest.mark.parametrize("drafter", [complete(None, strong=False), complete("model_chain_iid", strong=True)])
 @pytest.mark.parametrize("case", ["inside", "several", "from the prompt on", "never"])
 def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str, drafter: str | None) -> None:
     stop = stops_of(model)[case]

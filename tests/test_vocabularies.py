@@ -121,8 +121,15 @@ def test_a_drafter_of_another_width_is_lossless(width: int, shape: object) -> No
 # ---------------------------------------------------------------- output layers and heads
 
 
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True}, {"head_dim": 16}, {"head_dim": 4}], ids=str)
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        complete(model_type, fields, strong=model_type == "llama" or not fields)
+        for model_type in ("llama", "qwen3", "gpt_oss", "qwen3_moe")
+        for fields in ({}, {"tie_word_embeddings": True}, {"head_dim": 16}, {"head_dim": 4})
+    ],
+    ids=str,
+)
 def test_the_engine_decodes_with_any_head(model_type: str, fields: dict[str, object]) -> None:
     model = tiny(model_type, **fields)
     output, table = model.get_output_embeddings(), model.get_input_embeddings()
