@@ -10,11 +10,8 @@ All samples of a case decode together, each in a slot of its own: no sample wait
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 import scipy.stats
 import torch
@@ -32,6 +29,7 @@ from specdec.tree import DraftTree
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of
 from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
 from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
@@ -67,17 +65,6 @@ def exact_law(model, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
     return law
 
 
-@contextmanager
-def shapes_unchecked() -> Iterator[None]:
-    """Leaves the checks of shapes out, which take most of the time of thousands of short requests."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
-
-
 def p_value(
     model,
     drafter: str | Drafter | None,
@@ -106,12 +93,13 @@ def p_value(
     engine.generate([PROMPT], replace(wanted, n=10))  # once with shapes checked
     with shapes_unchecked():
         outputs = engine.generate([PROMPT], wanted)
+        law = exact_law(model, sampling)
     if made is not None:
         assert sum(step.accepted for output in outputs for step in output.steps) > 0, "nothing was ever accepted"
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=LENGTH), 0)
     for output in outputs:
         counts[output.token_ids] += 1
-    return goodness(counts, exact_law(model, sampling), samples)
+    return goodness(counts, law, samples)
 
 
 def goodness(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], samples: int) -> float:

@@ -30,7 +30,8 @@ from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
-from tests.test_distribution import LENGTH, LEVEL, PROMPT, NoResidual, exact_law, goodness, shapes_unchecked
+from tests.shapes import shapes_unchecked
+from tests.test_distribution import LENGTH, LEVEL, PROMPT, NoResidual, exact_law, goodness
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 

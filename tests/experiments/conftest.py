@@ -14,6 +14,7 @@ from experiments.app.config import CONF
 from experiments.datasets.stdlib import Stdlib
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 257
@@ -55,6 +56,13 @@ def _prompts_are_read_once() -> Iterator[None]:
     load = functools.cache(Stdlib.load)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset)))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_checks_of_shapes() -> Iterator[None]:
+    """What runs here below the experiments runs with checks in its own tests."""
+    with shapes_unchecked():
         yield
 
 
