@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-slow check format wheel clean
+.PHONY: help setup demo test test-full check format wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -50,10 +50,7 @@ test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)
 
 test-full: $(STAMP) ## Run every case of every claim
-	$(TEST) -m "not slow and not gpu" $(ARGS)
-
-test-slow: $(STAMP) ## Try every model type of transformers; takes minutes
-	$(TEST) -m "slow and not gpu" $(ARGS)
+	$(TEST) -m "not gpu" $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .
