@@ -1,7 +1,7 @@
 """Any decoder-only model: equal to its own plain forwards over the slot cache, or refused with its type and the reason.
 
 The named ones are here for what is special about them, and a test says that it is there; ``make test-full`` tries every
-type of the installed transformers against the table in docs/MODELS.md.
+type of the installed transformers against the table in docs/models.md.
 """
 
 from collections import Counter
