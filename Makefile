@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-slow check format docs docs-serve wheel clean
+.PHONY: help setup demo test test-full check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -18,13 +18,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.specdec-installed
 
 PACKAGES := specdec drafters verifiers experiments
-# Shapes in annotations are checked in these packages while tests run (not in experiments, which has no tensor code
-# of its own on the main path).
+# Shapes in annotations are checked in these packages while tests run. Not in experiments, which has no tensor code of
+# its own on the main path; its tests switch the checks off (tests/experiments/conftest.py).
 SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,tests.check_types
 # In processes that take over each other's tests at the end, each with one thread for its tiny tensors.
 PARALLEL := -n $(JOBS) --dist worksteal
-# No network in a test, and two runs alike whatever the caller's shell exports.
-TEST := env -u OMP_NUM_THREADS HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES) $(PARALLEL)
+# No network in a test, and two runs alike whatever the caller's shell exports. Byte code is kept: without it every
+# process spends seconds on compiling what it imports.
+TEST := env -u OMP_NUM_THREADS -u PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest $(SHAPES) $(PARALLEL)
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -45,14 +46,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundled models
 	$(BIN)/python -m experiments.demo
 
-test: $(STAMP) ## Run the tests, with array shapes checked
+test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)
 
-test-full: $(STAMP) ## Run the tests with every case of every matrix
-	$(TEST) -m "not slow and not gpu" $(ARGS)
-
-test-slow: $(STAMP) ## Run the tests that take minutes each
-	$(TEST) -m "slow and not gpu" $(ARGS)
+test-full: $(STAMP) ## Run every case of every claim
+	$(TEST) -m "not gpu" $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .

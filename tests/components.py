@@ -99,6 +99,20 @@ TRIED_WITH = {
 """Rules that are tried with the drafts they are for; every draft is tried with all others."""
 
 
+STRONGEST = {
+    "rejection": "model_tree_without_replacement",
+    "block": "model_chain_iid",
+    "traversal": "model_tree_without_replacement",
+    "kseq": "model_tree_iid",
+    "target_walk": "model_tree_coupled",
+    "two_draft": "model_tree_iid",
+    "weighted_transport": "model_tree_iid",
+    "greedy_multipath": "model_paths_iid",
+    "shared_noise": "model_tree_coupled",
+}
+"""For every rule the drafts that ask most of it: what runs by default, where all others are marked ``full``."""
+
+
 def tried(drafter: str, verifier: str) -> bool:
     """Whether the generic tests try a pair: time is short, and paths are a tree like others but for one rule."""
     if drafter == "model_paths_iid":

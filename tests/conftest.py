@@ -1,4 +1,4 @@
-"""What every test shares: no network, few threads, seeds."""
+"""What every test shares: no network, few threads, seeds, and the large libraries loaded once."""
 
 import os
 
@@ -22,9 +22,20 @@ settings.load_profile("seeded")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
+def pytest_collectstart() -> None:
+    """Load the large libraries before the first module of the project.
+
+    While jaxtyping imports one of its packages, everything imported on the way looks for byte code in jaxtyping's own
+    cache, and is compiled anew where it is not there: several seconds in every process. The process that hands out
+    the tests collects none and needs none of them.
+    """
+    import transformers.modeling_utils  # noqa: F401
+
+
 @pytest.fixture(autouse=True)
-def _seeds() -> None:
-    """Every test begins with the same random state, whichever tests ran before it."""
+def _fresh_start() -> None:
+    """Every test begins with the same random state and one thread, whichever tests ran before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a program under test may have set what fits the machine

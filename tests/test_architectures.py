@@ -1,7 +1,7 @@
 """Any decoder-only model: equal to its own plain forwards over the slot cache, or refused with its type and the reason.
 
-The named ones are here for what is special about them, and a test says that it is there; ``-m slow`` tries every type
-of the installed transformers against the table in docs/models.md.
+The named ones are here for what is special about them, and a test says that it is there; ``make test-full`` tries every
+type of the installed transformers against the table in docs/models.md.
 """
 
 from collections import Counter
@@ -298,7 +298,7 @@ def test_the_table_has_every_type_of_this_version() -> None:
     assert known == set(MODEL_TYPES), "write the column anew: python -m tests.architectures"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # old models' code has warnings of its own
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_type_is_as_the_table_says(model_type: str) -> None:

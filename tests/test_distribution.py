@@ -3,6 +3,9 @@
 Every test is seeded, so it either always passes or always fails; its threshold is what would fail a correct engine
 once in 100 000 other seeds. Beside each stands a biased rule that it must reject.
 
+By default every drafter, every rule and every sampling is tried once, and every law of siblings with a mutant; all
+pairs are marked ``full``.
+
 All samples of a case decode together, each in a slot of its own: no sample waits for another's prefill.
 """
 
@@ -23,9 +26,11 @@ from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.tree import DraftTree
-from tests.components import DRAFTERS, EVERYWHERE, TRIED_WITH, VERIFIERS, skip_unfit, tried
+from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of
 from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from tests.verifiers.cases import complete
 from verifiers.block import TraversalVerifier
 from verifiers.rejection import RejectionVerifier
 from verifiers.shared_noise import SharedNoiseVerifier
@@ -85,13 +90,16 @@ def p_value(
     made = DRAFTERS[drafter](model, distance=0.6) if isinstance(drafter, str) else drafter
     engine = Engine(Target(model), made, verifier if made else None, max_batch_size=slots or samples, max_length=32)
     wanted = replace(sampling, max_new_tokens=LENGTH, n=samples, seed=seed)
-    outputs = engine.generate([PROMPT], wanted)
+    engine.generate([PROMPT], replace(wanted, n=10))  # once with shapes checked
+    with shapes_unchecked():
+        outputs = engine.generate([PROMPT], wanted)
+        law = exact_law(model, sampling)
     if made is not None:
         assert sum(step.accepted for output in outputs for step in output.steps) > 0, "nothing was ever accepted"
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=LENGTH), 0)
     for output in outputs:
         counts[output.token_ids] += 1
-    return goodness(counts, exact_law(model, sampling), samples)
+    return goodness(counts, law, samples)
 
 
 def goodness(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], samples: int) -> float:
@@ -119,17 +127,26 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    "sampling", [complete(name, strong=name in ("top-k and top-p", "repetition penalty")) for name in SAMPLINGS]
+)
 def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS[sampling]) > LEVEL
 
 
+# What runs by default: every drafter, every rule and every sampling, each where the others make it hardest.
+STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
+    ("min-p", "ngram", EVERYWHERE),
+    ("temperature 1", "medusa", EVERYWHERE),
+    ("repetition penalty", "model_chain_iid", EVERYWHERE),
+    ("temperature 1", "model_tree_deterministic", EVERYWHERE),
+    ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
+}
+
 # Processing changes p for all alike, and q by how it is drawn: one drafter of each law, and one with another q.
 PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "model_chain_own_temperature")
 
-
-@pytest.mark.parametrize(
-    ("sampling", "drafter", "verifier"),
+EVERY_CASE = (
     [("temperature 1", drafter, EVERYWHERE) for drafter in DRAFTERS if tried(drafter, EVERYWHERE)]
     + [
         (sampling, drafter, EVERYWHERE)
@@ -146,7 +163,18 @@ PROCESSED = ("ngram", "model_chain_iid", "model_tree_without_replacement", "mode
     + [("temperature 1", drafters[0], verifier) for verifier, drafters in TRIED_WITH.items()]
     + [("temperature 1", "model_tree_coupled", "target_walk")]
     # With shared noise the output does not depend on the drafter (tests/test_lossless.py): one is enough.
-    + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS],
+    + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS]
+)
+
+
+def test_the_default_cases_cover_every_drafter_rule_and_sampling() -> None:
+    assert set(EVERY_CASE) >= STRONG
+    samplings, drafters, rules = map(set, zip(*STRONG, strict=True))
+    assert (samplings, drafters, rules) == (set(SAMPLINGS), set(DRAFTERS), set(VERIFIERS))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drafter", "verifier"), [complete(*case, strong=case in STRONG) for case in EVERY_CASE]
 )
 def test_speculation_follows_the_target(model, drafter: str, verifier: str, sampling: str) -> None:
     rule = VERIFIERS[verifier]()
@@ -154,7 +182,9 @@ def test_speculation_follows_the_target(model, drafter: str, verifier: str, samp
     assert p_value(model, drafter, rule, SAMPLINGS[sampling]) > LEVEL
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model_tree_without_replacement"])
+@pytest.mark.parametrize(
+    "drafter", [complete("ngram", strong=False), complete("model_tree_without_replacement", strong=True)]
+)
 def test_refilled_slots_follow_the_target(model, drafter: str) -> None:
     assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], slots=1250) > LEVEL
 
@@ -196,16 +226,16 @@ class IgnoresThePath(RejectionVerifier):
 @pytest.mark.parametrize(
     ("drafter", "mutant"),
     [
-        ("medusa", NoResidual),
-        ("medusa", AcceptsTooMuch),
-        ("model_chain_iid", NoResidual),
-        ("model_chain_iid", AcceptsTooMuch),
-        ("model_chain_iid", IgnoresThePath),
-        ("model_tree_iid", NoResidual),
-        ("model_tree_iid", IgnoresThePath),
-        ("model_tree_without_replacement", NoResidual),
-        ("model_tree_without_replacement", TraversalWithoutResidual),
-        ("model_tree_without_replacement", IgnoresThePath),
+        complete("medusa", NoResidual, strong=False),
+        complete("medusa", AcceptsTooMuch, strong=True),
+        complete("model_chain_iid", NoResidual, strong=False),
+        complete("model_chain_iid", AcceptsTooMuch, strong=False),
+        complete("model_chain_iid", IgnoresThePath, strong=True),
+        complete("model_tree_iid", NoResidual, strong=True),
+        complete("model_tree_iid", IgnoresThePath, strong=False),
+        complete("model_tree_without_replacement", NoResidual, strong=True),
+        complete("model_tree_without_replacement", TraversalWithoutResidual, strong=True),
+        complete("model_tree_without_replacement", IgnoresThePath, strong=False),
     ],
 )
 def test_a_biased_rule_is_rejected(model, drafter: str, mutant: type[Verifier]) -> None:
@@ -228,7 +258,9 @@ def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.
     assert p_value(model, "model_chain_iid", RejectionVerifier(), SAMPLINGS["repetition penalty"]) < LEVEL
 
 
-@pytest.mark.parametrize("shared_by", [10, 2], ids=["all positions", "two positions"])
+@pytest.mark.parametrize(
+    "shared_by", [complete(10, strong=False), complete(2, strong=True)], ids=["all positions", "two positions"]
+)
 def test_shared_noise_that_comes_twice_is_rejected(model, monkeypatch: pytest.MonkeyPatch, shared_by: int) -> None:
     """Mutant: the noise of a position is another position's as well. Each token's own law is still right."""
     import specdec.coupling
@@ -248,7 +280,7 @@ def test_one_seed_for_all_requests_is_rejected(model, monkeypatch: pytest.Monkey
     assert p_value(model, None, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram"])
+@pytest.mark.parametrize("drafter", [complete(None, strong=False), complete("ngram", strong=True)])
 def test_one_coin_per_request_is_rejected(model, monkeypatch: pytest.MonkeyPatch, drafter: str | None) -> None:
     """Mutant: every round of a request accepts by the same numbers."""
     import specdec.engine.round

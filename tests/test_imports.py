@@ -1,8 +1,10 @@
 """The import directions: who may know whom. Read from the source, so that no import hides in a function."""
 
 import ast
+import functools
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,8 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(source: str, module: str = "m", *, typing: bool = False) -> set[str]:
+@functools.cache
+def imports(source: str, module: str = "m", *, typing: bool = False) -> frozenset[str]:
     """Absolute names that a source imports anywhere in it, as `package.module` or `package.module.name`.
 
     Imports under `if TYPE_CHECKING:` do not run and are left out, unless `typing` is set.
@@ -78,10 +81,10 @@ def imports(source: str, module: str = "m", *, typing: bool = False) -> set[str]
             visit(child)
 
     visit(ast.parse(source))
-    return found
+    return frozenset(found)
 
 
-def tops(names: set[str]) -> set[str]:
+def tops(names: Iterable[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
@@ -129,7 +132,7 @@ def is_entry_point(module: str) -> bool:
     return parts[0] == "experiments" and len(parts) == 2 and SOURCES[module].name != "__init__.py"
 
 
-def wrong_rooms(module: str, found: set[str]) -> list[str]:
+def wrong_rooms(module: str, found: Iterable[str]) -> list[str]:
     """What a module of experiments imports and may not."""
     wrong = []
     own = module.split(".")[1]

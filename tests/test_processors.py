@@ -16,9 +16,10 @@ from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from tests.components import DRAFTERS, fitting
+from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, NoResidual, p_value
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 VOCAB = 24
@@ -37,8 +38,15 @@ def cases(prompt_length: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("case", cases(1))
-@pytest.mark.parametrize("drafter", DRAFTERS)
+# By default every drafter with a processor that looks at the path, and every processor with one tree.
+@pytest.mark.parametrize(
+    ("drafter", "case"),
+    [
+        complete(drafter, case, strong=case == "no_repeat" or drafter == STRONGEST["rejection"])
+        for drafter in DRAFTERS
+        for case in cases(1)
+    ],
+)
 def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     model = tiny_model(vocab_size=VOCAB)
     rng = random.Random(2)
@@ -58,7 +66,14 @@ def test_greedy_equals_the_reference(drafter: str, case: str) -> None:
     assert expected[0] != without or case == "min_new"
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model_chain_iid", "model_tree_without_replacement"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        complete("ngram", strong=False),
+        complete("model_chain_iid", strong=True),
+        complete("model_tree_without_replacement", strong=False),
+    ],
+)
 def test_the_sampled_distribution_is_the_processed_one(drafter: str) -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
     sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))

@@ -11,11 +11,15 @@ from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.architectures import tiny
-from tests.components import DRAFTERS, skip_unfit
+from tests.components import DRAFTERS, STRONGEST, skip_unfit
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, VOCAB, NoResidual, p_value
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
+ONE_OF_EACH_KIND = [
+    complete(name, strong=name in (None, "ngram", "medusa", STRONGEST["rejection"])) for name in (None, *DRAFTERS)
+]
 PROMPTS = ([1, 2, 3, 1, 2], [7], [9, 8] * 5)
 
 
@@ -29,7 +33,7 @@ def decode(model, drafter, prompts=PROMPTS, *, tokenizer=None, **sampling: objec
 # ---------------------------------------------------------------- several ends of text
 
 
-@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+@pytest.mark.parametrize("drafter", ONE_OF_EACH_KIND)
 def test_whichever_end_of_text_comes_first_ends_the_output(drafter: str | None) -> None:
     model = tiny_model()
     whole = [reference_decode(model, prompt, SamplingParams(max_new_tokens=20)) for prompt in PROMPTS]
@@ -70,7 +74,7 @@ def test_padded_logits_may_be_drawn_and_have_no_text(tokenizer, drafter: str | N
         assert output.text == tokenizer.decode([token for token in output.token_ids if token < len(tokenizer)])
 
 
-@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+@pytest.mark.parametrize("drafter", ONE_OF_EACH_KIND)
 def test_padded_logits_may_be_at_minus_infinity(drafter: str | None) -> None:
     model = tiny("phi")
     model.lm_head.bias.data[56:] = -torch.inf
@@ -117,8 +121,15 @@ def test_a_drafter_of_another_width_is_lossless(width: int, shape: object) -> No
 # ---------------------------------------------------------------- output layers and heads
 
 
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True}, {"head_dim": 16}, {"head_dim": 4}], ids=str)
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        complete(model_type, fields, strong=model_type == "llama" or not fields)
+        for model_type in ("llama", "qwen3", "gpt_oss", "qwen3_moe")
+        for fields in ({}, {"tie_word_embeddings": True}, {"head_dim": 16}, {"head_dim": 4})
+    ],
+    ids=str,
+)
 def test_the_engine_decodes_with_any_head(model_type: str, fields: dict[str, object]) -> None:
     model = tiny(model_type, **fields)
     output, table = model.get_output_embeddings(), model.get_input_embeddings()

@@ -55,6 +55,7 @@ class SlotTable:
         self._running = np.zeros(max_batch_size, dtype=bool)
         self._without_draft = np.zeros(max_batch_size, dtype=bool)
         self._params: list[SamplingParams | None] = [None] * max_batch_size
+        self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
         self._views: dict[bytes, Slots] = {}
 
     def __len__(self) -> int:
@@ -81,7 +82,9 @@ class SlotTable:
         self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
         self._min_p[slot] = 0.0 if sampling.greedy else sampling.min_p
         self._repetition_penalty[slot] = sampling.repetition_penalty
-        if sampling.repetition_penalty != 1.0 and self._seen is None:
+        if sampling.repetition_penalty != 1.0:
+            self._penalized.add(slot)
+        if self._penalized and self._seen is None:
             self._seen = torch.zeros(len(self), self.vocab_size, dtype=torch.bool, device=self.device)
         if self._seen is not None:
             self._seen[slot] = False
@@ -103,7 +106,8 @@ class SlotTable:
         self._views.clear()
         self._params[slot] = None
         self._running[slot] = False
-        if not any(params is not None and params.repetition_penalty != 1.0 for params in self._params):
+        self._penalized.discard(slot)
+        if not self._penalized:
             self._seen = None
 
     @property

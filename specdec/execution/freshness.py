@@ -137,7 +137,11 @@ class Freshness:
         return children, scalars, [len(vars(module)) for module in self.modules], places
 
     def _settings(self) -> list[dict[str, Any]]:
-        return [vars(config) for config in self._configs]
+        # Configurations within a configuration that some module reads are in the list themselves.
+        return [
+            {name: value for name, value in vars(config).items() if not isinstance(value, PreTrainedConfig)}
+            for config in self._configs
+        ]
 
 
 def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:

@@ -1,6 +1,7 @@
 """Tiny models with a byte tokenizer, saved as users have theirs, and configurations that use them."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from experiments.app.config import CONF
+from experiments.datasets.stdlib import Stdlib
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 257
@@ -47,6 +50,22 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _prompts_are_read_once() -> Iterator[None]:
+    """Reading the standard library takes longer than a tiny run, and gives the same prompts every time."""
+    load = functools.cache(Stdlib.load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset)))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_checks_of_shapes() -> Iterator[None]:
+    """What runs here below the experiments runs with checks in its own tests."""
+    with shapes_unchecked():
+        yield
+
+
 @pytest.fixture
 def tiny(saved: Path, tmp_path: Path) -> list[str]:
     """Overrides that make any configuration small and put its output into ``tmp_path / "out"``."""
@@ -58,6 +77,7 @@ def tiny(saved: Path, tmp_path: Path) -> list[str]:
         "sampling.max_new_tokens=12",
         "warmup_prompts=1",
         "bootstrap.resamples=200",
+        "threads=1",  # tiny tensors: more threads only wait for each other
     ]
 
 

@@ -289,9 +289,11 @@ def test_the_shortcuts_agree_with_the_general_rule(shape: TreeShape) -> None:
     tokens = torch.randint(0, 7, (5, shape.num_nodes + 1))
     deterministic = DraftTree.from_shape(shape, tokens)
     sampled = DraftTree.from_shape(shape, tokens, sampling=IID, draft_probs=q)
+    # The bound that a tree has which nobody knows more of.
+    topology = replace(deterministic.topology, max_children=shape.num_nodes)
     for short, general in (
-        (deterministic, replace(deterministic, draft_probs=q, max_children=shape.num_nodes)),
-        (sampled, replace(sampled, max_children=shape.num_nodes)),
+        (deterministic, replace(deterministic, topology=topology, draft_probs=q)),
+        (sampled, replace(sampled, topology=topology)),
     ):
         rule = RejectionVerifier()
         torch.testing.assert_close(rule.stop_law(short, p), rule.stop_law(general, p), atol=1e-14, rtol=0)

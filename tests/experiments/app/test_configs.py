@@ -168,6 +168,8 @@ def test_missing_values_are_named(configure: Configure) -> None:
         build(configure("run", "dataset=jsonl"), "dataset")
 
 
+# Where files come from: passed on to transformers, and given with +, as in +drafter.revision=….
+FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code"}
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
 NOT_SETTINGS = {
     Engine: {"target", "drafter", "verifier"},
@@ -186,7 +188,9 @@ def forgotten(given: set[str], component: Any) -> set[str]:
     """The difference between a YAML file's keys and a component's arguments, in both directions."""
     wanted = arguments_of(component)
     loaded = {"name_or_path", "path"} & wanted if getattr(component, "__name__", "") == "from_pretrained" else set()
-    return {key for key in given if key != "_target_"} ^ ((wanted - loaded) | ({"name"} if loaded else set()))
+    if loaded:
+        wanted = wanted - loaded - FILES | {"name"}
+    return {key for key in given if key != "_target_"} ^ wanted
 
 
 @pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] != "experiment"])

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-import time
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,11 +20,12 @@ def use(tracker: Tracker, folder: Path) -> None:
 
 
 class FakeWandb(ModuleType):
-    """Notes what it is told; ``broken`` names what raises, ``slow`` what hangs."""
+    """Notes what it is told; ``broken`` names what raises, ``slow`` what hangs until ``release`` is set."""
 
     def __init__(self, *, broken: str = "", slow: str = "", logged_in: bool = True):
         super().__init__("wandb")
         self.broken, self.slow, self.logged_in = broken, slow, logged_in
+        self.release = threading.Event()
         self.calls: list[tuple[str, Any]] = []
         self.summary = SimpleNamespace(update=lambda figures: self.note("summary", figures))
 
@@ -33,7 +34,8 @@ class FakeWandb(ModuleType):
         if name == self.broken:
             raise RuntimeError(f"{name} is\nbroken")
         if name == self.slow:
-            time.sleep(60)
+            self.release.wait(60)
+            self.calls.append((f"{name} answered", None))
 
     def Settings(self, **settings: Any) -> dict[str, Any]:  # noqa: N802 (wandb's name)
         return settings
@@ -118,10 +120,11 @@ def test_a_call_that_hangs_is_left_behind(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("experiments.reporting.tracking.GRACE", 0.1)
-    install(monkeypatch, FakeWandb(slow=what))
-    begin = time.monotonic()
+    fake = FakeWandb(slow=what)
+    install(monkeypatch, fake)
     use(WandbTracker("p", timeout=0.1), tmp_path)
-    assert time.monotonic() - begin < 20
+    assert (f"{what} answered", None) not in fake.calls
+    fake.release.set()
     assert len(warnings_of(caplog)) == 1
     assert "no answer within" in warnings_of(caplog)[0]
 

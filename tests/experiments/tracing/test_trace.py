@@ -14,7 +14,7 @@ from experiments.results.records import Record, read_records
 from experiments.run import run
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.scoring import score
-from experiments.tracing.trace import FOLDER, Shard, read_trace, shards
+from experiments.tracing.trace import FOLDER, Shard, TraceWriter, read_trace, shards
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
 from specdec.modeling.target import Target
@@ -89,16 +89,16 @@ def test_looking_changes_nothing(
 def test_ctrl_c_leaves_a_readable_trace(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    calls = []
-    look = Engine._finish_round
+    added = []
+    add = TraceWriter.add
 
-    def stop(engine: Engine, *arguments: Any) -> Any:
-        calls.append(engine.on_round is not None)
-        if sum(calls) == 6:  # in the middle of a traced prompt
+    def stop(writer: TraceWriter, *arguments: Any) -> None:
+        add(writer, *arguments)
+        added.append(arguments)
+        if len(added) == 6:  # in the middle of a prompt
             raise KeyboardInterrupt
-        return look(engine, *arguments)
 
-    monkeypatch.setattr(Engine, "_finish_round", stop)
+    monkeypatch.setattr(TraceWriter, "add", stop)
     with pytest.raises(KeyboardInterrupt):
         run(configure("run", *tiny, *local(saved, "model"), "trace=true"))
     assert len(rows(tmp_path / "out")) == 6
