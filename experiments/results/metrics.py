@@ -113,4 +113,4 @@ def distinct_n_gram_rate(token_ids: Sequence[int], n: int = 4) -> float | None:
 
 def decided(steps: Iterable[Step]) -> list[Step]:
     """The rounds that count: all but those that went wrong and decided nothing."""
-    return [step for step in steps if step.error is None]
+    return [step for step in steps if step.error is None and step.finish_reason != "error"]

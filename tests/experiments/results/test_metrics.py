@@ -79,6 +79,9 @@ def test_the_doc_examples() -> None:
 def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
     failed = step(3, 3, finish_reason="error")
     assert metrics.mean_acceptance_length([*STEPS, failed]) == metrics.mean_acceptance_length(STEPS)
+    # The request goes on, without the drafts that were at fault.
+    redone = step(0, 3, error="not finite")
+    assert metrics.mean_acceptance_length([*STEPS, redone]) == metrics.mean_acceptance_length(STEPS)
     assert metrics.mean_acceptance_length([failed]) is None
     assert metrics.acceptance_by_position([failed]).rounds == ()
 
