@@ -12,7 +12,7 @@ from specdec.engine.delivery import Delivery
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
-from specdec.engine.round import Mode, Played, play
+from specdec.engine.round import Mode, Played, play, repeatable
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
@@ -228,11 +228,12 @@ class Engine:
         with self.timer.stage("commit"):
             if speculating and self.drafter is not None and committed is not None:
                 self.drafter.observe(committed)
+        may_repeat = np.zeros(len(slots), dtype=bool) if played.read.valid.all() else repeatable(played)
         steps = []
         for row, slot in enumerate(slots.host_index.tolist()):
             request = self._running[slot]
             assert request is not None
-            step = self._outputs.step(request, played.read, row, seconds)
+            step = self._outputs.step(request, played.read, row, seconds, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
                 if not played.read.valid[row]:
@@ -245,8 +246,8 @@ class Engine:
     def _start_over(self, slot: int, played: Played) -> None:
         """Have the next round begin where this one did, which decided nothing, without drafts.
 
-        A draft whose keys are NaN spoils all nodes of its tree, even through masks. Drafts must not change the output,
-        so the request goes on from the same root, which plain decoding would have reached as well.
+        A draft whose keys are NaN spoils all nodes of its tree, even through masks. Where that may not change the
+        output (``repeatable``), the request goes on from the same root, which plain decoding would have reached, too.
         """
         start = self._slots.undo(slot)
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)

@@ -31,7 +31,9 @@ class Outputs:
         """Forget the text of a request that has ended; one that never began is ignored."""
         self._texts.pop(request.id, None)
 
-    def step(self, request: Request, read: ReadBack, row: int, seconds: Mapping[str, float]) -> Step:
+    def step(
+        self, request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], *, may_repeat: bool = False
+    ) -> Step:
         """Returns what a round did for a request, and adds the tokens to the request.
 
         Args:
@@ -39,6 +41,7 @@ class Outputs:
             read: The round's results.
             row: The request's row in them.
             seconds: The round's times, by stage.
+            may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
         """
         accepted = int(read.num_accepted[row])
         step = Step(
@@ -55,7 +58,7 @@ class Outputs:
         request.rounds += 1
         if not read.valid[row]:
             message = f"the logits or the draft's probabilities were not finite in round {step.round}"
-            if step.proposed_nodes:  # perhaps the drafts alone were at fault
+            if may_repeat:
                 return replace(step, token_ids=(), logprobs=(), accepted=0, expected_accepted=0.0, error=message)
             return self.failed(request, message, step)
         try:

@@ -19,7 +19,7 @@ from specdec.random import Purpose, uniforms
 from specdec.sampling import adjust, distribution, path_tokens
 from specdec.slots import Slots
 from specdec.tree import DraftTree
-from specdec.types import Verdict
+from specdec.types import DraftSampling, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,19 @@ def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Pl
         tokens = tree.tokens.gather(1, nodes)
         read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs)
     return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
+
+
+def repeatable(played: Played) -> np.ndarray:
+    """Returns which rows may do without their drafts after a round that decided nothing for them, Bool[batch].
+
+    That is exact only where no draft was drawn at random: an exact rule emits the target's law given such a tree, as a
+    round without drafts does. A drawn token is different: given that it was drawn, the rule emits another law, and only
+    the average over all draws is the target's. To forget some of the draws would change that average.
+    """
+    tree = played.tree
+    drawn = (tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT)
+    at_random = (drawn & tree.valid)[:, 1:].any(-1).cpu().numpy()  # after a failure; it may wait for the device
+    return (played.read.proposed_nodes > 0) & ~at_random
 
 
 def _nothing(slots: Slots) -> DraftTree:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -16,9 +18,10 @@ from specdec.engine.intake import Intake
 from specdec.engine.text import Detokenizer
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
+from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
-from specdec.tree import DraftTree
+from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling
 from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
@@ -347,3 +350,54 @@ def test_a_policy_of_admission(target: Target, wanted: list[tuple[int, ...]]) ->
     ended = [step.request for step in engine.stream(PROMPTS, SAMPLING) if step.finish_reason]
     assert ended == [2, 1, 0]
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+class Guessing(Drafter):
+    """Drafts one token: always the bad one, or one drawn evenly from all."""
+
+    max_nodes = max_depth = 1
+    is_chain = True
+    bad = 3
+
+    def __init__(self, law: DraftSampling, vocab: int):
+        self.laws, self.law, self.vocab = frozenset([law]), law, vocab
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """It fits everything."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        drafted = torch.full_like(slots.roots, self.bad)
+        q = None
+        if self.law is DraftSampling.IID:
+            drafted = (uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 1)[:, 0] * self.vocab).long()
+            q = torch.full((len(slots), 2, self.vocab), 1 / self.vocab)
+        tokens = torch.stack([slots.roots, drafted], dim=1)
+        return DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=self.law, draft_probs=q)
+
+
+def first_tokens(law: DraftSampling) -> tuple[float, int]:
+    """Chi-square p-value of the first tokens of sampled requests, and how many requests had none."""
+    vocab, samples = 8, 4000
+    model = tiny_model(vocab_size=vocab, scale=1.5)
+    with torch.no_grad():
+        p = model(torch.tensor([[1, 2]])).logits[0, -1].double().softmax(-1).numpy()
+        model.get_input_embeddings().weight[Guessing.bad] = float("nan")
+    engine = Engine(Target(model), Guessing(law, vocab), RejectionVerifier(), max_batch_size=500, max_length=16)
+    outputs = engine.generate([[1, 2]], SamplingParams(max_new_tokens=2, temperature=1.0, n=samples, seed=5))
+    firsts = [output.token_ids[0] for output in outputs if output.token_ids]
+    counts = np.bincount(firsts, minlength=vocab)
+    return float(scipy.stats.chisquare(counts, p / p.sum() * len(firsts)).pvalue), samples - len(firsts)
+
+
+def test_going_on_without_a_chosen_draft_follows_the_target() -> None:
+    """A correct engine fails this with another seed once in a million times."""
+    p_value, ended = first_tokens(DraftSampling.DETERMINISTIC)
+    assert p_value > 1e-6 and ended == 0
+
+
+def test_going_on_without_a_drawn_draft_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: draws are forgotten, too. So such a request ends with an error instead."""
+    assert first_tokens(DraftSampling.IID)[1] > 100
+    monkeypatch.setattr(specdec.engine.engine, "repeatable", lambda played: played.read.proposed_nodes > 0)
+    p_value, ended = first_tokens(DraftSampling.IID)
+    assert p_value < 1e-6 and ended == 0
