@@ -195,7 +195,7 @@ def tiny(model_type: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel
 
     Args:
         model_type: As transformers names it.
-        seed: Of the weights.
+        seed: The seed of the weights.
         **overrides: Fields of the configuration.
     """
     torch.manual_seed(seed)

@@ -31,7 +31,7 @@ class Named(NamedTuple):
 
     Attributes:
         model_type: As transformers names it.
-        fields: Of the configuration.
+        fields: What the configuration sets.
         shows: Whether the runner, or its model, has what the case is named for.
         attention: The one that ``"auto"`` settles on.
     """

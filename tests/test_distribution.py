@@ -83,8 +83,8 @@ def p_value(
         verifier: The rule to try.
         sampling: What the law is of.
         samples: Outputs of LENGTH tokens.
-        slots: Of the engine; default: one per sample.
-        seed: Of the requests.
+        slots: The engine's batch size; default: one slot per sample.
+        seed: The requests' seed.
     """
     # A drafter that often disagrees: where it agrees, no rule can go wrong.
     made = DRAFTERS[drafter](model, distance=0.6) if isinstance(drafter, str) else drafter

@@ -260,9 +260,7 @@ class Engine:
         told = np.flatnonzero(slots.host_drafting & read.valid)
         committed = _told(played, slots) if len(told) else None
         self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token, valid=read.valid)
-        for row, slot in enumerate(slots.host_index.tolist()):
-            if read.valid[row]:
-                self._slots.advance_host(slot, read.tokens[row, : read.num_accepted[row] + 1])
+        self._slots.advance_host(slots, read.tokens, np.where(read.valid, read.num_accepted + 1, 0))
         return committed if committed is None or len(told) == len(slots) else committed.rows(told)
 
     def _observed(self, played: Played, slots: Slots) -> Round:

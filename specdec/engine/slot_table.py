@@ -234,9 +234,18 @@ class SlotTable:
         self._without_draft[slot] = True
         return int(self._host_lengths[slot])
 
-    def advance_host(self, slot: int, emitted: Int[np.ndarray, " position"]) -> None:
-        """End a round of one slot on the host; the last of the emitted tokens is the new root."""
-        start = int(self._host_lengths[slot]) + 1
-        self._host_tokens[slot, start : start + len(emitted)] = emitted
-        self._host_lengths[slot] += len(emitted)
-        self._host_remaining[slot] -= len(emitted)
+    def advance_host(
+        self, rows: Slots, emitted: Int[np.ndarray, "batch position"], counts: Int[np.ndarray, " batch"]
+    ) -> None:
+        """End a round on the host.
+
+        Args:
+            rows: The rows of this round.
+            emitted: The tokens that each row emits; the last one is the new root.
+            counts: How many they are; 0 where the round decided nothing.
+        """
+        row, step = np.nonzero(np.arange(emitted.shape[1]) < counts[:, None])
+        slots = rows.host_index
+        self._host_tokens[slots[row], self._host_lengths[slots[row]] + 1 + step] = emitted[row, step]
+        self._host_lengths[slots] += counts
+        self._host_remaining[slots] -= counts

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,22 +130,14 @@ class _Now:
     def __init__(self) -> None:
         self.state = AttentionState([])
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None,
-        layer: int,
-        mask: int,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """A layer's attention, over the cache and with the masks of this forward."""
+    def attend(self, *call: Any) -> Tensor:
+        """Returns a layer's attention over the cache and with the masks of this forward.
+
+        Args:
+            *call: What a captured attention call has: ``AttentionBackend.attend`` from ``query`` on.
+        """
         assert self.plan is not None and self.cache is not None
-        return self.plan.attention.attend(
-            self.state, self.cache, query, key, value, sinks, layer, mask, scaling, softcap
-        )
+        return self.plan.attention.attend(self.state, self.cache, *call)
 
 
 def _others(inputs: Sequence[Tensor], plan: "ModelPlan", cache: Cache) -> list[Tensor]:

@@ -104,7 +104,7 @@ def test_greedy_rows_beside_coupled_ones_get_the_top_k(model) -> None:
 @pytest.mark.parametrize("shape", [3, SHAPE], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
 def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any) -> None:
-    """Of a greedy row, at temperature 1; the tokens are those drawn without."""
+    """A greedy row has q at temperature 1; the tokens are the same as without q at the leaves."""
     twin = perturbed(model, 0.3)
     params = [GREEDY, SAMPLED]
     drafter = ModelDrafter(twin, shape, sampling=sampling)
