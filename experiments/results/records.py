@@ -49,7 +49,9 @@ class Record:
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
-        margin: Difference of the two largest logits there, in nats: near 0, a tie of this dtype.
+        margin: How far the lower of the two differing tokens is below the largest logit there, in nats: near 0, a tie
+            of this dtype. None if one output ends where the other goes on.
+        tie_bound: The largest margin that this dtype explains at that place, in nats.
     """
 
     prompt: str
@@ -77,6 +79,7 @@ class Record:
     equals_plain: bool | None = None
     divergence: int | None = None
     margin: float | None = None
+    tie_bound: float | None = None
 
     @property
     def failed(self) -> bool:

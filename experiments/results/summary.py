@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.results import metrics, timing
+from experiments.results.lossless import Lossless, judge
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
 
@@ -18,6 +19,7 @@ class Divergence:
     sample: int
     index: int
     margin: float | None
+    tie_bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class MethodSummary:
         stage_seconds: Time of each stage, and ``other``: the rest of the wall time.
         equal_to_plain: Greedy outputs that equal plain decoding's, of ``compared_with_plain``; None if sampled.
         divergences: Where each of the others first differs.
+        lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
     """
 
@@ -93,6 +96,7 @@ class MethodSummary:
     equal_to_plain: int | None
     compared_with_plain: int | None
     divergences: tuple[Divergence, ...]
+    lossless: Lossless | None
     by_category: dict[str, CategorySummary]
 
     @property
@@ -189,10 +193,18 @@ def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Boo
         equal_to_plain=sum(bool(record.equals_plain) for record in compared) if compared else None,
         compared_with_plain=len(compared) if compared else None,
         divergences=tuple(
-            Divergence(prompt=r.prompt, turn=r.turn, sample=r.sample, index=r.divergence, margin=r.margin)
+            Divergence(
+                prompt=r.prompt,
+                turn=r.turn,
+                sample=r.sample,
+                index=r.divergence,
+                margin=r.margin,
+                tie_bound=r.tie_bound,
+            )
             for r in compared
             if r.divergence is not None
         ),
+        lossless=judge(records),
         by_category={c: _category(c, records, baseline, bootstrap) for c in categories} if len(categories) > 1 else {},
     )
 
