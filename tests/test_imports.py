@@ -33,7 +33,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The same in experiments: rooms, and above them the entry points, which are the modules at the top of the package. They
 # import rooms only, never each other.
 ROOMS = (
-    ("datasets", "results"),
+    ("datasets", "results", "contenders"),
     ("tracing", "training"),
     ("measuring",),
     ("reporting",),

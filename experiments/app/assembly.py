@@ -16,6 +16,7 @@ from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
+from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
@@ -151,6 +152,8 @@ def facts_of(
         samplings: One per temperature.
     """
     template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
+    baseline = contenders[0].engine
+    assert isinstance(baseline, Engine), "plain decoding runs on our engine"
     return {
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -160,7 +163,7 @@ def facts_of(
             "name": target.name,
             "parameters": target.num_parameters,
             "bytes_per_weight": round(target.bytes_per_weight, 4),
-            "kv_bytes_per_position": contenders[0].engine.runner.bytes_per_token,
+            "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
         "chat_template": template and any(prompt.chat for prompt in prompts),
@@ -177,7 +180,8 @@ def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
         ValueError: An argument is unknown, missing or of the wrong type.
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
-    for section in ("target", *methods.values(), "verifier", "sampling", "dataset", "tracker"):
+    others = [f"contenders.{name}" for name in config.contenders]
+    for section in ("target", *methods.values(), *others, "verifier", "sampling", "dataset", "tracker"):
         component_of(config, section)
 
 
@@ -193,6 +197,7 @@ def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, li
     """
     drafters = {name: build(config, section) for name, section in methods.items()}
     verifiers = {name: build(config, "verifier") for name in methods}
+    others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
     target: Target = build(config, "target")
     if target.tokenizer is None:
         raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
@@ -200,6 +205,10 @@ def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, li
     # Plain decoding runs on the first method's engine.
     contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
     contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
+    size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
+    for name, other in others.items():
+        other.bind(target, max_batch_size=size, max_length=length)
+        contenders.append(Contender(name, other))
     return target, contenders
 
 

@@ -90,6 +90,7 @@ _MEASURING: dict[str, Check] = {
     "dataset": section,
     "tracker": section,
     "engine": section,
+    "contenders": section,
     "bootstrap": section,
     "seed": integer(0, optional=True),
     "warmup_prompts": integer(0),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from experiments.contenders.base import OtherEngine
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.watch import Watch, watching
@@ -30,12 +31,14 @@ class Contender:
     """
 
     method: str
-    engine: Engine
+    engine: Engine | OtherEngine
     speculate: bool = True
 
     @property
     def exactness(self) -> str | None:
-        """What the verifier promises; None where there is none."""
+        """What the verifier, or another engine, promises; None for plain decoding."""
+        if isinstance(self.engine, OtherEngine):
+            return self.engine.exactness
         verifier = self.engine.verifier if self.speculate else None
         return verifier.exactness.value if verifier is not None else None
 
@@ -87,7 +90,8 @@ def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], 
     for contender in contenders:
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
-            contender.engine.generate(batch, replace(sampling, stream=None), speculate=contender.speculate)
+            own = [replace(sampling, stream=None)] * len(batch)
+            contender.engine.generate(batch, own, speculate=contender.speculate)
 
 
 def _measure_batch(

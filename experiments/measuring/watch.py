@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from experiments.contenders.base import OtherEngine
 from experiments.measuring.jobs import Job
 from experiments.tracing.compressed import DROPPED, pack, unpack
 from experiments.tracing.distance import Distance, first_token_distances
@@ -32,12 +33,12 @@ class Watch:
 
 @contextmanager
 def watching(
-    engine: Engine, method: str, jobs: Sequence[Job], trace: TraceWriter | None, *, speculate: bool
+    engine: Engine | OtherEngine, method: str, jobs: Sequence[Job], trace: TraceWriter | None, *, speculate: bool
 ) -> Iterator[Watch]:
     """Look at every speculative round of an engine, if there is a trace to write or a distance to compute."""
     watch = Watch()
     verifier = engine.verifier if speculate else None
-    if verifier is None or (trace is None and verifier.exactness is Exactness.EXACT):
+    if isinstance(engine, OtherEngine) or verifier is None or (trace is None and verifier.exactness is Exactness.EXACT):
         yield watch
         return
     by_stream = {job.sampling.stream: job for job in jobs if job.sampling.stream is not None}

@@ -26,10 +26,12 @@ def mean_acceptance_length(steps: Iterable[Step]) -> float | None:
 def expected_mean_acceptance_length(steps: Iterable[Step]) -> float | None:
     """The mean acceptance length with every round's expected accepted tokens, given its draft, in place of the drawn.
 
-    It has less sampling noise than ``mean_acceptance_length`` and the same expectation.
+    It has less sampling noise than ``mean_acceptance_length`` and the same expectation. None also for an engine that
+    does not say what it drafted (its rounds accept more than they proposed).
     """
     rounds = decided(steps)
-    return 1 + sum(step.expected_accepted for step in rounds) / len(rounds) if rounds else None
+    known = bool(rounds) and all(step.accepted <= step.proposed_depth for step in rounds)
+    return 1 + sum(step.expected_accepted for step in rounds) / len(rounds) if known else None
 
 
 def draft_acceptance_rate(steps: Iterable[Step]) -> float | None:
@@ -40,15 +42,15 @@ def draft_acceptance_rate(steps: Iterable[Step]) -> float | None:
 
 
 def proposed_depth_per_round(steps: Iterable[Step]) -> float | None:
-    """Mean depth of the longest drafted branch."""
+    """Mean depth of the longest drafted branch; None if nothing was proposed."""
     rounds = decided(steps)
-    return sum(step.proposed_depth for step in rounds) / len(rounds) if rounds else None
+    return sum(step.proposed_depth for step in rounds) / len(rounds) or None if rounds else None
 
 
 def proposed_nodes_per_round(steps: Iterable[Step]) -> float | None:
-    """Mean number of drafted nodes that were verified, root not counted."""
+    """Mean number of drafted nodes that were verified, root not counted; None if nothing was proposed."""
     rounds = decided(steps)
-    return sum(step.proposed_nodes for step in rounds) / len(rounds) if rounds else None
+    return sum(step.proposed_nodes for step in rounds) / len(rounds) or None if rounds else None
 
 
 @dataclass(frozen=True, kw_only=True)

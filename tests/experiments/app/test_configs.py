@@ -15,6 +15,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
 from experiments.app.settings import CHECK_VERIFIER, COMPARE, DEMO, ENGINE, REPLAY, RUN, TRAIN, Check, check_settings
+from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
 from specdec.engine.engine import Engine
@@ -43,6 +44,7 @@ LOCAL = {
     ("target", "bundled"): ["target.name={models}/target"],
     ("drafter", "model"): ["drafter.name={models}/drafter"],
     ("drafter", "medusa"): ["drafter.name={models}/medusa"],
+    ("contender", "hf_assisted"): ["contenders.hf_assisted.assistant={models}/drafter"],
 }
 
 Configure = Callable[..., DictConfig]
@@ -51,6 +53,16 @@ Configure = Callable[..., DictConfig]
 def filled(overrides: list[str], models: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["a"]}\n')
     return [text.format(models=models, conf=CONF, tmp=tmp_path) for text in overrides]
+
+
+def chosen(group: str, name: str) -> str:
+    """The override that chooses an option. Contenders join a run that has none by itself."""
+    return f"+{group}={name}" if group == "contender" else f"{group}={name}"
+
+
+def section_of(group: str, name: str) -> str:
+    """Where an option's settings stand in the configuration."""
+    return f"contenders.{name}" if group == "contender" else group
 
 
 def test_the_files_are_found() -> None:
@@ -65,6 +77,7 @@ def test_the_files_are_found() -> None:
         "engine",
         "bootstrap",
         "experiment",
+        "contender",
     }
     assert {"run", "demo", "compare", "replay", "check_verifier", "train"} <= set(APPLICATIONS)
 
@@ -80,7 +93,7 @@ def test_every_option_composes_and_instantiates(
 ) -> None:
     key = (group, name)
     needed = NEEDED.get(key, []) + LOCAL.get(key, [])
-    config = configure("run", f"{group}={name}", *filled(needed, saved, tmp_path))
+    config = configure("run", chosen(group, name), *filled(needed, saved, tmp_path))
     if group == "experiment":
         # Its own choices are options, which this test makes one by one; here: that nothing is missing.
         for section in ("target", "drafter", "verifier", "sampling", "dataset", "engine"):
@@ -90,7 +103,7 @@ def test_every_option_composes_and_instantiates(
     if group == "engine":
         check_settings(plain(config, group), ENGINE, within=group)
         return
-    made = bootstrap_of(config) if group == "bootstrap" else build(config, group)
+    made = bootstrap_of(config) if group == "bootstrap" else build(config, section_of(group, name))
     if group == "bootstrap":
         assert made == Bootstrap()
     elif group == "target":
@@ -103,6 +116,8 @@ def test_every_option_composes_and_instantiates(
         assert isinstance(made, SamplingParams)
     elif group == "dataset":
         assert made.load()
+    elif group == "contender":
+        assert isinstance(made, OtherEngine)
     else:
         assert hasattr(made, "start")
 
@@ -195,7 +210,7 @@ def forgotten(given: set[str], component: Any) -> set[str]:
 
 @pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] != "experiment"])
 def test_every_option_of_a_component_is_in_its_file(group: str, name: str, configure: Configure) -> None:
-    section = configure("run", f"{group}={name}")[group]
+    section = OmegaConf.select(configure("run", chosen(group, name)), section_of(group, name))
     component = {"engine": Engine, "bootstrap": Bootstrap}.get(group)
     if component is None:
         target = section["_target_"]

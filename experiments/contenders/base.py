@@ -1,0 +1,104 @@
+"""What another engine has to answer, so that the measuring loop can treat it like this one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from specdec.engine.text import Detokenizer
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import Completion, Step
+
+
+class OtherEngine(ABC):
+    """An engine that is not ours, decoding with the same target.
+
+    Its outputs count like all others: same prompts, same tokens, the wall time of the whole call. What happens inside
+    it is known as far as it says so: where it reports no rounds, a figure that needs them is a dash.
+
+    Attributes:
+        exactness: What its authors promise about the output, in the words of ``Record.exactness``.
+        target: The model that it decodes with; ``bind`` sets it.
+        max_batch_size: The largest number of prompts per call; ``bind`` sets it.
+        max_length: The largest number of tokens of prompt and output together; ``bind`` sets it.
+    """
+
+    exactness: str = "exact (declared)"
+    verifier = None
+    target: Target
+    max_batch_size: int
+    max_length: int
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Prepare for a run.
+
+        Args:
+            target: The model that it is to decode with.
+            max_batch_size: The largest number of prompts per call.
+            max_length: The largest number of tokens of prompt and output together.
+
+        Raises:
+            ValueError: It cannot decode with this target, or in batches of this size.
+        """
+        self.target, self.max_batch_size, self.max_length = target, max_batch_size, max_length
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 - most have nothing to check
+        """Refuse what cannot work, before any measurement.
+
+        Raises:
+            ValueError: It cannot decode with this target, or in batches of this size.
+        """
+
+    @abstractmethod
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
+    ) -> list[Completion]:
+        """Decode prompts, at most ``max_batch_size`` of them, and return their completions in order.
+
+        Args:
+            prompts: Token ids.
+            sampling: One per prompt.
+            speculate: Our engine's switch, which means nothing here.
+        """
+
+    def completion(
+        self, prompt: Sequence[int], sampling: SamplingParams, output: Sequence[int], rounds: Sequence[int] = ()
+    ) -> Completion:
+        """The completion of an output, cut at stop tokens, stop strings and the length like our engine's.
+
+        Args:
+            prompt: The prompt's tokens.
+            sampling: The request's parameters.
+            output: The tokens that the engine emitted.
+            rounds: Tokens per round; empty if the engine does not say.
+        """
+        ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self.target.eos_token_ids)
+        output = list(output)[: sampling.max_new_tokens]
+        stop = next((index + 1 for index, token in enumerate(output) if token in ends), None)
+        tokens = output[:stop]
+        text = Detokenizer(self.target.tokenizer, prompt, stop=tuple(sampling.stop))
+        shown = text.push(tokens)
+        if text.stopped_at is not None:
+            tokens, stop = tokens[: text.stopped_at], text.stopped_at
+        return Completion(
+            prompt_ids=tuple(prompt),
+            token_ids=tuple(tokens),
+            text=shown + text.flush(),
+            finish_reason="length" if stop is None else "stop",
+            steps=_steps(tokens, rounds),
+        )
+
+
+def _steps(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[Step, ...]:
+    """A step per round, the tokens cut where the output is. What was drafted is not known: its depth is 0."""
+    steps: list[Step] = []
+    start = 0
+    for number, count in enumerate(rounds):
+        emitted = tuple(tokens[start : start + count])
+        if not emitted:
+            break  # the engine went on behind the end
+        steps.append(
+            Step(request=0, round=number, token_ids=emitted, accepted=count - 1, expected_accepted=float(count - 1))
+        )
+        start += count
+    return tuple(steps)

@@ -1,0 +1,219 @@
+"""transformers' own ``generate`` on the target's model object: plain, with prompt lookup, or with an assistant.
+
+Assisted generation is speculative sampling (Leviathan et al. 2023) as transformers implements it, prompt lookup is
+Saxena 2023. Both draft one chain, at batch 1.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from experiments.contenders.base import OtherEngine
+from specdec.modeling.loading import load, load_tokenizer
+from specdec.requests import SamplingParams
+from specdec.types import Completion
+
+
+class _Generate(OtherEngine):
+    """Decodes with ``model.generate``, from the very weights that our engine uses.
+
+    Args:
+        options: More arguments of ``generate``.
+    """
+
+    def __init__(self, options: dict[str, Any] | None):
+        self.options = dict(options or {})
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
+    ) -> list[Completion]:
+        """Decode prompts in one call of ``generate``, padded on the left. All share their sampling but for streams."""
+        first = sampling[0]
+        model = self.target.model
+        width = max(map(len, prompts))
+        padding = [[0] * (width - len(prompt)) for prompt in prompts]
+        ids = torch.tensor([[*pad, *prompt] for pad, prompt in zip(padding, prompts, strict=True)], device=model.device)
+        mask = torch.ones_like(ids)
+        for row, pad in enumerate(padding):
+            mask[row, : len(pad)] = 0
+        watch = _Rounds()
+        options = dict(self.options)
+        if first.logits_processor is not None:
+            options["logits_processor"] = LogitsProcessorList(first.processors)
+        if first.stop:
+            options |= {"stop_strings": list(first.stop), "tokenizer": self.target.tokenizer}
+        ends = set(first.stop_token_ids) | (set() if first.ignore_eos else self.target.eos_token_ids)
+        devices = [model.device] if model.device.type == "cuda" else []
+        with _quiet(), _generation_config(model, first, sorted(ends)), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(_seed(sampling))
+            output: Any = model.generate(ids, attention_mask=mask, streamer=watch, **options)  # type: ignore[operator]
+        rounds = [len(each) for each in watch.emitted]
+        return [
+            self.completion(prompt, own, row, rounds)
+            for prompt, own, row in zip(prompts, sampling, output[:, width:].tolist(), strict=True)
+        ]
+
+
+class HfGenerate(_Generate):
+    """transformers without drafts.
+
+    Args:
+        options: More arguments of ``generate``, such as ``{cache_implementation: static}``.
+    """
+
+    def __init__(self, *, options: dict[str, Any] | None = None):
+        super().__init__(options)
+
+
+class HfPromptLookup(_Generate):
+    """transformers' prompt lookup.
+
+    Args:
+        num_tokens: The number of tokens that are drafted per round, where the prompt or output has a match.
+        options: More arguments of ``generate``.
+
+    Raises:
+        ValueError: The number is below 1.
+    """
+
+    def __init__(self, *, num_tokens: int = 8, options: dict[str, Any] | None = None):
+        super().__init__(options)
+        self.options["prompt_lookup_num_tokens"] = _at_least_one("num_tokens", num_tokens)
+
+    def check(self) -> None:
+        """Refuse batches."""
+        _refuse_batches(self)
+
+
+class HfAssisted(_Generate):
+    """transformers' assisted generation.
+
+    Args:
+        assistant: The small model that drafts: a folder, a name on the hub, or ``bundled/…``.
+        num_tokens: The number of tokens that it drafts per round, always the same.
+        dtype: The assistant's dtype.
+        device: The assistant's device.
+        options: More arguments of ``generate``.
+
+    Raises:
+        ValueError: The number is below 1, or the assistant cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        assistant: str,
+        *,
+        num_tokens: int = 4,
+        dtype: str = "auto",
+        device: str = "auto",
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(options)
+        _at_least_one("num_tokens", num_tokens)
+        self._name, self._assistant = assistant, load(assistant, dtype=dtype, device=device).model
+        config = self._assistant.generation_config
+        assert config is not None, "every causal LM has one"
+        config.num_assistant_tokens = num_tokens
+        config.num_assistant_tokens_schedule = "constant"
+        config.assistant_confidence_threshold = 0.0  # else it stops drafting early, whatever the number
+        self.options["assistant_model"] = self._assistant
+
+    def check(self) -> None:
+        """Refuse batches, and an assistant of another vocabulary without the tokenizers of both."""
+        _refuse_batches(self)
+        if self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
+            tokenizer = load_tokenizer(self._name)
+            if tokenizer is None or self.target.tokenizer is None:
+                raise ValueError(
+                    f"assistant={self._name!r} has another vocabulary than {self.target.name}, "
+                    "so transformers needs the tokenizers of both: save one beside each model"
+                )
+            self.options |= {"tokenizer": self.target.tokenizer, "assistant_tokenizer": tokenizer}
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name}={value}: give at least 1")
+    return value
+
+
+def _refuse_batches(engine: OtherEngine) -> None:
+    if engine.max_batch_size > 1:
+        raise ValueError(
+            f"transformers drafts at batch 1 only, and engine.max_batch_size={engine.max_batch_size}: "
+            "leave this contender out, or set engine.max_batch_size=1"
+        )
+
+
+class _Rounds(BaseStreamer):
+    """Notes how many tokens each forward brought: transformers hands over a forward's tokens together.
+
+    Attributes:
+        emitted: The tokens of the first row, by forward.
+    """
+
+    def __init__(self) -> None:
+        self.emitted: list[list[int]] = []
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt, then the tokens of one forward after the other."""
+        if self._prompt:
+            self._prompt = False
+            return
+        # Plain decoding hands over one token per row, drafting one row of several tokens.
+        self.emitted.append([int(value[0])] if value.dim() == 1 else value[0].tolist())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+@contextmanager
+def _generation_config(model: PreTrainedModel, sampling: SamplingParams, ends: list[int]) -> Iterator[None]:
+    """During the ``with`` block, the model's defaults are this request's: none of its own are mixed in."""
+    drawn: dict[str, Any] = {}
+    if not sampling.greedy:
+        drawn = {
+            "temperature": float(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": float(sampling.top_p),
+            "min_p": float(sampling.min_p) or None,
+        }
+    before = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=not sampling.greedy,
+        max_new_tokens=sampling.max_new_tokens,
+        repetition_penalty=float(sampling.repetition_penalty),
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+        **drawn,
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """During the ``with`` block, transformers does not warn of what its own assisted generation does."""
+    logger = logging.getLogger("transformers.generation.utils")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _seed(sampling: Sequence[SamplingParams]) -> int:
+    """One seed for the global generator, from the seeds and streams of all rows."""
+    text = " ".join(f"{each.seed},{each.stream}" for each in sampling)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

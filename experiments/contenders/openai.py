@@ -1,0 +1,116 @@
+"""A server with an OpenAI-compatible completions endpoint: vLLM, SGLang, llama.cpp and others."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from experiments.contenders.base import OtherEngine
+from specdec.requests import SamplingParams
+from specdec.types import Completion
+
+KEY = "OPENAI_API_KEY"
+"""The environment variable that has the server's key, if it wants one."""
+
+
+class OpenAIServer(OtherEngine):
+    """Sends every prompt as token ids to ``/completions``; the prompts of a batch are sent at once.
+
+    The time of a call includes the way to the server and back, and whatever else the server does meanwhile. Tokens are
+    those that the server returns (``choices[0].token_ids``: vLLM with ``extra: {return_token_ids: true}``). From a
+    server that returns none, the text is tokenized again, which may differ by a token where a word can be spelled in
+    several ways; an output that the server says has ended by itself then gets the target's EOS. Such outputs cannot be
+    compared token for token where they differ, and servers report no rounds.
+
+    Args:
+        base_url: The address up to the version: ``http://127.0.0.1:8000/v1``.
+        model: The model's name at the server; None takes the only one that it has.
+        timeout: Seconds that one request may take.
+        extra: More fields of every request.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        model: str | None = None,
+        timeout: float = 300.0,
+        extra: Mapping[str, Any] | None = None,
+    ):
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url={base_url!r}: give an address such as http://127.0.0.1:8000/v1")
+        key = os.environ.get(KEY)
+        self._client = httpx.Client(
+            base_url=base_url.rstrip("/") + "/",
+            timeout=timeout,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        self._address, self._model, self._extra = base_url, model, dict(extra or {})
+
+    def check(self) -> None:
+        """Ask the server for its models; it has to be there and to know ours."""
+        try:
+            answer = self._client.get("models")
+            answer.raise_for_status()
+            served = [str(each["id"]) for each in answer.json()["data"]]
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"no OpenAI-compatible server answers at {self._address}: start one, or give another base_url ({error})"
+            ) from error
+        if self._model is None and len(served) != 1:
+            raise ValueError(f"the server at {self._address} has {len(served)} models: give model=…, of {served}")
+        if self._model is not None and self._model not in served:
+            raise ValueError(f"the server at {self._address} has no model {self._model!r}: choose among {served}")
+        self._model = self._model or served[0]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], *, speculate: bool = True
+    ) -> list[Completion]:
+        """Send all prompts at once, and wait for all answers."""
+        with ThreadPoolExecutor(max_workers=len(prompts)) as pool:
+            return list(pool.map(self._one, prompts, sampling))
+
+    def _one(self, prompt: Sequence[int], sampling: SamplingParams) -> Completion:
+        answer = self._client.post("completions", json=self._request(prompt, sampling))
+        if answer.is_error:
+            raise RuntimeError(f"the server at {self._address} refused a request: {answer.text[:300]}")
+        choice = answer.json()["choices"][0]
+        tokens = choice.get("token_ids")
+        if tokens is None:
+            tokens = self._tokens(choice, sampling)
+        return self.completion(prompt, sampling, tokens)
+
+    def _request(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:
+        """The body of a request. Fields beyond OpenAI's own are sent only where they change something."""
+        if sampling.logits_processor is not None:
+            raise ValueError("a logits processor cannot be sent to a server: leave this contender out")
+        stop_token_ids = list(sampling.stop_token_ids)
+        beyond = {
+            "top_k": (sampling.top_k, 0),
+            "min_p": (sampling.min_p, 0.0),
+            "repetition_penalty": (sampling.repetition_penalty, 1.0),
+            "stop_token_ids": (stop_token_ids, []),
+            "ignore_eos": (sampling.ignore_eos, False),
+        }
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": ((sampling.seed or 0) ^ (sampling.stream or 0)) & 0x7FFFFFFF,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        return body | {name: value for name, (value, default) in beyond.items() if value != default} | self._extra
+
+    def _tokens(self, choice: Mapping[str, Any], sampling: SamplingParams) -> list[int]:
+        """The tokens of a text, with an EOS behind it where the server stopped by itself."""
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            raise ValueError(f"the server at {self._address} returns no token ids, and the target has no tokenizer")
+        tokens = tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
+        own_end = choice.get("finish_reason") == "stop" and not sampling.stop and not sampling.ignore_eos
+        return [*tokens, *sorted(self.target.eos_token_ids)[:1]] if own_end else tokens

@@ -1,0 +1,121 @@
+"""transformers' generate beside our engine: the same outputs, and what its rounds are known to be."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from experiments.contenders.base import OtherEngine
+from experiments.contenders.hf import HfAssisted, HfGenerate, HfPromptLookup
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.experiments.conftest import byte_tokenizer
+from tests.models import tiny_model
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8], [3, 4, 3, 4, 3]]
+
+
+@pytest.fixture(scope="module")
+def target(saved: Path) -> Target:
+    return Target.from_pretrained(str(saved / "target"), dtype="float32")
+
+
+def bound(target: Target, size: int = 1, made: OtherEngine | None = None) -> OtherEngine:
+    made = made or HfGenerate()
+    made.bind(target, max_batch_size=size, max_length=128)
+    return made
+
+
+def plain(target: Target, sampling: SamplingParams) -> list[tuple[int, ...]]:
+    engine = Engine(target, max_length=128)
+    return [engine.generate([prompt], sampling)[0].token_ids for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("sampling", [
+    SamplingParams(max_new_tokens=20),
+    SamplingParams(max_new_tokens=20, ignore_eos=True),
+    SamplingParams(max_new_tokens=20, repetition_penalty=1.5, stop_token_ids=(17,)),
+])  # fmt: skip
+def test_a_ragged_batch_equals_our_plain_decoding(target: Target, sampling: SamplingParams) -> None:
+    done = bound(target, 3).generate(PROMPTS, [sampling] * 3)
+    assert [each.token_ids for each in done] == plain(target, sampling)
+    for each in done:
+        assert len(each.steps) == len(each.token_ids)
+        assert {step.accepted for step in each.steps} == {0}
+        assert each.text == byte_tokenizer().decode(each.token_ids, skip_special_tokens=True)
+
+
+def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, saved: Path) -> None:
+    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    for made in (HfPromptLookup(num_tokens=4), HfAssisted(str(saved / "drafter"), num_tokens=3, dtype="float32")):
+        contender = bound(target, made=made)
+        done = [contender.generate([prompt], [sampling])[0] for prompt in PROMPTS]
+        assert [each.token_ids for each in done] == plain(target, sampling), made
+        for each in done:
+            assert [token for step in each.steps for token in step.token_ids] == list(each.token_ids)
+        # The drafter is of the target's opinion mostly, so several tokens come from one forward.
+        if isinstance(made, HfAssisted):
+            assert sum(len(each.steps) for each in done) < 0.7 * sum(len(each.token_ids) for each in done)
+
+
+def test_sampling_is_seeded_by_the_request_and_leaves_the_global_generator_alone(target: Target) -> None:
+    contender = bound(target)
+    before = torch.get_rng_state()
+
+    def draw(seed: int, stream: int) -> tuple[int, ...]:
+        sampling = SamplingParams(temperature=1, max_new_tokens=16, seed=seed, stream=stream, ignore_eos=True)
+        return contender.generate([PROMPTS[0]], [sampling])[0].token_ids
+
+    assert draw(1, 1) == draw(1, 1)
+    assert len({draw(1, 1), draw(2, 1), draw(1, 2)}) == 3  # 257 tokens and 16 draws: equal by chance never
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sampled_tokens_follow_the_target(target: Target) -> None:
+    """Top-k of 1 leaves one token: a filter that does not arrive would show."""
+    sampling = SamplingParams(temperature=1, top_k=1, max_new_tokens=12, ignore_eos=True)
+    assert bound(target).generate([PROMPTS[0]], [sampling])[0].token_ids == plain(
+        target, SamplingParams(max_new_tokens=12, ignore_eos=True)
+    )[0]  # fmt: skip
+
+
+def test_stop_strings_and_processors_arrive(target: Target) -> None:
+    class Only(LogitsProcessor):
+        """Lets one token through."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            kept = torch.full_like(scores, -torch.inf)
+            kept[:, 66] = 0.0
+            return kept
+
+    letter = byte_tokenizer().decode([66])
+    only = SamplingParams(max_new_tokens=6, logits_processor=Only())
+    assert bound(target).generate([PROMPTS[0]], [only])[0].token_ids == (66,) * 6
+    stopped = SamplingParams(max_new_tokens=6, logits_processor=Only(), stop=(letter * 2,))
+    done = bound(target).generate([PROMPTS[0]], [stopped])[0]
+    assert (done.token_ids, done.text, done.finish_reason) == ((66, 66), "", "stop")
+
+
+def test_the_models_own_defaults_are_not_mixed_in_and_come_back(target: Target) -> None:
+    config = target.model.generation_config
+    assert config is not None
+    config.repetition_penalty, config.do_sample = 3.0, True
+    try:
+        sampling = SamplingParams(max_new_tokens=12)
+        assert bound(target).generate([PROMPTS[0]], [sampling])[0].token_ids == plain(target, sampling)[0]
+        assert target.model.generation_config is config
+    finally:
+        config.repetition_penalty, config.do_sample = 1.0, False
+
+
+def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"at batch 1 only.*max_batch_size=2"):
+        bound(target, 2, HfPromptLookup())
+    with pytest.raises(ValueError, match="num_tokens=0: give at least 1"):
+        HfPromptLookup(num_tokens=0)
+    with pytest.raises(ValueError, match="nowhere"):
+        HfAssisted(str(saved / "nowhere"))
+    with pytest.raises(ValueError, match="another vocabulary"):
+        bound(Target(tiny_model(vocab_size=99)), made=HfAssisted(str(saved / "drafter")))
