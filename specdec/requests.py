@@ -39,6 +39,10 @@ class SamplingParams:
         n: Samples per prompt.
         seed: Seed of the random numbers; None draws one, which the request records.
         stream: Which of the seed's independent streams of numbers to use; None means the request's index in its call.
+        logprobs: The number of most probable tokens to return at every output token's place, with their
+            log-probabilities before all processing (``Step.top_logprobs``, ``Step.raw_logprobs``); 0 returns the
+            output token's alone, None neither. It costs a pass over the vocabulary per round. The log-probability under
+            p comes always.
         logits_processor: transformers' ``LogitsProcessor`` (or any callable of its form), or a sequence of them,
             applied after the repetition penalty and before the temperature, at every node on its own path
             (``specdec.engine.processors``: exact, but a slow path). Kept as a tuple.
@@ -60,6 +64,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = 0
     stream: int | None = None
+    logprobs: int | None = None
     logits_processor: Any = None
 
     def __post_init__(self) -> None:
@@ -70,6 +75,8 @@ class SamplingParams:
         for name in ("seed", "stream"):
             if getattr(self, name) is not None:
                 self._set(name, _integer(name, getattr(self, name), remedy="give a 64-bit integer (signed) or None"))
+        if self.logprobs is not None:
+            self._set("logprobs", _integer("logprobs", self.logprobs, remedy="give a count of tokens, or None"))
         if not isinstance(self.ignore_eos, (bool, np.bool_)):
             raise ValueError(f"ignore_eos={self.ignore_eos!r}: give True or False")
         self._set("ignore_eos", bool(self.ignore_eos))
@@ -93,6 +100,7 @@ class SamplingParams:
              f"repetition_penalty={penalty}: give a number from 1e-20 to 1e20, beyond which float32 logits overflow"),
             (self.max_new_tokens < 1, f"max_new_tokens={self.max_new_tokens}: give at least 1"),
             (self.n < 1, f"n={self.n}: give at least 1 sample per prompt"),
+            ((self.logprobs or 0) < 0, f"logprobs={self.logprobs}: give a count of tokens from 0 on, or None"),
             (not _is_int64(self.seed), f"seed={self.seed}: give a 64-bit integer (signed) or None"),
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             (any(not callable(p) for p in processors or ()),
@@ -181,6 +189,7 @@ class Request:
         slot: Its slot while it is running.
         prefilled: Number of prompt tokens whose keys and values are in the cache.
         rounds: Number of verify forwards so far.
+        started: When it took its slot, on the clock of ``time.perf_counter``.
     """
 
     id: int
@@ -192,6 +201,7 @@ class Request:
     slot: int = -1
     prefilled: int = 0
     rounds: int = 0
+    started: float = 0.0
 
     @property
     def remaining(self) -> int:

@@ -29,6 +29,8 @@ class Slots:
         rounds: The number of rounds of each request so far.
         sampling: The sampling parameters.
         processors: The logits processors of each request.
+        alternatives: The largest number of most probable tokens that any request wants to be told with its output
+            tokens; None if none wants their raw log-probabilities.
         host_tokens: Int[batch position] on the host: the sequence, root included.
         host_lengths, host_drafting, host_max_depth: The same as on the device.
         host_remaining: Tokens still wanted.
@@ -52,6 +54,7 @@ class Slots:
     host_max_depth: np.ndarray
     host_remaining: np.ndarray
     vocab_size: int
+    alternatives: int | None = None
     are_views: bool = False
 
     def __len__(self) -> int:

@@ -5,12 +5,15 @@ Axis names, used in every annotation: ``batch node depth position vocab layer he
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+_SHOWN = 60
+"""Characters of an output that its repr shows."""
 
 
 class DraftSampling(enum.IntEnum):
@@ -122,12 +125,17 @@ class Step:
         text: What it adds to the output text. The beginning of a stop string or of a UTF-8 character is held back
             for a later step.
         logprobs: Log-probability of each of ``token_ids`` under p, in nats.
+        raw_logprobs: The same under the model's own distribution, before temperature, filters, penalties and
+            processors; empty unless ``SamplingParams.logprobs`` asks for it.
+        top_logprobs: For each of ``token_ids``, the most probable tokens at its place in the model's own distribution,
+            as pairs of a token and its log-probability, the most probable first; empty unless asked for.
         proposed_nodes: Drafted nodes that were verified (root not counted).
         proposed_depth: Depth of the longest branch among them.
         accepted: Accepted nodes before any cut. Before the cut, the round emitted ``accepted + 1`` tokens.
         expected_accepted: The expected value of ``accepted``, given the draft tree.
         seconds: Seconds of each stage of the round, if timing is on. Rows that share the round carry the same
             figures: do not add them up over rows.
+        elapsed: Seconds from when the request took its slot to the end of this round, prefill included.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
         error: What went wrong in the round, in one sentence, if anything did. Without a ``finish_reason``, the drafts
             were at fault, and the next round goes on from the same place without any.
@@ -138,13 +146,39 @@ class Step:
     token_ids: tuple[int, ...]
     text: str = ""
     logprobs: tuple[float, ...] = ()
+    raw_logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     proposed_nodes: int = 0
     proposed_depth: int = 0
     accepted: int = 0
     expected_accepted: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    elapsed: float = field(default=0.0, compare=False)  # a second run of the same is equal, and takes its own time
     finish_reason: str | None = None
     error: str | None = None
+
+    def shortened(self, count: int) -> "Step":
+        """Returns the step with the first ``count`` of its tokens alone."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            logprobs=self.logprobs[:count],
+            raw_logprobs=self.raw_logprobs[:count],
+            top_logprobs=self.top_logprobs[:count],
+        )
+
+    def __repr__(self) -> str:
+        drafted = (
+            f"accepted {self.accepted} of depth {self.proposed_depth} ({self.proposed_nodes} nodes)"
+            if self.proposed_nodes
+            else "no draft"
+        )
+        ended = "" if self.finish_reason is None else f", {self.finish_reason}"
+        error = "" if self.error is None else f", error: {self.error}"
+        return (
+            f"Step(request {self.request}, round {self.round}: {list(self.token_ids)} {self.text!r}, "
+            f"{drafted}{ended}{error})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +200,45 @@ class Completion:
     finish_reason: str
     steps: tuple[Step, ...]
     error: str | None = None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Emitted tokens per round before any cut, recovered or bonus token included; None without a round."""
+        decided = [step for step in self.steps if step.error is None and step.finish_reason != "error"]
+        return 1 + sum(step.accepted for step in decided) / len(decided) if decided else None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from when the request took its slot to its end, prefill included; waiting for a slot is not."""
+        return self.steps[-1].elapsed if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens over ``seconds``. Requests that share a batch each have the whole batch's time."""
+        return len(self.token_ids) / self.seconds if self.seconds else None
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The log-probability of every output token under p, in nats."""
+        return tuple(value for step in self.steps for value in step.logprobs)
+
+    @property
+    def raw_logprobs(self) -> tuple[float, ...]:
+        """The same under the model's own distribution; empty unless ``SamplingParams.logprobs`` asks for it."""
+        return tuple(value for step in self.steps for value in step.raw_logprobs)
+
+    @property
+    def top_logprobs(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The most probable tokens at every output token's place (``Step.top_logprobs``)."""
+        return tuple(value for step in self.steps for value in step.top_logprobs)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
+        length, speed = self.mean_acceptance_length, self.tokens_per_second
+        figures = [
+            f"{len(self.token_ids)} tokens in {len(self.steps)} rounds",
+            *([] if length is None else [f"mean acceptance length {length:.2f}"]),
+            *([] if speed is None else [f"{speed:.0f} tokens/s"]),
+            self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}",
+        ]
+        return f"Completion({text!r}: {', '.join(figures)})"

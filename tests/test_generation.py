@@ -21,6 +21,7 @@ from transformers import (
     WatermarkingConfig,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
 
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
@@ -158,6 +159,49 @@ def test_tokens_arrive_round_by_round(model) -> None:
     assert output[0, 3:].tolist() == got
     with pytest.raises(ValueError, match="on_tokens follows one sequence"):
         model.generate(**batch(), max_new_tokens=4, custom_generate=ours, on_tokens=print, pad_token_id=PAD)
+
+
+class Heard(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.put_: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.put_.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_a_streamer_is_fed_round_by_round(model) -> None:
+    ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier())
+    heard = Heard()
+    prompt = torch.tensor([[1, 2, 3]])
+    output = model.generate(prompt, max_new_tokens=9, custom_generate=ours, streamer=heard)
+    assert heard.put_[0] == [1, 2, 3]  # by transformers itself
+    assert [token for tokens in heard.put_[1:] for token in tokens] == output[0, 3:].tolist()
+    assert len(heard.put_) == 1 + len(ours.completions[0].steps)
+    assert heard.ended == 1
+    # The next call has none, and does not find the old one.
+    model.generate(prompt, max_new_tokens=9, custom_generate=ours)
+    assert heard.ended == 1
+    with pytest.raises(ValueError, match="a streamer follows one sequence, and the batch has 3"):
+        model.generate(**batch(), max_new_tokens=4, custom_generate=ours, streamer=Heard(), pad_token_id=PAD)
+
+
+def test_the_steps_of_a_call_can_be_looked_at(model) -> None:
+    ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier())
+    output = model.generate(**batch(), max_new_tokens=12, custom_generate=ours, pad_token_id=PAD)
+    assert len(ours.completions) == 3
+    for row, completion in enumerate(ours.completions):
+        assert list(completion.prompt_ids) == [t for t in batch()["input_ids"][row].tolist() if t != PAD]
+        assert list(completion.token_ids) == output[row, 6 : 6 + len(completion.token_ids)].tolist()
+        assert [token for step in completion.steps for token in step.token_ids] == list(completion.token_ids)
+        assert completion.mean_acceptance_length is not None
+        assert completion.mean_acceptance_length > 1
+        assert completion.finish_reason == "length"
 
 
 def test_a_callback_that_fails_leaves_nothing_behind(model) -> None:

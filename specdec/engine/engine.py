@@ -1,5 +1,6 @@
 """The engine: requests in, steps and completions out, round by round."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
@@ -273,7 +274,7 @@ class Engine:
     def _admit(self) -> None:
         free = [slot for slot, request in enumerate(self._running) if request is None]
         for slot, request in self._scheduler.admit(free):
-            request.slot = slot
+            request.slot, request.started = slot, time.perf_counter()
             self._running[slot] = request
             self.runner.cache.reserve(slot, len(request.prompt_ids) + request.sampling.max_new_tokens)
             self._slots.admit(slot, request.prompt_ids, request.sampling, speculate=request.speculate)

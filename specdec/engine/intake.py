@@ -80,6 +80,10 @@ class Intake:
                 f"max_length={self._max_length}: shorten either, or raise max_length "
                 f"(the model has {target.max_length} positions)"
             )
+        if (sampling.logprobs or 0) > target.vocab_size:
+            raise ValueError(
+                f"logprobs={sampling.logprobs}: the target has {target.vocab_size} tokens, so ask for fewer"
+            )
         if sampling.stop and target.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the Target one, or use stop_token_ids")
         stop_ids = frozenset(sampling.stop_token_ids)

@@ -1,8 +1,11 @@
 """Turns a round's results into steps: where the output ends, and its text. Adds steps up to a completion."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from specdec.engine.round import ReadBack
@@ -49,17 +52,19 @@ class Outputs:
             round=request.rounds,
             token_ids=tuple(read.tokens[row, : accepted + 1].tolist()),
             logprobs=tuple(read.logprobs[row, : accepted + 1].tolist()),
+            **_raw(request, read, row, accepted + 1),
             proposed_nodes=int(read.proposed_nodes[row]),
             proposed_depth=int(read.proposed_depth[row]),
             accepted=accepted,
             expected_accepted=float(read.expected_accepted[row]),
             seconds=seconds,
+            elapsed=time.perf_counter() - request.started,
         )
         request.rounds += 1
         if not read.valid[row]:
             message = f"the logits or the draft's probabilities were not finite in round {step.round}"
             if may_repeat:
-                return replace(step, token_ids=(), logprobs=(), accepted=0, expected_accepted=0.0, error=message)
+                return replace(step.shortened(0), accepted=0, expected_accepted=0.0, error=message)
             return self.failed(request, message, step)
         try:
             step = self._cut(request, step)
@@ -80,8 +85,9 @@ class Outputs:
             text = self._texts[request.id].flush() if request.id in self._texts else ""
         except Exception:  # it was the tokenizer that failed, so there is no text
             text = ""
-        step = step or Step(request=request.id, round=request.rounds, token_ids=())
-        return replace(step, token_ids=(), logprobs=(), text=text, finish_reason="error", error=message)
+        elapsed = time.perf_counter() - request.started if request.started else 0.0
+        step = step or Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed)
+        return replace(step.shortened(0), text=text, finish_reason="error", error=message)
 
     def _cut(self, request: Request, step: Step) -> Step:
         """Cut the emitted tokens where the request ends, and turn them into text."""
@@ -101,7 +107,7 @@ class Outputs:
             reason, tokens = "stop", tokens[: detokenizer.stopped_at - len(request.output_ids)]
         elif reason is not None:
             text += detokenizer.flush()
-        return replace(step, token_ids=tokens, logprobs=step.logprobs[: len(tokens)], text=text, finish_reason=reason)
+        return replace(step.shortened(len(tokens)), text=text, finish_reason=reason)
 
 
 def completion(request: Request, steps: Sequence[Step]) -> Completion:
@@ -115,6 +121,18 @@ def completion(request: Request, steps: Sequence[Step]) -> Completion:
         steps=tuple(steps),
         error=steps[-1].error if steps and reason is not None else "the request was aborted before it ended",
     )
+
+
+def _raw(request: Request, read: ReadBack, row: int, count: int) -> dict[str, Any]:
+    """Returns the fields of a step that only ``SamplingParams.logprobs`` asks for."""
+    wanted = request.sampling.logprobs
+    if wanted is None or read.raw is None:
+        return {}
+    figures = read.raw[row, :count]
+    most = (figures.shape[1] - 1) // 2  # another request of the batch may want more
+    tokens, values = figures[:, 1 : 1 + wanted].astype(np.int64), figures[:, 1 + most : 1 + most + wanted]
+    pairs = tuple(tuple(zip(*both, strict=True)) for both in zip(tokens.tolist(), values.tolist(), strict=True))
+    return {"raw_logprobs": tuple(figures[:, 0].tolist()), "top_logprobs": pairs if wanted else ()}
 
 
 def _first_line(error: BaseException) -> str:

@@ -99,7 +99,7 @@ def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Pl
         verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
         tokens = tree.tokens.gather(1, nodes)
-        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs)
+        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
     return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
 
 
@@ -149,6 +149,8 @@ class ReadBack:
     Attributes:
         tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
         logprobs: Their log-probabilities under p.
+        raw: Float[batch position 1+2k]: their log-probabilities before all processing, then the k most probable tokens
+            and their log-probabilities; None if no request asks for them.
         num_accepted: The number of accepted nodes.
         expected_accepted: Its expected value, given the tree.
         proposed_nodes: Drafted nodes that were verified.
@@ -159,6 +161,7 @@ class ReadBack:
 
     tokens: np.ndarray
     logprobs: np.ndarray
+    raw: np.ndarray | None
     num_accepted: np.ndarray
     expected_accepted: np.ndarray
     proposed_nodes: np.ndarray
@@ -174,6 +177,7 @@ class ReadBack:
         tokens: Int[Tensor, "batch position"],
         logits: Float[Tensor, "batch node vocab"],
         target_probs: Float[Tensor, "batch node vocab"],
+        alternatives: int | None = None,
     ) -> "ReadBack":
         """Copy a round's results to the host.
 
@@ -184,6 +188,7 @@ class ReadBack:
             tokens: Their tokens.
             logits: The model's.
             target_probs: p.
+            alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
         """
         batch, _, vocab = target_probs.shape
         last = verdict.next_token[:, None]
@@ -193,15 +198,34 @@ class ReadBack:
         # NaN wins every maximum: a largest logit tells whether its node went wrong.
         largest = logits.amax(-1).gather(1, nodes)
         columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], largest]
+        if alternatives is not None:
+            columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
         packed = torch.cat([column.to(torch.float64) for column in columns], dim=1).cpu().numpy()
         width = emitted.shape[1]
-        rest = packed[:, 2 * width :]
+        rest = packed[:, 2 * width : 3 * width + len(figures)]
+        raw = packed[:, 3 * width + len(figures) :].reshape(batch, width, -1) if alternatives is not None else None
         return cls(
             tokens=packed[:, :width].astype(np.int64),
             logprobs=packed[:, width : 2 * width],
+            raw=raw,
             num_accepted=rest[:, 0].astype(np.int64),
             expected_accepted=rest[:, 1],
             proposed_nodes=rest[:, 2].astype(np.int64),
             proposed_depth=rest[:, 3].astype(np.int64),
             valid=(rest[:, 4] > 0) & np.isfinite(rest[:, 5:]).all(1),
         )
+
+
+def _raw_logprobs(
+    logits: Float[Tensor, "batch node vocab"],
+    nodes: Int[Tensor, "batch position"],
+    emitted: Int[Tensor, "batch position"],
+    alternatives: int,
+) -> Float[Tensor, "batch position figures"]:
+    """Returns log-probabilities before all processing: the emitted token's, the most probable tokens, and theirs."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    rows = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1])).to(wide).log_softmax(-1)
+    chosen = rows.gather(2, emitted[..., None])
+    # A stable sort, because topk leaves open which of equal tokens comes first; here it is the lower id, as everywhere.
+    values, tokens = rows.sort(dim=-1, descending=True, stable=True)
+    return torch.cat([chosen, tokens[..., :alternatives].to(wide), values[..., :alternatives]], dim=-1)

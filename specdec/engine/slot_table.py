@@ -163,6 +163,7 @@ class SlotTable:
         where: slice | np.ndarray,
     ) -> Slots:
         params = [self._params[slot] for slot in host_index]
+        alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
         return Slots(
             index=slot_index(host_index, self.device),
             host_index=host_index,
@@ -188,6 +189,7 @@ class SlotTable:
             host_max_depth=np.zeros(len(host_index), dtype=np.int64),
             host_remaining=self._host_remaining[where],
             vocab_size=self.vocab_size,
+            alternatives=max(alternatives, default=None),
             are_views=isinstance(where, slice),
         )
 

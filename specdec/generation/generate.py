@@ -4,7 +4,9 @@
 of inputs, processors and stopping criteria, then our loop in place of its own.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from specdec.generation.processors import check_processors, for_row, sampling_fi
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.types import Completion, Step
 
 
 class SpeculativeGenerate:
@@ -31,18 +34,22 @@ class SpeculativeGenerate:
     all others run at every node (``specdec.engine.processors``), so they must depend on nothing but the tokens and
     scores of the row that they are given. What this engine does not have is refused with a ``ValueError``.
 
-    transformers (as of 5.23) keeps some arguments of ``generate`` from a callable:
+    ``generate(…, streamer=…)`` streams each round's tokens together. ``on_tokens=`` does the same with any function,
+    which is called with an Int[position] tensor. Both follow a batch of one row.
 
-    * ``streamer``: pass ``on_tokens=streamer.put`` instead. It is called with an Int[position] tensor of each round's
-      new tokens, for a batch of one row.
-    * ``tokenizer``: with ``stop_strings=``, give it here. Stop strings in a ``GenerationConfig`` do not work, because
-      transformers then demands a tokenizer; pass ``stop_strings=`` to ``generate``, or a ``StopStringCriteria``.
+    transformers (as of 5.23) keeps ``tokenizer`` from a callable: with ``stop_strings=``, give it here. Stop strings in
+    a ``GenerationConfig`` do not work, because transformers then demands a tokenizer; pass ``stop_strings=`` to
+    ``generate``, or a ``StopStringCriteria``.
 
     Args:
         drafter: None decodes plainly.
         verifier: The acceptance rule; needed with a drafter.
         tokenizer: Needed for ``stop_strings=``.
         max_batch_size: Rows that decode together; by default all rows of the call.
+
+    Attributes:
+        completions: What the last call decoded, one per row: its steps tell what every round did. The texts are empty
+            without a tokenizer.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class SpeculativeGenerate:
         self.drafter, self.verifier = drafter, verifier
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
+        self.completions: list[Completion] = []
         self._engine: Engine | None = None
 
     def __call__(
@@ -67,6 +75,7 @@ class SpeculativeGenerate:
         generation_config: GenerationConfig | None = None,
         on_tokens: Callable[[Tensor], object] | None = None,
         stop_strings: str | Sequence[str] | None = None,
+        streamer: Any = None,
         **model_kwargs: Any,
     ) -> Int[Tensor, "batch length"] | GenerateDecoderOnlyOutput:
         """Decode for ``generate``, which calls this.
@@ -84,6 +93,11 @@ class SpeculativeGenerate:
         pads = left_padding(input_ids, model_kwargs)
         endings = Endings(stopping_criteria or [], stop_strings, self.tokenizer)
         rows, width = input_ids.shape
+        streamer = streamer if streamer is not None else _streamer_of_generate()
+        if rows != 1 and streamer is not None:
+            raise ValueError(
+                f"a streamer follows one sequence, and the batch has {rows}: call generate once per prompt"
+            )
         if rows != 1 and on_tokens is not None:
             raise ValueError(f"on_tokens follows one sequence, and the batch has {rows}: call generate once per prompt")
         if rows != 1 and endings.has_strings and not endings.eos_ids:
@@ -105,7 +119,11 @@ class SpeculativeGenerate:
             own = [for_row(processor, row, rows, input_ids[row, :pad]) for processor in processors]
             fields = sampling_fields(own, sample=bool(generation_config.do_sample))
             sampling.append(SamplingParams(**common, **fields, stream=row))
-        outputs = self._decode(model, input_ids.tolist(), pads, sampling, endings, on_tokens)
+        listeners = [listen for listen in (on_tokens, getattr(streamer, "put", None)) if listen is not None]
+        self.completions = self._decode(model, input_ids.tolist(), pads, sampling, endings, listeners)
+        if streamer is not None:
+            streamer.end()
+        outputs = [list(completion.token_ids) for completion in self.completions]
         fill = [generation_config.pad_token_id, *token_ids(generation_config.eos_token_id), *endings.eos_ids, 0]
         pad_id = int(next(token for token in fill if token is not None))
         longest = max(len(output) for output in outputs)
@@ -123,13 +141,14 @@ class SpeculativeGenerate:
         pads: list[int],
         sampling: list[SamplingParams],
         endings: Endings,
-        on_tokens: Callable[[Tensor], object] | None,
-    ) -> list[list[int]]:
-        """Returns each row's new tokens."""
+        listeners: Sequence[Callable[[Tensor], object]],
+    ) -> list[Completion]:
+        """Returns what each row decoded."""
         prompts = [row[pad:] for row, pad in zip(padded, pads, strict=True)]
         lengths = [len(prompt) + wanted.max_new_tokens for prompt, wanted in zip(prompts, sampling, strict=True)]
         engine = self._engine_for(model, rows=len(prompts), length=max(lengths))
         outputs: list[list[int]] = [[] for _ in prompts]
+        steps: list[list[Step]] = [[] for _ in prompts]
         row_of: dict[int, int] = {}
         try:
             for row, (prompt, wanted) in enumerate(zip(prompts, sampling, strict=True)):
@@ -144,13 +163,25 @@ class SpeculativeGenerate:
                     if cut is not None:
                         tokens = tokens[:cut]
                         engine.abort(step.request)
+                        step = replace(step.shortened(cut), finish_reason="stop")
                     outputs[row] += tokens
-                    if on_tokens is not None:
-                        on_tokens(torch.tensor(tokens))
+                    steps[row].append(step)
+                    for listen in listeners:
+                        listen(torch.tensor(tokens))
         finally:
             for request in row_of:  # those that have ended are ignored
                 engine.abort(request)
-        return outputs
+        return [self._completion(*each) for each in zip(prompts, outputs, steps, strict=True)]
+
+    def _completion(self, prompt: list[int], output: list[int], steps: list[Step]) -> Completion:
+        text = "" if self.tokenizer is None else self.tokenizer.decode(output, skip_special_tokens=True)
+        return Completion(
+            prompt_ids=tuple(prompt),
+            token_ids=tuple(output),
+            text=text,
+            finish_reason=steps[-1].finish_reason or "stop",
+            steps=tuple(steps),
+        )
 
     def _engine_for(self, model: PreTrainedModel, *, rows: int, length: int) -> Engine:
         """Returns an engine for this model with room for the call; it is kept for the next one.
@@ -178,3 +209,17 @@ class SpeculativeGenerate:
 
     def _make(self, target: Target, batch: int, length: int) -> Engine:
         return Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=length)
+
+
+def _streamer_of_generate() -> Any:
+    """Returns the streamer that the running ``generate`` was called with, if any.
+
+    transformers hands the prompt to it and does not pass it on to a callable, so it would wait for an output that never
+    comes. It is a local variable of the function that calls ours.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals:
+            return frame.f_locals.get("streamer")
+        frame = frame.f_back
+    return None

@@ -188,7 +188,7 @@ FILES = {"revision", "subfolder", "token", "cache_dir", "force_download", "local
 # Arguments that no YAML file can hold: objects, and what an experiment sets itself.
 NOT_SETTINGS = {
     Engine: {"target", "drafter", "verifier"},
-    SamplingParams: {"stream", "logits_processor"},
+    SamplingParams: {"stream", "logits_processor", "logprobs"},
 }
 
 

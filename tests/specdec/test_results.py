@@ -1,0 +1,136 @@
+"""What a completion tells besides its tokens: log-probabilities, speed, and how it prints."""
+
+import pytest
+import torch
+
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import Completion, Step
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+
+VOCAB = 64
+PROMPTS = [[3, 4, 5, 3, 4, 5, 3], [7, 8], [9, 1, 9, 1, 9]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=VOCAB)
+
+
+def engine(model, drafter: str = "model_tree_without_replacement") -> Engine:
+    made = DRAFTERS[drafter](model)
+    return Engine(Target(model), made, fitting(made), max_length=64, max_batch_size=3)
+
+
+def reference(model, completion: Completion) -> torch.Tensor:
+    """Log-softmax of the logits before every output token, from one plain forward: [token, vocab]."""
+    tokens = torch.tensor([[*completion.prompt_ids, *completion.token_ids]])
+    with torch.inference_mode():
+        logits = model(tokens).logits[0, len(completion.prompt_ids) - 1 : -1]
+    return logits.log_softmax(-1)
+
+
+SAMPLINGS = [
+    SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.8, repetition_penalty=1.3, logprobs=3),
+    SamplingParams(max_new_tokens=9, temperature=1.0, logprobs=0),
+    SamplingParams(max_new_tokens=11, logprobs=5),
+]
+
+
+@pytest.mark.parametrize("drafter", ["model_tree_without_replacement", "ngram", "medusa"])
+def test_raw_log_probabilities_are_the_models_own(model, drafter: str) -> None:
+    for wanted, done in zip(SAMPLINGS, engine(model, drafter).generate(PROMPTS, SAMPLINGS), strict=True):
+        expected = reference(model, done)
+        chosen = expected[torch.arange(len(done.token_ids)), list(done.token_ids)]
+        assert torch.allclose(torch.tensor(done.raw_logprobs), chosen, atol=1e-5)
+        if not wanted.logprobs:
+            assert done.top_logprobs == ()
+            continue
+        values, tokens = expected.topk(wanted.logprobs)
+        assert [[token for token, _ in row] for row in done.top_logprobs] == tokens.tolist()
+        told = torch.tensor([[value for _, value in row] for row in done.top_logprobs])
+        assert torch.allclose(told, values, atol=1e-5)
+
+
+def test_log_probabilities_under_p_differ_where_p_was_processed(model) -> None:
+    processed, plain, _ = engine(model).generate(PROMPTS, SAMPLINGS)
+    assert max(abs(a - b) for a, b in zip(processed.logprobs, processed.raw_logprobs, strict=True)) > 0.1
+    assert plain.logprobs == pytest.approx(plain.raw_logprobs, abs=1e-5)  # temperature 1, nothing else
+
+
+def test_nothing_is_told_unasked_and_tokens_stay_the_same(model) -> None:
+    quiet = [SamplingParams(max_new_tokens=12, temperature=0.7, seed=s) for s in range(3)]
+    asked = [SamplingParams(max_new_tokens=12, temperature=0.7, seed=s, logprobs=2) for s in range(3)]
+    silent, loud = engine(model).generate(PROMPTS, quiet), engine(model).generate(PROMPTS, asked)
+    assert [each.token_ids for each in silent] == [each.token_ids for each in loud]
+    assert all(each.raw_logprobs == each.top_logprobs == () for each in silent)
+
+
+def test_equal_tokens_stand_in_the_order_of_their_ids() -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    (done,) = Engine(Target(model), max_length=32).generate([[1, 2]], SamplingParams(max_new_tokens=2, logprobs=4))
+    assert [[token for token, _ in row] for row in done.top_logprobs] == [[0, 1, 2, 3]] * 2
+
+
+def test_cuts_shorten_everything_alike(model) -> None:
+    first = engine(model).generate([PROMPTS[0]], SamplingParams(max_new_tokens=12, logprobs=2))[0]
+    end = first.token_ids[4]
+    sampling = SamplingParams(max_new_tokens=12, logprobs=2, stop_token_ids=(end,))
+    (done,) = engine(model).generate([PROMPTS[0]], sampling)
+    kept = first.token_ids.index(end) + 1
+    assert done.token_ids == first.token_ids[:kept]
+    assert done.raw_logprobs == pytest.approx(first.raw_logprobs[:kept], abs=1e-6)
+    assert len(done.logprobs) == len(done.top_logprobs) == kept
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(-1, "logprobs=-1: give a count of tokens from 0 on"), (1.5, r"logprobs=1\.5: give a count of tokens, or None")],
+)
+def test_wrong_counts_are_refused(value: object, message: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=message):
+        SamplingParams(logprobs=value)  # type: ignore[arg-type]
+
+
+def test_more_tokens_than_there_are_cannot_be_told(model) -> None:
+    with pytest.raises(ValueError, match=r"logprobs=65: the target has 64 tokens"):
+        engine(model).generate([[1]], SamplingParams(logprobs=65, max_new_tokens=4))
+
+
+STEPS = (
+    Step(
+        request=4, round=0, token_ids=(1, 2, 3), text="abc", accepted=2, proposed_depth=4, proposed_nodes=6, elapsed=0.5
+    ),
+    Step(request=4, round=1, token_ids=(9,), text="d", accepted=0, elapsed=2.0, finish_reason="stop"),
+)  # fmt: skip
+DONE = Completion(prompt_ids=(7,), token_ids=(1, 2, 3, 9), text="abcd", finish_reason="stop", steps=STEPS)
+
+
+def test_a_completion_adds_up_its_steps() -> None:
+    assert DONE.mean_acceptance_length == 2  # 3 + 1 tokens in two rounds
+    assert (DONE.seconds, DONE.tokens_per_second) == (2.0, 2.0)
+    empty = Completion(prompt_ids=(7,), token_ids=(), text="", finish_reason="error", steps=(), error="no room")
+    assert (empty.mean_acceptance_length, empty.tokens_per_second) == (None, None)
+
+
+def test_how_they_print() -> None:
+    assert repr(STEPS[0]) == "Step(request 4, round 0: [1, 2, 3] 'abc', accepted 2 of depth 4 (6 nodes))"
+    assert repr(STEPS[1]) == "Step(request 4, round 1: [9] 'd', no draft, stop)"
+    assert repr(DONE) == (
+        "Completion('abcd': 4 tokens in 2 rounds, mean acceptance length 2.00, 2 tokens/s, stop)"
+    )  # fmt: skip
+    long = Completion(prompt_ids=(7,), token_ids=(), text="x" * 100, finish_reason="error", steps=(), error="no room")
+    assert repr(long) == f"Completion('{'x' * 60}…': 0 tokens in 0 rounds, error: no room)"
+
+
+def test_times_grow_and_do_not_count_in_comparisons(model) -> None:
+    first, second = (engine(model).generate([PROMPTS[0]], SamplingParams(max_new_tokens=12))[0] for _ in range(2))
+    elapsed = [step.elapsed for step in first.steps]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[0] > 0
+    assert first == second
