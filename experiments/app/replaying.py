@@ -27,7 +27,7 @@ def replay_runs(
     Args:
         folders: Folders of runs with traces.
         rules: The rules, by name.
-        out: Folder for ``replay.md``, ``.csv``, ``.json`` and ``.png``.
+        out: Folder for ``replay.md``, ``.csv``, ``.json``, ``.png`` and the folder ``reach``.
         baseline: Name of the rule that differences are over.
         bootstrap: Settings of the intervals.
 
@@ -48,7 +48,7 @@ def replay_runs(
     if not any(row for each in done for row in each.rows):
         raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0].refused[0][1]}")
     found = orderings(scored, bootstrap)
-    report_replay(done, found, out, confidence=bootstrap.confidence, manifests=manifests)
+    report_replay(done, found, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
     return done
 
 

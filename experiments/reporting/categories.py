@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from experiments.reporting import style
 from experiments.reporting.cells import lossiness, number, times, with_interval
-from experiments.reporting.run_plots import METHOD_COLORS, plot_title
+from experiments.reporting.run_plots import plot_title
 from experiments.reporting.table import Cell, Column, Table
 from experiments.results.records import PLAIN
 from experiments.results.summary import MethodSummary, Summary
@@ -58,19 +58,20 @@ def category_table(summary: Summary) -> Table | None:
     return table
 
 
+@style.styled()
 def category_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     """Speedup and mean acceptance length by category, a bar per method; None if there is nothing to tell apart."""
     names = shown(summary)
     methods = [method for method in summary.methods if method.method != PLAIN]
     if not names or not methods:
         return None
-    height = 0.18 + 0.22 * len(methods)
-    figure = Figure(figsize=(9, 2.0 + height * len(names)), layout="constrained")
+    height = 0.08 + 0.15 * len(methods)
+    figure = style.new_figure(style.PAGE, 1.2 + height * len(names))
     left, right = figure.subplots(1, 2, sharey=True)
     several = len({method.temperature for method in methods}) > 1
     thickness = 0.8 / len(methods)
     for index, method in enumerate(methods):
-        color = METHOD_COLORS[index % len(METHOD_COLORS)]
+        color = style.color(index)
         name = method.label + (f", T={method.temperature:g}" if several else "")
         offset = -0.4 + thickness * (index + 0.5)
         for axes, field in ((left, "mean_acceptance_length"), (right, "speedup")):
@@ -79,17 +80,15 @@ def category_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         (left, "mean acceptance length (tokens per target forward)"),
         (right, "tokens/s over plain decoding's"),
     ):
-        axes.axvline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-        axes.set_xlabel(title, fontsize=9)
+        style.baseline(axes, vertical=True)
+        axes.set_xlabel(title)
         axes.set_xlim(0, max(1.0, axes.get_xlim()[1]) * 1.08)
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
+        axes.grid(axis="x")
     left.set_yticks(range(len(names)), names)
     left.invert_yaxis()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    style.legend(figure, *left.get_legend_handles_labels())
     plot_title(figure, f"By category, with {summary.confidence:.0%} intervals", subtitle, summary)
-    figure.savefig(path, dpi=150)
-    return path
+    return style.save(figure, path)
 
 
 def _bars(
@@ -110,4 +109,6 @@ def _bars(
     for y, (_, value, bounds) in zip(heights, known, strict=True):
         low, high = bounds or (value, value)
         axes.hlines(y, low, high, color="black", linewidth=1.2)
-        axes.annotate(f"{value:.2f}", (high, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.annotate(
+            f"{value:.2f}", (high, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=style.SMALLEST
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.reporting import csv, markdown, terminal
 from experiments.reporting.cells import NOTHING, lossiness, number, signed
-from experiments.reporting.replay_plot import reach_plot
+from experiments.reporting.replay_plot import gain_plot, reach_plot
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results.comparison import commit_of
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
@@ -19,6 +19,9 @@ CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
     "met other contexts."
 )
+REACH = "reach"
+"""The folder of the pictures of acceptance by position, one for every kind of drafts."""
+
 COLUMNS = (
     Column("T"),
     Column("drafts", "left", fold=True, max_width=22),
@@ -44,15 +47,17 @@ def report_replay(
     found: Sequence[Ordering],
     out: Path,
     *,
+    baseline: str,
     confidence: float,
     manifests: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json`` and ``.png``.
+    """Print a replay's tables, and write ``replay.md``, ``.csv``, ``.json``, ``.png`` and a folder of pictures.
 
     Args:
         done: Figures of all drafts.
         found: The published orderings.
         out: The folder to write to.
+        baseline: Name of the rule that gains are over.
         confidence: Level of the intervals.
         manifests: The manifests of the runs that were traced.
     """
@@ -82,8 +87,12 @@ def report_replay(
     }
     for name, text in contents.items():
         (out / name).write_text(text, encoding="utf-8")
-    picture = reach_plot(done, out / "replay.png", title)
-    terminal.list_written(console, [*(out / name for name in contents), picture])
+    pictures = [gain_plot(done, out / "replay.png", title, baseline=baseline)]
+    (out / REACH).mkdir(exist_ok=True)
+    for each in done:
+        name = re.sub(r"[^\w.]+", "_", f"{each.label} T{each.drafts.temperature:g}").strip("_")
+        pictures.append(reach_plot(each, out / REACH / f"{name}.png", title))
+    terminal.list_written(console, [*(out / name for name in contents), *pictures])
 
 
 def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float) -> Table:

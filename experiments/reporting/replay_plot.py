@@ -1,69 +1,134 @@
-"""The picture of a replay: acceptance by rule, temperature and position."""
+"""The pictures of a replay: what every rule gains on which drafts, and how far each accepts."""
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import colormaps
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiments.tracing.figures import DraftSetFigures
+from experiments.reporting import style
+from experiments.tracing.figures import DraftSetFigures, RuleFigures
 
-_MARKERS = "osD^vP*X<>"
+_SAME = 0.005
+"""Rules whose lines are nowhere further apart than this are drawn as one line with all their names."""
 
 
-def reach_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str) -> Path:
-    """Probability of accepting so far, by position: a row per temperature, a column per kind of drafts."""
+@style.styled()
+def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, baseline: str) -> Path:
+    """Expected accepted tokens per round: a cell per rule and drafts, a block per temperature.
+
+    The colour of an exact rule's cell is its gain over the baseline on the same drafts, starred where the paired
+    interval excludes zero. Rules that are not exact stand below, without a colour: what they accept does not compare.
+    """
     temperatures = sorted({each.drafts.temperature for each in done})
     kinds = list(dict.fromkeys(each.label for each in done))
     rules = list(dict.fromkeys((row.rule, row.exactness) for each in done for row in each.rows))
-    size = (max(7.0, 3.0 * len(kinds) + 0.6), 2.9 * len(temperatures) + 1.2 + 0.18 * -(-len(rules) // 3))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(temperatures), len(kinds), sharex=True, sharey=True, squeeze=False)
-    for panel in panels.flat:
-        panel.set_visible(False)
-    for each in done:
-        panel = panels[temperatures.index(each.drafts.temperature)][kinds.index(each.label)]
-        panel.set_visible(True)
-        _panel(panel, each, rules)
-    handles = {}
-    for panel in panels.flat:
-        handles |= dict(zip(*panel.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    for row, temperature in zip(panels, temperatures, strict=True):
-        row[0].set_ylabel(f"T = {temperature:g}: rounds that\naccepted so far", fontsize=9)
-    # 10 points are about 0.08 inch per character.
-    about = f"one-round expectations on identical contexts; {subtitle}"
-    lines = ["Acceptance by position, rule and drafts", *textwrap.wrap(about, round(size[0] / 0.08))]
-    figure.suptitle("\n".join(lines), fontsize=10)
-    figure.savefig(path, dpi=150)
-    return path
+    rules.sort(key=lambda rule: rule[1] != "exact")  # stable: the others keep their order
+    gains = [row.gain for each in done for row in each.rows if row.gain is not None and row.exactness == "exact"]
+    largest = max([abs(gain) for gain in gains if gain > -1.0] or [1.0]) or 1.0
+    norm = TwoSlopeNorm(0.0, vmin=-largest, vmax=largest)
+    height = 0.9 + (0.25 + 0.19 * len(rules)) * len(temperatures) + 0.35
+    figure = style.new_figure(style.PAGE, height)
+    panels = figure.subplots(len(temperatures), 1, sharex=True, squeeze=False)[:, 0]
+    image = None
+    for panel, temperature in zip(panels, temperatures, strict=True):
+        cells: dict[tuple[str, str], dict[str, RuleFigures]] = {}
+        for each in done:
+            if each.drafts.temperature == temperature:
+                for row in each.rows:
+                    cells.setdefault((row.rule, row.exactness), {})[each.label] = row
+        image = _matrix(panel, [cells.get(rule, {}) for rule in rules], kinds, norm)
+        panel.set_yticks(range(len(rules)), [rule if kind == "exact" else f"{rule} ({kind})" for rule, kind in rules])
+        panel.set_ylabel(f"T = {temperature:g}")
+        lossy = sum(kind != "exact" for _, kind in rules)
+        if 0 < lossy < len(rules):
+            panel.axhline(len(rules) - lossy - 0.5, color="black", linewidth=1)
+    panels[-1].set_xticks(range(len(kinds)), [style.wrapped(_short(kind), 14) for kind in kinds])
+    if image is not None:
+        bar = figure.colorbar(image, ax=list(panels), shrink=0.6, pad=0.01)
+        bar.set_label(f"gain over {baseline}\n(accepted tokens per round)")
+    about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
+    style.title(figure, "Expected accepted tokens per round, by rule and drafts", about)
+    return style.save(figure, path)
 
 
-def _panel(panel: Axes, each: DraftSetFigures, rules: list[tuple[str, str]]) -> None:
-    for row in each.rows:
-        # Lossy rules are not to be mixed with the others: grey and dotted.
-        exact = row.exactness == "exact"
-        index = [rule for rule in rules if (rule[1] == "exact") is exact].index((row.rule, row.exactness))
-        panel.plot(
-            range(1, len(row.reach) + 1),
-            row.reach,
-            color=colormaps["tab10"](index % 10) if exact else "0.6",
-            marker=_MARKERS[index % len(_MARKERS)],
-            linestyle="-" if exact else ":",
-            markersize=4,
-            linewidth=1.2,
-            zorder=3 if exact else 2,
-            label=f"{row.rule} ({row.exactness})",
+def _matrix(panel: Axes, rows: Sequence[dict[str, RuleFigures]], kinds: Sequence[str], norm: TwoSlopeNorm) -> object:
+    colors = np.full((len(rows), len(kinds)), np.nan)
+    for y, found in enumerate(rows):
+        for x, kind in enumerate(kinds):
+            row = found.get(kind)
+            if row is not None and row.exactness == "exact":
+                colors[y, x] = row.gain or 0.0
+    image = panel.imshow(colors, cmap="PuOr", norm=norm, aspect="auto")
+    for y, found in enumerate(rows):
+        for x, kind in enumerate(kinds):
+            row = found.get(kind)
+            if row is None:
+                panel.text(x, y, "-", ha="center", va="center", color=style.GREY)
+                continue
+            exact = row.exactness == "exact"
+            sure = exact and row.gain_interval is not None and not row.gain_interval[0] <= 0 <= row.gain_interval[1]
+            dark = exact and abs(norm(row.gain or 0.0) - 0.5) > 0.36  # where black would be hard to read
+            panel.text(
+                x,
+                y,
+                f"{row.accepted:.2f}{'*' if sure else ''}",
+                ha="center",
+                va="center",
+                fontsize=style.SMALLEST,
+                color="white" if dark else "black" if exact else style.GREY,
+                style="normal" if exact else "italic",
+            )
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    return image
+
+
+@style.styled()
+def reach_plot(each: DraftSetFigures, path: Path, subtitle: str) -> Path:
+    """Probability of accepting so far, by position, for the exact rules on one kind of drafts.
+
+    Rules that accept alike share a line. The bound of any lossless rule is a bar at the first position, the only one
+    for which it is known; rules that are not exact may lie above it and are left out.
+    """
+    rows = [row for row in each.rows if row.exactness == "exact" and row.reach]
+    figure = style.new_figure(style.COLUMN, 2.9)
+    axes = figure.subplots()
+    for index, together in enumerate(_alike(rows)):
+        axes.plot(
+            range(1, len(together[0].reach) + 1),
+            together[0].reach,
+            color=style.color(index),
+            marker=style.marker(index),
+            label=style.wrapped(" = ".join(row.rule for row in together), 60),
         )
     if each.bound is not None:
-        style = {"color": "black", "linewidth": 1.5, "label": "bound of any lossless rule, first position"}
-        panel.hlines(each.bound, 0.75, 1.25, **style)
-    panel.set_title("\n".join(textwrap.wrap(each.label, 38)), fontsize=8)
-    panel.set_xlabel("position in the draft", fontsize=8)
-    panel.set_ylim(0, 1.04)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-    panel.grid(alpha=0.3)
+        axes.hlines(each.bound, 0.8, 1.2, color="black", linewidth=1.6, label="bound of any lossless rule, position 1")
+    axes.set_xlabel("position in the draft (1 = first drafted token)")
+    axes.set_ylabel("rounds that accepted so far")
+    axes.set_ylim(0, 1.04)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid()
+    style.legend(figure, *axes.get_legend_handles_labels(), ncols=1)
+    style.title(figure, f"{each.label}, T = {each.drafts.temperature:g}", subtitle)
+    return style.save(figure, path)
+
+
+def _alike(rows: Sequence[RuleFigures]) -> list[list[RuleFigures]]:
+    """Rules whose lines could not be told apart, together."""
+    groups: list[list[RuleFigures]] = []
+    for row in rows:
+        for group in groups:
+            if len(group[0].reach) == len(row.reach) and np.allclose(group[0].reach, row.reach, atol=_SAME, rtol=0):
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    return groups
+
+
+def _short(kind: str) -> str:
+    return kind.replace("drafter.shape=", "").replace("without replacement", "w/o replacement")

@@ -208,8 +208,10 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     assert rows["lenient, lenience=0.5"].distance_tv is not None
     assert rows["block"].distance_tv is None
     folder = tmp_path / "replay"
-    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.csv", "replay.json", "replay.png"}
     content = json.loads((folder / "replay.json").read_text())
+    pictures = {"replay.png", "replay.svg", "reach"}
+    assert {path.name for path in folder.iterdir()} == {"replay.md", "replay.csv", "replay.json", *pictures}
+    assert len(list((folder / "reach").glob("*.png"))) == len(content["drafts"])
     assert content["drafts"][0]["rules"][0]["exactness"] == "exact"
     assert not math.isnan(content["drafts"][0]["bound_at_1"])
     assert "| rejection (exact) |" in (folder / "replay.md").read_text()
