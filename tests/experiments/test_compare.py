@@ -91,6 +91,7 @@ def test_the_table_the_files_and_the_pictures(
     command(monkeypatch, tmp_path, f"runs=[{','.join(str(tmp_path / name) for name in 'abcd')}]")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "comparison.md", "comparison.csv", "comparison.json", "comparison.png", "acceptance.png",
+        "comparison.svg", "acceptance.svg",
     }  # fmt: skip
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
