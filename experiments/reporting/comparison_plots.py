@@ -20,7 +20,7 @@ def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | No
         return None
     names = list(dict.fromkeys(row.name for row in rows))
     temperatures = sorted({row.method.temperature for row in rows})
-    figure = style.new_figure(style.PAGE, 1.1 + (0.14 + 0.16 * len(temperatures)) * len(names))
+    figure = style.new_figure(style.PAGE, 1.1 + (0.12 + 0.13 * len(temperatures)) * len(names))
     left, right = figure.subplots(1, 2, sharey=True)
     for index, temperature in enumerate(temperatures):
         chosen = [row for row in rows if row.method.temperature == temperature]

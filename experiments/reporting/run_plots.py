@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     return style.save(figure, path)
 
 
-def _diamond(color: str) -> dict[str, object]:
+def _diamond(color: str) -> dict[str, Any]:
     return {
         "marker": "D",
         "markersize": 4,
@@ -84,7 +85,7 @@ def _acceptance_panel(axes: Axes, methods: Sequence[MethodSummary], names: Seque
             if high is None:
                 continue
             axes.vlines(x, low, high, color=color, linewidth=0.8)
-            axes.plot([x], [high], **_diamond(color))  # pyright: ignore[reportArgumentType]
+            axes.plot([x], [high], **_diamond(color))
     axes.set_ylim(0, 1.06)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y")

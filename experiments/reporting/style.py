@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -22,11 +23,11 @@ SMALLEST = 7.0
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000")
 MARKERS = "osD^vPX<>*"
-GREY = "#808080"
+FAINT = "#606060"
 WRONG = "#d00000"
 """For what a reader must not miss."""
 
-_RC = {
+_RC: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -46,7 +47,7 @@ _RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "specdec",  # the same picture is the same file
 }
-_CHARACTERS_PER_INCH = 17.5
+_CHARACTERS_PER_INCH = 16.5
 """At 8 points, in the mean."""
 
 
