@@ -1,4 +1,4 @@
-"""What the tokens of a run say: as the run has kept it, or asked of the target's tokenizer if that is on this machine."""
+"""What the tokens of a run say: as the run has kept it, or as the target's tokenizer says if it is on this machine."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -26,7 +26,7 @@ _DEEP = ("#0072b2", "#00629a", "#005282", "#00436b", "#003454")
 """Backgrounds of accepted tokens by depth: the deeper in the draft, the darker."""
 
 MARKS = {
-    Source.ACCEPTED: ("‹", "›"),
+    Source.ACCEPTED: ("«", "»"),
     Source.RECOVERED: ("~", ""),
     Source.BONUS: ("+", ""),
     Source.EITHER: ("±", ""),

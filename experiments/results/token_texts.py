@@ -84,7 +84,7 @@ def token_bytes(tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 def text_of(token: int, texts: Mapping[int, bytes]) -> str:
-    """A single token as text: bytes that are no whole character as ``\\xe2``, an unknown token as its id."""
+    r"""A single token as text: bytes that are no whole character as ``\xe2``, an unknown token as its id."""
     known = texts.get(token)
     return f"<{token}>" if known is None else known.decode("utf-8", errors="backslashreplace")
 
