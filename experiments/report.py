@@ -42,7 +42,7 @@ def report(config: DictConfig) -> Path:
     write_page(runs, outputs, texts, path, notes=notes)
     console = terminal.console()
     terminal.list_written(console, [path])
-    terminal.say(console, f"{path.stat().st_size / 2**20:.1f} MiB, open it in a browser", *notes)
+    terminal.say(console, f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser", *notes)
     return path
 
 

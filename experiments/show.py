@@ -69,7 +69,10 @@ def show_outputs(config: DictConfig) -> None:
             console.print(Text(f"{output.record.method} on {output.record.prompt}", "bold"))
             console.print(round_view(output.rounds[config.round], texts, colors=colors), highlight=False)
         else:
-            raise ValueError(f"round={config.round}: {notes[0][0].lower()}{notes[0][1:].rstrip('.')}")
+            reason = (
+                notes[0][0].lower() + notes[0][1:].rstrip(".") if notes else "the output has no drafts in the trace"
+            )
+            raise ValueError(f"round={config.round}: {reason}")
     terminal.say(console, *notes)
 
 

@@ -32,8 +32,8 @@ def number(test: Callable[[float], bool], wanted: str, *, optional: bool = False
     wanted += ", or null" if optional else ""
 
     def check(value: Any) -> str | None:
-        if value is None and optional:
-            return None
+        if value is None:
+            return None if optional else f"give {wanted}"
         right = type(value) in (int, float) and math.isfinite(value) and test(value)
         return None if right else f"give {wanted}"
 

@@ -65,7 +65,6 @@ def token_bytes(tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> 
     special = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     alphabet = _byte_alphabet() if _is_byte_level(tokenizer) else None
-    anchor = _anchor(tokenizer)
     found: dict[int, bytes] = {}
     for token in sorted({int(token) for token in tokens}):
         name = None if not 0 <= token < len(tokenizer) else tokenizer.convert_ids_to_tokens(token)
@@ -79,7 +78,7 @@ def token_bytes(tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> 
         elif alphabet is not None and all(letter in alphabet for letter in name):
             found[token] = bytes(alphabet[letter] for letter in name)
         else:
-            found[token] = _inside(token, tokenizer, anchor).encode()
+            found[token] = _inside(token, tokenizer).encode()
     return found
 
 
@@ -130,16 +129,10 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _anchor(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """A token to decode others behind: many tokenizers drop the space that begins a text."""
-    ids = tokenizer("a", add_special_tokens=False)["input_ids"]
-    return ids[-1] if ids else None
-
-
-def _inside(token: int, tokenizer: "PreTrainedTokenizerBase", anchor: int | None) -> str:
-    before = [] if anchor is None else [anchor]
-    texts = [
+def _inside(token: int, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """What a token adds to a text that it does not begin: many tokenizers drop the space that begins a text."""
+    once, twice = (
         str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        for ids in (before, [*before, token])
-    ]
-    return texts[1].removeprefix(texts[0])
+        for ids in ([token], [token, token])
+    )
+    return twice.removeprefix(once)

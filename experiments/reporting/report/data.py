@@ -4,9 +4,9 @@ The form, which ``tokens.js`` reads:
 
 - ``runs``: for each run its ``name``, its ``texts`` (token id → text), its ``prompts``, and its ``outputs``.
 - A prompt is ``{id, category, turns}``.
-- An output names its prompt by number (``p``), and has ``method``, ``T`` (temperature), ``turn`` and ``sample``; the ids
-  of its tokens (``k``), and for each of them its round (``r``) and its source (``s``, a number: see ``SOURCES``); the
-  texts (``x``) of tokens that read differently in their context; ``rounds``; and what its record says.
+- An output names its prompt by number (``p``), and has ``method``, ``T`` (temperature), ``turn`` and ``sample``; the
+  ids of its tokens (``k``), and for each of them its round (``r``) and its source (``s``, a number: see ``SOURCES``);
+  the texts (``x``) of tokens that read differently in their context; ``rounds``; and what its record says.
 - A round is ``{a, d, n}`` (accepted, proposed depth, proposed nodes). With a trace it also has ``e``, the expected
   number of accepted tokens, and the tree: for every node its token (``k``), parent (``up``), and p and q after its
   parent (``p``, ``q``; null where unknown); the numbers of the accepted nodes (``path``); the token that followed

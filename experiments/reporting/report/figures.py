@@ -33,12 +33,15 @@ class Finding:
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """A name for every run, by the settings in which they differ; empty for a single one."""
+    """A name for every run: the settings in which it differs, or its folder; empty where there is one run only."""
     if len(runs) == 1:
         return [""]
-    settings = [", ".join(own) for own in distinguishing([run.manifest for run in runs])]
-    if len(set(settings)) == len(settings) and all(settings):
-        return settings
+    settings = [
+        ", ".join(part for part in own if not part.startswith("sampling.temperature="))  # it has a column of its own
+        for own in distinguishing([run.manifest for run in runs])
+    ]
+    if len(set(settings)) == len(settings):
+        return [own or run.folder.name for own, run in zip(settings, runs, strict=True)]
     return [f"{own} ({run.folder.name})" if own else run.folder.name for own, run in zip(settings, runs, strict=True)]
 
 

@@ -33,7 +33,7 @@ function listOutputs() {
         "tr", {},
         element("td", {}, open),
         element("td", {}, prompt.category || "-"),
-        element("td", {}, [output.method, run.name].filter(Boolean).join(", ")),
+        element("td", {}, output.method, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
         element("td", { className: "right" }, output.error ? "failed" : String(output.k.length)),
         element("td", { className: "right" }, output.rounds.length ? perRound(output).toFixed(2) : "-"),
         element("td", { className: output.equal === false && !output.tie ? "missed" : "" }, equality(output)),
@@ -272,5 +272,17 @@ function legendOf(sources, rejected) {
   return made;
 }
 
+// An output that differs from plain decoding's is what a reader has to see first; else one that was drafted.
+function chooseFirst() {
+  const listed = DATA.runs.flatMap((run) => run.outputs.map((output) => ({ run, output })));
+  const rows = document.querySelectorAll("#prompts tbody tr");
+  const tests = [(o) => o.equal === false && !o.tie, (o) => o.equal === false, (o) => o.rounds.some((round) => round.n), () => true];
+  for (const test of tests) {
+    const at = listed.findIndex((each) => test(each.output));
+    if (at >= 0) return choose(listed[at].run, listed[at].output, rows[at]);
+  }
+}
+
 listOutputs();
 applyFilter();
+chooseFirst();

@@ -2,7 +2,7 @@
 // The draft tree of one round as SVG: depth to the right, siblings below each other in the order they were drawn.
 
 const SVG = "http://www.w3.org/2000/svg";
-const SIZE = { width: 132, height: 46, gapX: 46, gapY: 10, margin: 8 };
+const SIZE = { width: 112, height: 48, gapX: 26, gapY: 8, margin: 6 };
 
 // Draws a round. `textOf` gives a token's text, `source` the word for the token that followed.
 function drawTree(round, textOf, source) {
@@ -54,14 +54,14 @@ function box(node) {
   group.append(make("rect", { class: "box", width, height, rx: 6 }));
   group.append(make("text", { x: 8, y: 16 }, sign), make("text", { x: sign ? 24 : 8, y: 16, class: "word" }, short(node.word)));
   if (node.kind === "root") {
-    group.append(make("text", { x: 8, y: 33, class: "small" }, "root: last token"));
+    group.append(make("text", { x: 8, y: 33, class: "small" }, "last token"));
     return group;
   }
-  [["p", node.p, 25], ["q", node.q, 35]].forEach(([name, value, y]) => {
+  [["p", node.p, 23], ["q", node.q, 34]].forEach(([name, value, y]) => {
     group.append(make("text", { x: 8, y: y + 7, class: "small" }, `${name} ${share(value)}`));
     if (value === null) return;
-    group.append(make("rect", { class: "rail", x: 66, y: y + 1, width: 58, height: 5 }));
-    group.append(make("rect", { class: `bar-${name}`, x: 66, y: y + 1, width: 58 * value, height: 5 }));
+    group.append(make("rect", { class: "rail", x: 60, y: y + 1, width: 46, height: 5 }));
+    group.append(make("rect", { class: `bar-${name}`, x: 60, y: y + 1, width: 46 * value, height: 5 }));
   });
   return group;
 }
@@ -80,7 +80,7 @@ function visible(word) {
 
 function short(word) {
   const letters = Array.from(visible(word));
-  return letters.length > 13 ? letters.slice(0, 12).join("") + "…" : letters.join("");
+  return letters.length > 11 ? letters.slice(0, 10).join("") + "…" : letters.join("");
 }
 
 function share(value) {
