@@ -24,9 +24,11 @@ from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
 from experiments.results.manifest import device_name, write_manifest
+from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
+from experiments.results.token_texts import write_token_texts
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
@@ -113,6 +115,7 @@ def measure_methods(
         size = engine.max_batch_size
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
+    write_prompts(folder, prompts)
     session = Session(
         folder=folder,
         planned=facts["planned"],
@@ -127,14 +130,23 @@ def measure_methods(
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
 
+    said = {token for record in kept or () for token in record.token_ids}
+
     def work(write: Callable[[Record], None]) -> Iterator[int]:
+        def noted(record: Record) -> None:
+            said.update(record.token_ids)
+            write(record)
+
         start = 0
-        for each, (jobs, _) in zip(samplings, prepared, strict=True):
-            passed = finished.get(each.temperature, ())
-            options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
-            for done in measure(contenders, jobs, write=write, **options):
-                yield start + done
-            start += len(jobs)
+        try:
+            for each, (jobs, _) in zip(samplings, prepared, strict=True):
+                passed = finished.get(each.temperature, ())
+                options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+                for done in measure(contenders, jobs, write=noted, **options):
+                    yield start + done
+                start += len(jobs)
+        finally:
+            write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
 
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
