@@ -46,10 +46,12 @@ class Report:
     Attributes:
         tables: Makes the tables, of the summary and a title.
         plots: Functions that draw the pictures, by file name.
+        opening: Shows something before the measurement begins, given all contenders and the first jobs.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
+    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
 
 
 def measure_methods(
@@ -148,6 +150,8 @@ def measure_methods(
         finally:
             write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
 
+    if report.opening is not None:
+        report.opening(contenders, prepared[0][0])
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 

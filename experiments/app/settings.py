@@ -109,6 +109,8 @@ DEMO = {
     **_MEASURING,
     "methods": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
+    "race": anything,
+    "time_limit": lambda value: None if value is None else number(lambda v: v > 0, "seconds above 0, or null")(value),
 }
 COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "out": text}
 REPORT: dict[str, Check] = {
