@@ -24,9 +24,11 @@ from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
 from experiments.results.manifest import device_name, write_manifest
+from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
+from experiments.results.token_texts import write_token_texts
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
@@ -44,10 +46,12 @@ class Report:
     Attributes:
         tables: Makes the tables, of the summary and a title.
         plots: Functions that draw the pictures, by file name.
+        opening: Shows something before the measurement begins, given all contenders and the first jobs.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
+    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
 
 
 def measure_methods(
@@ -113,6 +117,7 @@ def measure_methods(
         size = engine.max_batch_size
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
+    write_prompts(folder, prompts)
     session = Session(
         folder=folder,
         planned=facts["planned"],
@@ -127,15 +132,26 @@ def measure_methods(
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
 
-    def work(write: Callable[[Record], None]) -> Iterator[int]:
-        start = 0
-        for each, (jobs, _) in zip(samplings, prepared, strict=True):
-            passed = finished.get(each.temperature, ())
-            options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
-            for done in measure(contenders, jobs, write=write, **options):
-                yield start + done
-            start += len(jobs)
+    said = {token for record in kept or () for token in record.token_ids}
 
+    def work(write: Callable[[Record], None]) -> Iterator[int]:
+        def noted(record: Record) -> None:
+            said.update(record.token_ids)
+            write(record)
+
+        start = 0
+        try:
+            for each, (jobs, _) in zip(samplings, prepared, strict=True):
+                passed = finished.get(each.temperature, ())
+                options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+                for done in measure(contenders, jobs, write=noted, **options):
+                    yield start + done
+                start += len(jobs)
+        finally:
+            write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
+
+    if report.opening is not None:
+        report.opening(contenders, prepared[0][0])
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 

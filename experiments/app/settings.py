@@ -27,10 +27,13 @@ def integer(least: int, *, optional: bool = False) -> Check:
     return check
 
 
-def number(test: Callable[[float], bool], wanted: str) -> Check:
-    """A finite number that passes a test, which ``wanted`` says in words."""
+def number(test: Callable[[float], bool], wanted: str, *, optional: bool = False) -> Check:
+    """A finite number that passes a test, which ``wanted`` says in words; with ``optional`` also null."""
+    wanted += ", or null" if optional else ""
 
     def check(value: Any) -> str | None:
+        if value is None:
+            return None if optional else f"give {wanted}"
         right = type(value) in (int, float) and math.isfinite(value) and test(value)
         return None if right else f"give {wanted}"
 
@@ -106,8 +109,24 @@ DEMO = {
     **_MEASURING,
     "methods": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
+    "race": anything,
+    "time_limit": lambda value: None if value is None else number(lambda v: v > 0, "seconds above 0, or null")(value),
 }
 COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "out": text}
+REPORT: dict[str, Check] = {
+    "runs": anything,
+    "out": text,
+    "max_prompts": integer(0),
+}
+SHOW: dict[str, Check] = {
+    "run": text,
+    "prompt": anything,
+    "method": anything,
+    "temperature": number(lambda value: value >= 0, "a temperature of at least 0", optional=True),
+    "turn": integer(0, optional=True),
+    "sample": integer(0),
+    "round": integer(0, optional=True),
+}
 REPLAY: dict[str, Check] = {
     "trace": text,
     "verifiers": anything,

@@ -77,8 +77,10 @@ def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int
     """
     keys: list[TraceKey | None] = []
     verdict = seen.verdict
-    columns = (verdict.num_accepted.tolist(), verdict.expected_accepted.tolist(), verdict.valid.tolist())
-    for request, accepted, expected, valid in zip(seen.requests, *columns, strict=True):
+    stop = torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.num_accepted[:, None])[:, 0]
+    kept = (verdict.num_accepted, verdict.expected_accepted, verdict.valid, stop, verdict.next_token)
+    columns = [column.tolist() for column in kept]
+    for request, accepted, expected, valid, end, following in zip(seen.requests, *columns, strict=True):
         if request is None or not valid:
             keys.append(None)
             continue
@@ -96,6 +98,8 @@ def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int
                 round=request.rounds,
                 accepted=accepted,
                 expected_accepted=expected,
+                stop=end,
+                next_token=following,
             )
         )
     return keys

@@ -19,6 +19,8 @@ from specdec.interfaces import Round
 
 FOLDER = "trace"
 """The folder of the shards, below the run's folder."""
+LIKELY = 0.01
+"""Tokens of at least this probability under p are among those that ``TraceWriter.tokens`` lists."""
 _FLUSH = 32 * 2**20  # bytes kept in memory at most before a shard is written
 
 
@@ -31,6 +33,8 @@ class TraceKey:
         prompt, turn, sample, category: As in ``Record``.
         round: Number of the request's round, from 0.
         accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
+        stop: The node where the accepted path ends, 0 for the root; None in traces of version 1.
+        next_token: The recovered or bonus token that followed it; None in traces of version 1.
     """
 
     method: str
@@ -43,6 +47,8 @@ class TraceKey:
     round: int
     accepted: int
     expected_accepted: float
+    stop: int | None = None
+    next_token: int | None = None
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -50,7 +56,12 @@ class TraceKey:
         return self.method, self.temperature, self.prompt, self.turn, self.sample, self.round
 
 
+VERSION = 2
+"""The version of the format, in every shard's metadata; 1 had no metadata, and neither ``stop`` nor ``next_token``."""
+_VERSION = b"specdec.trace.version"
 _KEYS = [field.name for field in fields(TraceKey)]
+_SINCE = {1: [name for name in _KEYS if name not in ("stop", "next_token")], 2: _KEYS}
+"""The columns of a row's key, by version."""
 _NODES = {
     "tokens": np.int32,
     "parents": np.int16,
@@ -69,12 +80,16 @@ class TraceWriter:
     Args:
         folder: The run's folder.
         dropped: See ``experiments.tracing.compressed``.
+
+    Attributes:
+        tokens: Ids of all tokens that were drafted, or that are likely under p somewhere.
     """
 
     def __init__(self, folder: Path, *, dropped: float = DROPPED):
         self.folder, self.dropped = folder / FOLDER, dropped
         self._waiting: list[tuple[TraceKey, Packed, int]] = []
         self._bytes = 0
+        self.tokens: set[int] = set()
 
     def add(self, seen: Round, keys: Sequence[TraceKey | None]) -> None:
         """Keep a round.
@@ -86,6 +101,7 @@ class TraceWriter:
         packed = pack(seen.tree, seen.target_probs, dropped=self.dropped)
         self._waiting += [(key, packed, row) for row, key in enumerate(keys) if key is not None]
         self._bytes += sum(getattr(packed, name).nbytes for name in _KEPT)
+        self.tokens.update(packed.tokens[packed.valid].tolist(), packed.ids[packed.p >= LIKELY].tolist())
         if self._bytes > _FLUSH:
             self.flush()
 
@@ -173,10 +189,10 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
         raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")
     newest: dict[tuple[object, ...], int] = {}
     for number, path in enumerate(paths):
-        newest.update((key.place, number) for key in _keys(_read(path, _KEYS)))
+        newest.update((key.place, number) for key in _keys(_read(path)))
     for number, path in enumerate(paths):
         lists = [*_NODES, *(_KEPT if tables else ())]
-        table = _read(path, [*_KEYS, *lists])
+        table = _read(path, lists)
         rows = [row for row, key in enumerate(_keys(table)) if newest[key.place] == number]
         if not rows:
             continue
@@ -188,16 +204,20 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
         yield Shard(_keys(table), columns)
 
 
-def _read(path: Path, columns: list[str]) -> pa.Table:
+def _read(path: Path, lists: Sequence[str] = ()) -> pa.Table:
+    """The key columns of a shard, and some of its lists."""
     try:
-        return pq.read_table(path, columns=columns)
+        version = int((pq.read_schema(path).metadata or {}).get(_VERSION, b"1"))
+        if version in _SINCE:
+            return pq.read_table(path, columns=[*_SINCE[version], *lists])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
+    raise ValueError(f"{path} has version {version} of the format, and this program knows up to {VERSION}: update it")
 
 
 def _keys(table: pa.Table) -> list[TraceKey]:
     try:
-        return [TraceKey(**row) for row in table.select(_KEYS).to_pylist()]
+        return [TraceKey(**row) for row in table.select([c for c in _KEYS if c in table.column_names]).to_pylist()]
     except (KeyError, TypeError) as error:
         raise ValueError(f"the trace was made by another version of this program: run it again ({error})") from error
 
@@ -216,7 +236,7 @@ def _table(rows: Sequence[tuple[TraceKey, Packed, int]]) -> pa.Table:
             begin, end = starts[id(packed)][[row, row + 1]]
             pieces.append(getattr(packed, name)[begin:end])
         columns[name] = _lists(pieces, dtype)
-    return pa.table(columns)
+    return pa.table(columns, metadata={_VERSION: str(VERSION).encode()})
 
 
 def _lists(pieces: Sequence[np.ndarray], dtype: type) -> pa.Array:

@@ -109,6 +109,8 @@ def test_sampled_outputs_do_not_depend_on_the_other_prompts(
 def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     config = configure(
         "demo",
+        "target.inflate=null",
+        "target.dtype=float32",
         *tiny,
         "engine.max_length=128",
         f"methods.model.name={saved / 'drafter'}",
@@ -126,6 +128,7 @@ def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: 
     assert (tmp_path / "out" / "speedup.png").exists()
     shown = capsys.readouterr().out
     assert shown.count("mean acceptance") == 1, "one table"
+    assert shown.index("drafted and accepted") < shown.index("mean acceptance"), "the two live texts come first"
     assert str(tmp_path / "out" / "speedup.png") in shown
 
 

@@ -113,6 +113,7 @@ def test_several_temperatures(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
 ) -> None:
     given = [*tiny, "engine.max_length=128", "dataset.count=2", "warmup_prompts=0", "~methods.medusa"]
+    given += ["target.inflate=null", "target.dtype=float32", "race=null"]
     given.append(f"methods.model.name={saved / 'drafter'}")
     demo(configure("demo", *given, f"out={tmp_path / 'whole'}"))
     stop_at(7)  # two methods: the second prompt of the second temperature

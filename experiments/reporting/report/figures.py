@@ -1,0 +1,161 @@
+"""The report's own tables and facts: verdicts, figures by method and category, and what made each run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
+from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.results.comparison import commit_of, distinguishing
+from experiments.results.lossless import Lossless, Verdict
+from experiments.results.records import PLAIN
+from experiments.results.runs import Run
+from experiments.results.summary import MethodSummary
+
+ALL = "all"
+"""Stands for all categories together, in the tables and in the page's filter."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a method, as the page shows it first.
+
+    Attributes:
+        kind: ``equal``, ``ties``, ``broken``, ``sampled``, ``lossy`` or ``unknown``: its color and sign.
+        name: The method, with its run where there are several.
+        head: The verdict, in a word or two.
+        detail: The evidence.
+    """
+
+    kind: str
+    name: str
+    head: str
+    detail: str
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """A name for every run: the settings in which it differs, or its folder; empty where there is one run only."""
+    if len(runs) == 1:
+        return [""]
+    settings = [
+        ", ".join(part for part in own if not part.startswith("sampling.temperature="))  # it has a column of its own
+        for own in distinguishing([run.manifest for run in runs])
+    ]
+    if len(set(settings)) == len(settings):
+        return [own or run.folder.name for own, run in zip(settings, runs, strict=True)]
+    return [f"{own} ({run.folder.name})" if own else run.folder.name for own, run in zip(settings, runs, strict=True)]
+
+
+def findings(runs: Sequence[Run]) -> list[Finding]:
+    """A verdict for every method that drafts, in every run and at every temperature."""
+    return [
+        _finding(method, name)
+        for run, name in zip(runs, names_of(runs), strict=True)
+        for method in run.summary.methods
+        if method.method != PLAIN
+    ]
+
+
+def _finding(method: MethodSummary, run: str) -> Finding:
+    name = f"{method.label}{f', {run}' if run else ''}, temperature {method.temperature:g}"
+    found = method.lossless
+    if found is not None:
+        return Finding(*_judged(found, name, equality(method)))
+    if method.exactness not in (None, "exact"):
+        distance = "" if method.distance_tv is None else f": total variation to p {method.distance_tv:.3f} per round"
+        return Finding("lossy", name, "lossy rule", f"The rule does not promise the target's distribution{distance}.")
+    if not method.finished:
+        return Finding("broken", name, "failed", "Every prompt failed.")
+    if method.temperature > 0:
+        detail = "An exact rule. Sampled outputs differ from plain decoding's by chance: nothing to compare here."
+        return Finding("sampled", name, "exact rule, sampled", detail)
+    return Finding("unknown", name, "not compared", "No output could be compared with plain decoding's.")
+
+
+def _judged(found: Lossless, name: str, equal: str) -> tuple[str, str, str, str]:
+    if found.verdict is Verdict.EQUAL:
+        return "equal", name, "equal", f"{equal} greedy outputs equal plain decoding's, token for token."
+    margin = "unknown" if found.largest_margin is None else f"{found.largest_margin:.2g} nats"
+    bound = "" if found.tie_bound is None else f"; this dtype explains up to {found.tie_bound:.2g} there"
+    detail = f"{equal} greedy outputs are equal; largest margin at a divergence {margin}{bound}."
+    if found.verdict is Verdict.TIES:
+        return "ties", name, "equal up to ties", f"{detail} Every divergence is a tie of the dtype."
+    return "broken", name, "NOT LOSSLESS", f"{detail} {found.unexplained} divergences are more than the dtype explains."
+
+
+COLUMNS = (
+    Column("method", "left"),
+    Column("T"),
+    Column("category", "left"),
+    Column("prompts"),
+    Column("mean acceptance length"),
+    Column("speedup"),
+    Column("tokens/s"),
+    Column("draft accepted"),
+    Column("nodes/round"),
+    Column("distinct 4-grams"),
+    Column("equal to plain"),
+)
+
+
+def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
+    """A row per run, method, temperature and category; and the category of every row (``ALL`` for all together)."""
+    several = len(runs) > 1
+    confidence = runs[0].summary.confidence
+    table = Table([*([Column("run", "left")] if several else []), *COLUMNS], notes=[f"Intervals at {confidence:.0%}."])
+    categories = []
+    for run, name in zip(runs, names_of(runs), strict=True):
+        for method in run.summary.methods:
+            start = [*([name] if several else []), Cell(method.label, emphasis=lossiness(method.exactness))]
+            start.append(f"{method.temperature:g}")
+            table.add(*start, *_whole(method))
+            categories.append(ALL)
+            for category, found in method.by_category.items():
+                table.add(
+                    *start,
+                    category,
+                    str(found.prompts),
+                    with_interval(number(found.mean_acceptance_length), found.mean_acceptance_length_interval),
+                    with_interval(times(found.speedup), found.speedup_interval),
+                    number(found.tokens_per_second, 1),
+                    *["-"] * 4,
+                )
+                categories.append(category)
+    return table, categories
+
+
+def _whole(method: MethodSummary) -> list[Cell | str]:
+    broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
+    return [
+        ALL,
+        str(method.finished),
+        with_interval(number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
+        with_interval(times(method.speedup), method.speedup_interval),
+        number(method.tokens_per_second, 1),
+        percent(method.draft_acceptance_rate),
+        number(method.proposed_nodes_per_round, 1),
+        percent(method.distinct_4_gram_rate),
+        Cell(equality(method), emphasis=Emphasis.MISSED if broken else Emphasis.NONE),
+    ]
+
+
+def facts_of(run: Run) -> dict[str, str]:
+    """What made a run, in words."""
+    manifest = run.manifest
+    target = manifest.get("target", {})
+    parameters = target.get("parameters")
+    size = f" ({parameters / 1e6:,.1f}M parameters)" if isinstance(parameters, int) else ""
+    machine = manifest.get("machine", {})
+    versions = manifest.get("versions", {})
+    return {
+        "target": f"{target.get('name', 'unknown')}{size}",
+        "dtype": str(manifest.get("dtype_reason") or manifest.get("dtype", "unknown")),
+        "device": f"{manifest.get('device', 'unknown')}, {manifest.get('threads', '?')} CPU threads",
+        "machine": ", ".join(str(machine[key]) for key in ("system", "processor") if machine.get(key)) or "unknown",
+        "commit": commit_of(manifest),
+        "settings": " ".join(map(str, manifest.get("overrides", []))) or "the defaults",
+        "prompts": f"{manifest.get('prompts', '?')}, hash {manifest.get('prompts_hash', 'unknown')}",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest.get("seeds", {}).items()) or "unknown",
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or "unknown",
+        "started": str(manifest.get("started", "unknown")),
+        "folder": str(run.folder),
+    }

@@ -1,0 +1,163 @@
+"""Single rounds of a trace, node by node, for those who look at them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.tracing.trace import LIKELY, Shard, TraceKey, read_trace
+
+MOST_LIKELY = 5
+"""Tokens that are listed at a node of the accepted path, at most."""
+
+
+@dataclass(frozen=True)
+class Odds:
+    """A token at a place of the tree, and its probabilities there.
+
+    Attributes:
+        token: Its id.
+        p: The target's probability, None where it was not kept.
+        q: The drafter's, None where nothing was drawn from a distribution, or where it was not kept.
+    """
+
+    token: int
+    p: float | None
+    q: float | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a draft tree.
+
+    Attributes:
+        odds: Its token, with its probabilities after its parent; of the root, the token alone.
+        parent: Number of its parent in the round's list, -1 for the root.
+        depth: 0 for the root.
+    """
+
+    odds: Odds
+    parent: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class DraftedRound:
+    """What one round proposed, and what became of it.
+
+    Attributes:
+        round: Its number, from 0.
+        nodes: The root, and the drafted nodes; every parent stands before its children.
+        path: Numbers of the accepted nodes, the root left out.
+        next: The recovered or bonus token, after the path's end.
+        likely: The target's most probable tokens at the root and at every node of the path.
+        expected_accepted: The expected number of accepted tokens, given this tree.
+    """
+
+    round: int
+    nodes: tuple[Node, ...]
+    path: tuple[int, ...]
+    next: Odds
+    likely: tuple[tuple[Odds, ...], ...]
+    expected_accepted: float
+
+    def tokens(self) -> Iterator[Odds]:
+        """Yields all tokens that the round names."""
+        yield from (node.odds for node in self.nodes)
+        yield self.next
+        for likely in self.likely:
+            yield from likely
+
+    @property
+    def stop(self) -> int:
+        """Number of the node at which the path ends."""
+        return self.path[-1] if self.path else 0
+
+    @property
+    def at_leaf(self) -> bool:
+        """Nothing was drafted below the end of the path."""
+        return all(node.parent != self.stop for node in self.nodes)
+
+
+OutputKey = tuple[str, float, str, int, int]
+"""Identifies an output of a run: method, temperature, prompt, turn, sample."""
+
+
+def read_rounds(folder: Path, wanted: Callable[[OutputKey], bool]) -> dict[OutputKey, list[DraftedRound]]:
+    """The rounds of some outputs of a run, in their order.
+
+    Args:
+        folder: The run's.
+        wanted: Whether to read an output.
+
+    Raises:
+        ValueError: The run has no trace, a shard is damaged, or the trace does not say which path was accepted.
+    """
+    found: dict[OutputKey, list[DraftedRound]] = {}
+    for shard in read_trace(folder):
+        for row, key in enumerate(shard.keys):
+            output = (key.method, key.temperature, key.prompt, key.turn, key.sample)
+            if wanted(output):
+                found.setdefault(output, []).append(_round(shard, row, key, folder))
+    for rounds in found.values():
+        rounds.sort(key=lambda each: each.round)
+    return found
+
+
+def _round(shard: Shard, row: int, key: TraceKey, folder: Path) -> DraftedRound:
+    if key.stop is None or key.next_token is None:
+        raise ValueError(f"the trace of {folder} has no accepted paths, which version 2 began to keep: run it again")
+    tokens, parents = (shard.of(name, row).tolist() for name in ("tokens", "parents"))
+    tables = _Tables(shard, row)
+    depths = shard.depths(row).tolist()
+    place: dict[int, int] = {}
+    nodes: list[Node] = []
+    for index in np.flatnonzero(shard.of("valid", row)).tolist():
+        parent = parents[index]
+        odds = Odds(tokens[index], None, None) if parent < 0 else tables.odds(parent, tokens[index])
+        place[index] = len(nodes)
+        nodes.append(Node(odds, place[parent] if parent >= 0 else -1, depths[index]))
+    path = []
+    end = key.stop
+    while end > 0:
+        path.append(end)
+        end = parents[end]
+    path.reverse()
+    return DraftedRound(
+        round=key.round,
+        nodes=tuple(nodes),
+        path=tuple(place[index] for index in path),
+        next=tables.odds(key.stop, key.next_token),
+        likely=tuple(tables.likely(index) for index in (0, *path)),
+        expected_accepted=key.expected_accepted,
+    )
+
+
+class _Tables:
+    """p and q at the nodes of one row, as far as they were kept."""
+
+    def __init__(self, shard: Shard, row: int):
+        self._ids, self._p, self._q = (shard.of(name, row) for name in ("ids", "p", "q"))
+        self._starts = np.concatenate([[0], shard.of("counts", row).cumsum()])
+        self._has_q = shard.of("rest_q", row) >= 0
+        self._all_p = shard.of("rest_p", row) == 0  # then what was not kept has no probability
+        self._all_q = shard.of("rest_q", row) == 0
+
+    def odds(self, node: int, token: int) -> Odds:
+        """A token after a node."""
+        begin, end = self._starts[[node, node + 1]]
+        at = begin + int(np.searchsorted(self._ids[begin:end], token))
+        if at < end and self._ids[at] == token:
+            return self._at(node, at)
+        return Odds(token, 0.0 if self._all_p[node] else None, 0.0 if self._all_q[node] else None)
+
+    def likely(self, node: int) -> tuple[Odds, ...]:
+        """The most probable tokens after a node."""
+        begin, end = self._starts[[node, node + 1]]
+        order = np.argsort(-self._p[begin:end], kind="stable")[:MOST_LIKELY]
+        return tuple(self._at(node, begin + place) for place in order if self._p[begin + place] >= LIKELY)
+
+    def _at(self, node: int, at: int) -> Odds:
+        q = float(self._q[at]) if self._has_q[node] else None
+        return Odds(int(self._ids[at]), float(self._p[at]), q)

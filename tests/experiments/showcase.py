@@ -1,0 +1,116 @@
+"""A small run, written by hand: every kind of token, a trace, a tree, broken characters, and hostile texts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.results.prompts import write_prompts
+from experiments.results.records import Record, RecordWriter
+from experiments.results.token_texts import TOKENS
+from experiments.tracing.trace import TraceKey, TraceWriter
+from specdec.acceptance import path_to
+from specdec.interfaces import Round
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Verdict
+
+HOSTILE = "</script><img src=x onerror=document.title=1>"
+VOCAB = 8
+TEXTS = {0: "<s>", 1: " a", 2: HOSTILE, 3: [0xE2], 4: [0x86, 0x92], 5: "\n", 6: " bad", 7: "<b>"}
+# Every round's tokens and parents, the node at which its path ends, and the token that followed.
+ROUNDS = (
+    ([1, 2, 3], [-1, 0, 1], 2, 4),  # all of a chain: 4 is a bonus
+    ([4, 5, 6, 6], [-1, 0, 0, 1], 1, 7),  # node 3 below the path's end was rejected: 7 is recovered
+    ([7, 6, 2, 3], [-1, 0, 0, 1], 2, 1),  # a leaf that is not the deepest: 1 is a bonus
+)
+OUTPUT = (2, 3, 4, 5, 7, 2, 1)
+
+
+def tables(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """p and q at the nodes of a round, and of more than it may have."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (torch.rand(4, VOCAB, generator=generator).softmax(-1) for _ in range(2))
+    return p, q
+
+
+def write_run(folder: Path, *, prompts: int = 3, trace: bool = True, temperature: float = 1.0, **facts: Any) -> Path:
+    """The folder of a run of plain decoding and ``model``; the last prompt is hostile in all its texts.
+
+    With ``temperature=0`` the model's first output leaves plain decoding where no tie explains it, its second at a tie.
+    """
+    manifest: dict[str, Any] = {
+        "config": {
+            "dataset": {"_target_": "x.Stdlib", "seed": 0},
+            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
+            "engine": {"max_batch_size": 1},
+        },
+        "target": {"name": "nobody/nothing", "parameters": 1_500_000},
+        "prompts": prompts, "prompts_hash": "abc", "dtype": "float32", "device": "a processor", "threads": 1,
+        "planned": prompts, "series": 2, "overrides": [f"out={folder}"],
+        "git": {"commit": "0123456789abcdef", "dirty": True},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest | facts))
+    (folder / TOKENS).write_text(json.dumps({str(token): text for token, text in TEXTS.items()}))
+    ids = [f"p{number}" for number in range(prompts - 1)] + [f"last {HOSTILE}"]
+    write_prompts(folder, [_Prompt(name, f"say {name}") for name in ids])
+    writer = TraceWriter(folder, dropped=0.0)
+    with RecordWriter(folder / "records.jsonl") as records:
+        for number, name in enumerate(ids):
+            for record in _records(name, number, temperature):
+                records.write(record)
+            if trace:
+                _trace(writer, name, f"c{number % 2}", temperature)
+    writer.flush()
+    return folder
+
+
+class _Prompt:
+    def __init__(self, name: str, turn: str):
+        self.id, self.category, self.turns = name, "c", (turn,)
+
+
+def _records(name: str, number: int, temperature: float) -> tuple[Record, Record]:
+    plain = Record(
+        prompt=name, category=f"c{number % 2}", method="plain", temperature=temperature, batch=number, prompt_tokens=5,
+        token_ids=OUTPUT, text="text", finish_reason="length", seconds=2.0 + number, accepted=(0,) * 7,
+        expected_accepted=(0.0,) * 7, proposed_depth=(0,) * 7, proposed_nodes=(0,) * 7,
+    )  # fmt: skip
+    drafted = replace(
+        plain, method="model", exactness="exact", seconds=1.0, accepted=(2, 1, 1), expected_accepted=(1.5, 1.0, 0.5),
+        proposed_depth=(2, 2, 2), proposed_nodes=(2, 3, 3),
+    )  # fmt: skip
+    if temperature > 0:
+        return plain, drafted
+    differs = {0: (3, 0.5), 1: (2, 1e-7)}.get(number)
+    return plain, replace(
+        drafted,
+        equals_plain=differs is None,
+        divergence=differs[0] if differs else None,
+        margin=differs[1] if differs else None,
+        tie_bound=1e-5 if differs else None,
+    )
+
+
+def _trace(writer: TraceWriter, name: str, category: str, temperature: float) -> None:
+    for number, (tokens, parents, stop, following) in enumerate(ROUNDS):
+        p, q = (table[: len(tokens)][None] for table in tables(number))
+        tree = DraftTree.build(
+            torch.tensor([tokens]), torch.tensor([parents]), sampling=DraftSampling.IID, draft_probs=q
+        )
+        path = path_to(tree, torch.tensor([stop]))
+        accepted = int((path >= 0).sum())
+        verdict = Verdict(
+            path=path,
+            num_accepted=torch.tensor([accepted]),
+            expected_accepted=torch.tensor([1.0]),
+            next_token=torch.tensor([following]),
+            valid=torch.tensor([True]),
+        )
+        key = TraceKey(
+            method="model", exactness="exact", temperature=temperature, prompt=name, turn=0, sample=0,
+            category=category, round=number, accepted=accepted, expected_accepted=1.0, stop=stop, next_token=following,
+        )  # fmt: skip
+        writer.add(Round(tree, p, verdict, (None,)), [key])

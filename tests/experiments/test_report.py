@@ -1,0 +1,219 @@
+"""``experiments.report``: one file that asks nobody for anything, with all texts as text."""
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.report import main
+from experiments.reporting.report.data import choose_prompts
+from experiments.reporting.report.figures import findings
+from experiments.results.records import Record, read_records
+from experiments.results.runs import load_run
+from experiments.results.token_texts import TOKENS
+from experiments.run import run
+from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
+from tests.experiments.test_run import local
+
+Configure = Callable[..., DictConfig]
+
+
+class Page(HTMLParser):
+    """Elements of a page, and its texts outside of style and script."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.data = "", ""
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = [tag, str(dict(attrs).get("id"))]
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == ["script", "data"]:
+            self.data += data
+        elif self._inside[:1] not in (["style"], ["script"]):
+            self.text += data
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test draws them; drawing takes most of the others' time."""
+    for name in ("pictures_of", "comparison_pictures"):
+        monkeypatch.setattr(f"experiments.reporting.report.page.{name}", lambda given: [])
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["report.py", *words])
+    with contextlib.suppress(SystemExit):  # after an error, which is printed
+        main()
+
+
+def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Page:
+    path = tmp_path / "report.html"
+    command(monkeypatch, *words, f"out={path}")
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    folder = write_run(tmp_path / "run")
+    page = page_of(monkeypatch, tmp_path, str(folder))
+    assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the code"
+    assert not [attributes for tag, attributes in page.tags if tag == "img"]
+    data = json.loads(page.data)
+    assert data["runs"][0]["prompts"][2]["id"] == f"last {HOSTILE}"
+    assert data["runs"][0]["prompts"][2]["turns"] == [f"say last {HOSTILE}"]
+    assert data["runs"][0]["texts"]["2"] == HOSTILE
+    assert "<" not in page.data
+
+
+def test_nothing_is_asked_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    page = page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run")))
+    policies = [a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = policies
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    assert {name for name in rules if name.endswith("-src")} == {"default-src", "img-src", "style-src", "script-src"}
+    for name in ("style-src", "script-src"):
+        assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value}>"
+
+
+def test_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    page = page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run", temperature=0.0)))
+    for text in ("NOT LOSSLESS", "1 of 3 greedy outputs are equal", "largest margin at a divergence 0.5 nats",
+                 "nobody/nothing (1.5M parameters)", "float32", "0123456789 with changes", "a processor"):  # fmt: skip
+        assert text in page.text, text
+    rows = [a["data-category"] for tag, a in page.tags if tag == "tr" and "data-category" in a]
+    assert rows == ["all", "c0", "c1"] * 2
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_the_data_of_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    data = json.loads(page_of(monkeypatch, tmp_path, str(write_run(tmp_path / "run"))).data)
+    output = next(each for each in data["runs"][0]["outputs"] if each["method"] == "model")
+    assert tuple(output["k"]) == OUTPUT
+    assert [data["sources"][number] for number in output["s"]] == [
+        "accepted", "accepted", "bonus", "accepted", "recovered", "accepted", "bonus",
+    ]  # fmt: skip
+    assert output["x"] == {"1": "▯", "2": "→"}, "a character over two tokens"
+    assert output["rounds"][1]["up"] == [-1, 0, 0, 1]
+    assert output["rounds"][1]["path"] == [1]
+    assert output["rounds"][1]["next"][0] == 7
+    assert 0 < output["rounds"][1]["p"][1] < 1
+
+
+def test_runs_side_by_side_and_the_limit_of_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    write_run(tmp_path / "sweep" / "0", prompts=4, trace=False, temperature=0.0)
+    write_run(tmp_path / "sweep" / "1", prompts=4, overrides=["drafter=ngram"], dtype="bfloat16")
+    page = page_of(monkeypatch, tmp_path, str(tmp_path / "sweep"), "max_prompts=2")
+    data = json.loads(page.data)
+    assert [run["name"] for run in data["runs"]] == ["0", "drafter=ngram"]
+    assert [[prompt["id"] for prompt in run["prompts"]] for run in data["runs"]] == [["p0"], ["p0"]]
+    assert "1 of 4 prompts of drafter=ngram are shown" in page.text
+    assert "0: No trace" in page.text
+    assert "MIXED: the runs differ in their dtype" in page.text
+    none = json.loads(page_of(monkeypatch, tmp_path, str(tmp_path / "sweep"), "max_prompts=0").data)
+    assert [run["outputs"] for run in none["runs"]] == [[], []]
+
+
+def test_prompts_with_divergences_are_shown_first() -> None:
+    def record(prompt: str, margin: float | None) -> Record:
+        return Record(
+            prompt=prompt, method="m", temperature=0.0, batch=0, prompt_tokens=1, finish_reason="length",
+            equals_plain=margin is None, margin=margin, tie_bound=1e-3,
+        )  # fmt: skip
+
+    records = [record("a", None), record("b", 1e-4), record("c", None), record("d", 1.0)]
+    assert choose_prompts(records, 1) == ["d"]
+    assert choose_prompts(records, 2) == ["b", "d"]
+    assert choose_prompts(records, 3) == ["a", "b", "d"]
+    assert choose_prompts(records, 9) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [({}, "broken"), ({"margin": 1e-7}, "ties"), ({"equals_plain": True}, "equal"), ({"exactness": "lossy"}, "lossy"),
+     ({"finish_reason": "error", "error": "x"}, "broken"), ({"equals_plain": None}, "unknown"),
+     ({"temperature": 1.0, "equals_plain": None}, "sampled")],
+)  # fmt: skip
+def test_every_verdict_has_its_kind(more: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", prompts=2, temperature=0.0)
+    path = folder / "records.jsonl"
+    first = {"equals_plain": False, "divergence": 3, "margin": 0.5, "tie_bound": 1e-5}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | (first | more if row["method"] == "model" else {}) for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = findings([load_run(folder)])
+    assert found.kind == kind
+
+
+def test_pictures_are_those_of_the_folder_or_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.undo()
+    folder = write_run(tmp_path / "run")
+    (folder / "time.png").write_bytes(b"not drawn again")
+    page = page_of(monkeypatch, tmp_path, str(folder))
+    images = {a["alt"]: str(a["src"]) for tag, a in page.tags if tag == "img"}
+    assert images["time"] == "data:image/png;base64,bm90IGRyYXduIGFnYWlu"
+    assert images["acceptance by position"].startswith("data:image/png;base64,iVBORw0KGgo")
+    assert sorted(path.name for path in folder.glob("*.png")) == ["time.png"], "the run's folder stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{run}", "out=x.pdf"], "error: out='x.pdf': give the name of a file that ends in .html"),
+        (["{run}", "out=folder.html"], "error: out='folder.html': give the name of a file that ends in .html"),
+        (["{run}", "max_prompts=-1"], "error: max_prompts=-1: give an integer of at least 0"),
+        ([], "error: runs has no value: give experiments.report FOLDER…, folders of runs or of sweeps"),
+        (["nothing"], "error: nothing is not the folder of a run: it has no manifest.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run")
+    (tmp_path / "folder.html").mkdir()
+    command(monkeypatch, *(word.format(run="run") for word in words))
+    assert capsys.readouterr().err == f"{message}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", "run"], "nothing was left behind"
+
+
+def test_a_run_leaves_what_the_report_needs(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "model"), "sampling.temperature=1", "trace=true"))
+    folder = tmp_path / "out"
+    data = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
+    (shown,) = data["runs"]
+    records = read_records(folder / "records.jsonl")
+    assert len(shown["outputs"]) == len(records) == 6
+    assert not [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)], "every token has its text"
+    assert all(prompt["turns"] for prompt in shown["prompts"])
+    for output, record in zip(shown["outputs"], records, strict=True):
+        words = [output["x"].get(str(i), shown["texts"][str(token)]) for i, token in enumerate(output["k"])]
+        assert "".join(word for word in words if word != "▯").startswith(record.text.rstrip("\ufffd"))
+    (folder / TOKENS).unlink()
+    again = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
+    assert again["runs"][0]["texts"] == shown["texts"], "from the target's tokenizer, which is still there"

@@ -1,0 +1,115 @@
+"""Rounds read back from a trace, node by node, and traces of other versions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import DictConfig
+
+from experiments.results.records import read_records
+from experiments.results.sources import Source
+from experiments.run import run
+from experiments.tracing.outputs import outputs_of
+from experiments.tracing.rounds import read_rounds
+from experiments.tracing.trace import FOLDER, read_trace, shards
+from tests.experiments.showcase import OUTPUT, ROUNDS, tables, write_run
+from tests.experiments.test_run import local
+
+Configure = Callable[..., DictConfig]
+
+
+def test_a_round_is_read_as_it_was(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    ((key, rounds),) = read_rounds(folder, lambda key: key[2] == "p1").items()
+    assert key == ("model", 1.0, "p1", 0, 0)
+    assert [[node.odds.token for node in each.nodes] for each in rounds] == [tokens for tokens, *_ in ROUNDS]
+    assert [[node.parent for node in each.nodes] for each in rounds] == [parents for _, parents, *_ in ROUNDS]
+    assert [each.path for each in rounds] == [(1, 2), (1,), (2,)]
+    assert [each.next.token for each in rounds] == [4, 7, 1]
+    assert [each.at_leaf for each in rounds] == [True, False, True]
+    assert [node.depth for node in rounds[2].nodes] == [0, 1, 1, 2]
+    p, q = tables(1)
+    assert rounds[1].nodes[3].odds.p == pytest.approx(float(p[1, 6]))
+    assert rounds[1].nodes[3].odds.q == pytest.approx(float(q[1, 6]))
+    assert rounds[1].next.p == pytest.approx(float(p[1, 7]))
+    best = [odds.token for odds in rounds[1].likely[1]]
+    assert best == p[1].argsort(descending=True)[:5].tolist()
+    assert len(rounds[1].likely) == 2, "the root and one accepted node"
+
+
+def test_sources_follow_from_the_trace(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    records = [record for record in read_records(folder / "records.jsonl") if record.method == "model"]
+    outputs, notes = outputs_of(folder, records)
+    a, r, b = Source.ACCEPTED, Source.RECOVERED, Source.BONUS
+    assert notes == []
+    for output in outputs:
+        assert [token.source for token in output.tokens] == [a, a, b, a, r, a, b]
+        assert tuple(token.token for token in output.tokens) == OUTPUT
+
+
+def test_without_a_trace_the_sources_of_a_tree_are_open(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", trace=False)
+    records = [record for record in read_records(folder / "records.jsonl") if record.method == "model"]
+    outputs, (note,) = outputs_of(folder, records)
+    a, b, e = Source.ACCEPTED, Source.BONUS, Source.EITHER
+    assert [token.source for token in outputs[0].tokens] == [a, a, b, a, e, a, e]
+    assert "trace=true" in note
+
+
+def test_a_trace_that_does_not_fit_its_record_is_not_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "records.jsonl"
+    path.write_text(path.read_text().replace('"accepted": [2, 1, 1]', '"accepted": [2, 1, 0]', 1))
+    records = [record for record in read_records(path) if record.method == "model"]
+    outputs, (note,) = outputs_of(folder, records)
+    assert [bool(output.rounds) for output in outputs] == [False, True, True]
+    assert note.startswith("1 outputs have rounds that failed or were not traced")
+
+
+@pytest.mark.parametrize("more", [["drafter.shape=[2,1]", "drafter.sampling=without_replacement"], ["drafter.shape=2"]])
+def test_what_a_run_traces_leads_to_its_output(
+    more: list[str], configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Accepted nodes and following tokens, one round after the other, are the output of the engine."""
+    sampled = ["sampling.temperature=1", "engine.max_batch_size=2", "trace=true"]
+    run(configure("run", *tiny, *local(saved, "model"), *sampled, *more))
+    folder = tmp_path / "out"
+    records = [record for record in read_records(folder / "records.jsonl") if record.method == "model"]
+    outputs, notes = outputs_of(folder, records)
+    assert not notes
+    assert sum(sum(output.record.accepted) for output in outputs) > 0
+    for output in outputs:
+        emitted = []
+        for each in output.rounds:
+            emitted += [each.nodes[node].odds.token for node in each.path] + [each.next.token]
+        assert tuple(emitted[: len(output.tokens)]) == output.record.token_ids
+        for before, after in zip(output.rounds, output.rounds[1:], strict=False):
+            assert after.nodes[0].odds.token == before.next.token, "the root is the last token"
+
+
+def rewritten(folder: Path, columns: list[str], version: bytes | None) -> None:
+    """Turn a trace into one of another version."""
+    for path in shards(folder / FOLDER):
+        table = pq.read_table(path).drop_columns(columns)
+        pq.write_table(table.replace_schema_metadata({b"specdec.trace.version": version} if version else None), path)
+
+
+def test_a_trace_of_version_1_can_be_replayed_and_says_why_no_drafts_are_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rewritten(folder, ["stop", "next_token"], None)
+    keys = [key for shard in read_trace(folder) for key in shard.keys]
+    assert len(keys) == 9
+    assert {key.stop for key in keys} == {None}
+    outputs, (note,) = outputs_of(folder, read_records(folder / "records.jsonl"))
+    assert not any(output.rounds for output in outputs)
+    assert "has no accepted paths, which version 2 began to keep: run it again" in note
+
+
+def test_a_trace_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rewritten(folder, [], b"3")
+    with pytest.raises(ValueError, match=r"has version 3 of the format, and this program knows up to 2: update it"):
+        list(read_trace(folder))
