@@ -44,6 +44,8 @@ function listOutputs() {
     }
   }
   body.append(...rows);
+  const compared = DATA.runs.some((run) => run.outputs.some((output) => output.equal !== null));
+  document.getElementById("prompts").classList.toggle("nothing-compared", !compared);
 }
 
 function turnOf(output) {
