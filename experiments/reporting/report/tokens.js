@@ -25,15 +25,17 @@ const classOf = (source) => (source === "recovered or bonus" ? "either" : source
 function listOutputs() {
   const body = document.querySelector("#prompts tbody");
   const rows = [];
+  const several = new Set(DATA.runs.flatMap((run) => run.outputs.map((output) => output.T))).size > 1;
   for (const run of DATA.runs) {
     for (const output of run.outputs) {
+      const method = several ? `${output.method}, T=${output.T}` : output.method;
       const prompt = run.prompts[output.p];
       const open = element("button", { type: "button" }, prompt.id + turnOf(output));
       const row = element(
         "tr", {},
         element("td", {}, open),
         element("td", {}, prompt.category || "-"),
-        element("td", {}, output.method, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
+        element("td", {}, method, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
         element("td", { className: "right" }, output.error ? "failed" : String(output.k.length)),
         element("td", { className: "right" }, output.rounds.length ? perRound(output).toFixed(2) : "-"),
         element("td", { className: output.equal === false && !output.tie ? "missed" : "" }, equality(output)),
