@@ -33,9 +33,9 @@ function listOutputs() {
       const open = element("button", { type: "button" }, prompt.id + turnOf(output));
       const row = element(
         "tr", {},
-        element("td", {}, open),
+        element("td", {}, open, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
         element("td", {}, prompt.category || "-"),
-        element("td", {}, method, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
+        element("td", {}, method),
         element("td", { className: "right" }, output.error ? "failed" : String(output.k.length)),
         element("td", { className: "right" }, output.rounds.length ? perRound(output).toFixed(2) : "-"),
         element("td", { className: output.equal === false && !output.tie ? "missed" : "" }, equality(output)),
@@ -203,7 +203,8 @@ function probability(data, place) {
 function paint(made) {
   const value = shades.get(made)[choice.color] ?? 0;
   made.style.setProperty("--shade", value);
-  made.classList.toggle("dark", choice.color !== "source" && value > 0.6);
+  made.classList.toggle("deep", value > 0.75);
+  made.classList.toggle("full", value > 0.93);
 }
 
 function rejectedAt(run, data) {
