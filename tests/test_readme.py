@@ -24,6 +24,7 @@ from hydra import compose, initialize_config_dir
 import specdec
 from benchmarks.options import parse
 from experiments.app.config import CONF
+from experiments.app.short_form import with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
 
@@ -32,6 +33,8 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
 MOST_LINES = 150
 """What a visitor reads of a README."""
+SHORT = {"experiments.report": ("runs", True), "experiments.show": ("run", False)}
+"""Commands that take bare folders: the setting that these stand for, and whether it takes several."""
 
 
 def text_of(document: str) -> str:
@@ -134,6 +137,9 @@ def test_commands_resolve(place: str, command: str) -> None:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
+    if module in SHORT:
+        name, several = SHORT[module]
+        arguments = with_folders(arguments, name, several=several)
     for job in jobs(arguments):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose(module.removeprefix("experiments."), overrides=job)

@@ -19,9 +19,10 @@ def texts_of_run(folder: Path, manifest: Mapping[str, Any], tokens: Collection[i
         ValueError: The file of texts is damaged.
     """
     texts = read_token_texts(folder)
-    if texts:
-        return texts
-    return _from_tokenizer(str(manifest.get("target", {}).get("name", "")), tokens)
+    missing = set(tokens) - texts.keys()  # all of an older run, and some of one that was killed and went on
+    if missing:
+        texts |= _from_tokenizer(str(manifest.get("target", {}).get("name", "")), missing)
+    return texts
 
 
 def _from_tokenizer(name: str, tokens: Collection[int]) -> dict[int, bytes]:

@@ -15,7 +15,7 @@ from experiments.tracing.outputs import Output
 from experiments.tracing.rounds import DraftedRound, Odds
 
 STYLES = {
-    Source.ACCEPTED: "white on #0072b2",
+    Source.ACCEPTED: "bright_white on #0072b2",
     Source.RECOVERED: "black on #e69f00",
     Source.BONUS: "black on #56d4a8",
     Source.EITHER: "black on #e8d96a",
@@ -90,7 +90,7 @@ def round_view(round_: DraftedRound, texts: Mapping[int, bytes], *, colors: bool
             places[0] = made = Tree(Text(f"root {text_of(node.odds.token, texts)!r}", "bold"))
             continue
         kept = index in path
-        style = STYLES[Source.ACCEPTED] if kept else "dim strike"
+        style = STYLES[Source.ACCEPTED] if kept else "dim"
         line = Text("✓ " if kept else "✗ ")
         line.append(repr(text_of(node.odds.token, texts)), style if colors else "")
         places[index] = places[node.parent].add(line.append(_odds(node.odds)))
@@ -113,7 +113,7 @@ def round_view(round_: DraftedRound, texts: Mapping[int, bytes], *, colors: bool
 
 
 def _style(source: Source, depth: int) -> str:
-    return f"white on {_DEEP[min(depth, len(_DEEP)) - 1]}" if source is Source.ACCEPTED else STYLES[source]
+    return f"bright_white on {_DEEP[min(depth, len(_DEEP)) - 1]}" if source is Source.ACCEPTED else STYLES[source]
 
 
 def _with_breaks(word: str) -> str:
@@ -126,7 +126,8 @@ def _legend(sources: set[Source], colors: bool) -> Text:
         if source in sources:
             before, after = MARKS[source]
             legend.append(f" {source} " if colors else f"{before}token{after}", STYLES[source] if colors else "")
-            legend.append(f" {_WORDS[source]}   ")
+            legend.append(f" {_WORDS[source]}\n")
+    legend.rstrip()
     return legend
 
 

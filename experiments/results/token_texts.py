@@ -62,7 +62,7 @@ def token_bytes(tokens: Iterable[int], tokenizer: "PreTrainedTokenizerBase") -> 
         tokens: Ids. Those that the tokenizer does not know are left out: a model's vocabulary may be padded.
         tokenizer: Any tokenizer of transformers.
     """
-    special = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+    special = {token: str(added) for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     alphabet = _byte_alphabet() if _is_byte_level(tokenizer) else None
     found: dict[int, bytes] = {}

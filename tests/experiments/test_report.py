@@ -20,7 +20,7 @@ from experiments.results.runs import load_run
 from experiments.results.token_texts import TOKENS
 from experiments.run import run
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
-from tests.experiments.test_run import local
+from tests.experiments.test_run import Stop, local
 
 Configure = Callable[..., DictConfig]
 
@@ -67,8 +67,9 @@ def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Pag
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    folder = write_run(tmp_path / "run")
+    folder = write_run(tmp_path / "run", device=HOSTILE, dtype_reason=HOSTILE, overrides=[HOSTILE])
     page = page_of(monkeypatch, tmp_path, str(folder))
+    assert page.text.count(HOSTILE) >= 3, "where facts are shown, as text"
     assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the code"
     assert not [attributes for tag, attributes in page.tags if tag == "img"]
     data = json.loads(page.data)
@@ -217,3 +218,27 @@ def test_a_run_leaves_what_the_report_needs(
     (folder / TOKENS).unlink()
     again = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
     assert again["runs"][0]["texts"] == shown["texts"], "from the target's tokenizer, which is still there"
+
+
+def test_an_interrupted_run_and_its_second_part_leave_the_texts_of_all_tokens(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    overrides = [*tiny, *local(saved, "model"), "sampling.temperature=1", "trace=true"]
+    folder = tmp_path / "out"
+
+    def unknown() -> tuple[int, list[str]]:
+        data = json.loads(page_of(monkeypatch, tmp_path, str(folder)).data)
+        shown = data["runs"][0]
+        return len(shown["outputs"]), [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)]
+
+    # No tokenizer comes to the rescue.
+    monkeypatch.setattr("experiments.app.token_texts._from_tokenizer", lambda name, tokens: {})
+    with monkeypatch.context() as patch:
+        Stop(patch, KeyboardInterrupt(), {3})
+        with pytest.raises(KeyboardInterrupt):
+            run(configure("run", *overrides))
+    outputs, texts = unknown()
+    assert 0 < outputs < 6
+    assert not texts
+    run(configure("run", *overrides, "resume=true"))
+    assert unknown() == (6, [])

@@ -50,7 +50,7 @@ def test_a_run_leaves_everything_behind(
     names = {path.name for path in folder.iterdir()}
     names -= {"categories.png", "categories.svg"}  # drawn where two categories have several prompts each
     pictures = {f"{name}.{kind}" for name in ("acceptance_by_position", "time") for kind in ("png", "svg")}
-    assert names == {"records.jsonl", "summary.json", "manifest.json", *pictures}
+    assert names == {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", *pictures}
 
     summary = summary_file(folder)
     samples = 6 if "sampling.n=2" in more else 3

@@ -132,8 +132,8 @@ def test_colors_where_the_terminal_has_them(folder: Path) -> None:
     assert colored(terminal)
     terminal.print(output_view(output, read_token_texts(folder), colors=True))
     text = terminal.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b[37;48;2;0;114;178m" in text, "accepted at depth 1"
-    assert "\x1b[37;48;2;0;98;154m▯" in text, "at depth 2 it is darker"
+    assert "\x1b[97;48;2;0;114;178m" in text, "accepted at depth 1"
+    assert "\x1b[97;48;2;0;98;154m▯" in text, "at depth 2 it is darker"
     assert "\x1b[30;48;2;230;159;0m<b>" in text, "recovered"
     assert "«" not in text
     plain = Console(file=io.StringIO(), force_terminal=True, no_color=True)

@@ -25,15 +25,17 @@ const classOf = (source) => (source === "recovered or bonus" ? "either" : source
 function listOutputs() {
   const body = document.querySelector("#prompts tbody");
   const rows = [];
+  const several = new Set(DATA.runs.flatMap((run) => run.outputs.map((output) => output.T))).size > 1;
   for (const run of DATA.runs) {
     for (const output of run.outputs) {
+      const method = several ? `${output.method}, T=${output.T}` : output.method;
       const prompt = run.prompts[output.p];
       const open = element("button", { type: "button" }, prompt.id + turnOf(output));
       const row = element(
         "tr", {},
-        element("td", {}, open),
+        element("td", {}, open, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
         element("td", {}, prompt.category || "-"),
-        element("td", {}, output.method, ...(run.name ? [" ", element("small", {}, run.name)] : [])),
+        element("td", {}, method),
         element("td", { className: "right" }, output.error ? "failed" : String(output.k.length)),
         element("td", { className: "right" }, output.rounds.length ? perRound(output).toFixed(2) : "-"),
         element("td", { className: output.equal === false && !output.tie ? "missed" : "" }, equality(output)),
@@ -44,6 +46,8 @@ function listOutputs() {
     }
   }
   body.append(...rows);
+  const compared = DATA.runs.some((run) => run.outputs.some((output) => output.equal !== null));
+  document.getElementById("prompts").classList.toggle("nothing-compared", !compared);
 }
 
 function turnOf(output) {
@@ -199,7 +203,8 @@ function probability(data, place) {
 function paint(made) {
   const value = shades.get(made)[choice.color] ?? 0;
   made.style.setProperty("--shade", value);
-  made.classList.toggle("dark", choice.color !== "source" && value > 0.6);
+  made.classList.toggle("deep", value > 0.75);
+  made.classList.toggle("full", value > 0.93);
 }
 
 function rejectedAt(run, data) {

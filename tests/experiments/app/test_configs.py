@@ -14,7 +14,19 @@ from omegaconf import DictConfig, OmegaConf
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
-from experiments.app.settings import CHECK_VERIFIER, COMPARE, DEMO, ENGINE, REPLAY, RUN, TRAIN, Check, check_settings
+from experiments.app.settings import (
+    CHECK_VERIFIER,
+    COMPARE,
+    DEMO,
+    ENGINE,
+    REPLAY,
+    REPORT,
+    RUN,
+    SHOW,
+    TRAIN,
+    Check,
+    check_settings,
+)
 from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
@@ -242,6 +254,8 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("demo", DEMO),
         ("compare", COMPARE),
         ("replay", REPLAY),
+        ("report", REPORT),
+        ("show", SHOW),
         ("check_verifier", CHECK_VERIFIER),
         ("train", TRAIN),
     ],
