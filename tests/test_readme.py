@@ -26,6 +26,7 @@ from benchmarks.options import parse
 from experiments.app.config import CONF
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
+from tests.experiments.test_compare import made
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -76,8 +77,21 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
             assert included and (ROOT / included[1]).is_file(), f"{place}: yaml blocks include a file of conf/"
 
 
+def two_runs(folder: Path) -> None:
+    """Leave results below a folder, for a page about reading them."""
+    for number in range(2):
+        made(folder / "outputs" / "sweep" / str(number), "drafter=model", f"drafter.shape={number + 2}")
+
+
+BEFORE = {"docs/results-data.md": two_runs}
+"""What a page's blocks find in the working directory, where that is not the repository."""
+
+
 @pytest.mark.parametrize("document", WITH_PYTHON)
-def test_python_blocks_run(document: str) -> None:
+def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if document in BEFORE:
+        BEFORE[document](tmp_path)
+        monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": document}
     try:
         for line, language, text in blocks(document):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.results.manifest import MANIFEST, read_manifest
+from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.records import RECORDS, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
