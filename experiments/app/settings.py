@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
+from experiments.reporting.formats import FORMATS
+
 Check = Callable[[Any], str | None]
 """What to give instead of a value; None if the value is right."""
 
@@ -50,6 +52,16 @@ def several(each: Check, wanted: str) -> Check:
 def one_of(*names: str) -> Check:
     """One of some words."""
     return lambda value: None if value in names else f"give one of {', '.join(names)}"
+
+
+def one_or_several(*names: str) -> Check:
+    """One of some words, or a list of them."""
+
+    def check(value: Any) -> str | None:
+        given = value if _is_list(value) else [value]
+        return None if given and all(each in names for each in given) else f"give one or several of {', '.join(names)}"
+
+    return check
 
 
 def flag(value: Any) -> str | None:
@@ -106,7 +118,8 @@ DEMO = {
     "methods": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
 }
-COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "out": text}
+_FORMAT = one_or_several(*FORMATS)
+COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "format": _FORMAT, "out": text}
 REPLAY: dict[str, Check] = {
     "trace": text,
     "verifiers": anything,
