@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,23 +13,33 @@ from experiments.results.runs import Run, find_folders, load_run
 
 
 def runs_of(config: DictConfig, known: dict[str, Check]) -> list[Run]:
-    """The runs that ``config.runs`` stands for, after a check of all settings.
+    """The runs that ``config.runs`` stands for, with their figures, after a check of all settings.
 
     Raises:
         ValueError: A setting is wrong, or there is no such run.
     """
+    return [load_run(folder) for folder in folders_of(config, known)]
+
+
+def folders_of(config: DictConfig, known: dict[str, Check]) -> list[Path]:
+    """The folders that ``config.runs`` stands for, after a check of all settings.
+
+    Raises:
+        ValueError: A setting is wrong, or a pattern matches nothing.
+    """
     if OmegaConf.is_missing(config, "runs"):
         raise ValueError("runs has no value: give 'runs=[FOLDER,FOLDER]', folders of runs or of sweeps, or a pattern")
     settings_of(config, known)
-    return [load_run(folder) for folder in find_folders([str(folder) for folder in _listed(config, "runs")])]
+    return find_folders([str(folder) for folder in listed(config, "runs")])
 
 
 def formats_of(config: DictConfig) -> list[str]:
     """The formats that the table is to be written in."""
-    return [str(name) for name in _listed(config, "format")]
+    return [str(name) for name in listed(config, "format")]
 
 
-def _listed(config: DictConfig, name: str) -> list[object]:
+def listed(config: DictConfig, name: str) -> list[Any]:
+    """A setting that is one value or several, as a list."""
     given = plain(config, name)
     return given if isinstance(given, list) else [given]
 

@@ -54,16 +54,6 @@ def one_of(*names: str) -> Check:
     return lambda value: None if value in names else f"give one of {', '.join(names)}"
 
 
-def one_or_several(*names: str) -> Check:
-    """One of some words, or a list of them."""
-
-    def check(value: Any) -> str | None:
-        given = value if _is_list(value) else [value]
-        return None if given and all(each in names for each in given) else f"give one or several of {', '.join(names)}"
-
-    return check
-
-
 def flag(value: Any) -> str | None:
     """True or false."""
     return None if type(value) is bool else "give true or false"
@@ -82,6 +72,18 @@ def section(value: Any) -> str | None:
 def anything(value: Any) -> str | None:
     """Checked where it is used."""
     return None
+
+
+def _optional_text(value: Any) -> str | None:
+    return None if value is None or text(value) is None else "give a text, or null"
+
+
+def _one_or_more(each: Check, wanted: str) -> Check:
+    def check(value: Any) -> str | None:
+        given = value if _is_list(value) else [value]
+        return None if given and all(each(part) is None for part in given) else f"give {wanted}"
+
+    return check
 
 
 STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card")
@@ -118,8 +120,21 @@ DEMO = {
     "methods": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
 }
-_FORMAT = one_or_several(*FORMATS)
+_FORMAT = _one_or_more(one_of(*FORMATS), f"one or several of {', '.join(FORMATS)}")
 COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "format": _FORMAT, "out": text}
+ACCURACY: dict[str, Check] = {
+    "runs": anything,
+    "answers": _optional_text,
+    "execute": flag,
+    "seconds": integer(1),
+    "memory_mb": integer(64),
+    "workers": integer(1, optional=True),
+    "k": _one_or_more(integer(1), "an integer of at least 1, or a list of them"),
+    "bootstrap": section,
+    "seed": integer(0),
+    "format": _FORMAT,
+    "out": text,
+}
 REPLAY: dict[str, Check] = {
     "trace": text,
     "verifiers": anything,

@@ -14,7 +14,18 @@ from omegaconf import DictConfig, OmegaConf
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
-from experiments.app.settings import CHECK_VERIFIER, COMPARE, DEMO, ENGINE, REPLAY, RUN, TRAIN, Check, check_settings
+from experiments.app.settings import (
+    ACCURACY,
+    CHECK_VERIFIER,
+    COMPARE,
+    DEMO,
+    ENGINE,
+    REPLAY,
+    RUN,
+    TRAIN,
+    Check,
+    check_settings,
+)
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
 from specdec.engine.engine import Engine
@@ -225,6 +236,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
     [
         ("run", RUN),
         ("demo", DEMO),
+        ("accuracy", ACCURACY),
         ("compare", COMPARE),
         ("replay", REPLAY),
         ("check_verifier", CHECK_VERIFIER),
