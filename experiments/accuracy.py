@@ -8,24 +8,20 @@ is known.
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch, show
 from experiments.app.config import bootstrap_of
 from experiments.app.given import folders_of, formats_of, listed, tidy
-from experiments.app.grading import check_samples, references_of
 from experiments.app.settings import ACCURACY
-from experiments.grading.accuracy import accuracies
-from experiments.grading.grade import grade
-from experiments.grading.sandbox import Limits
-from experiments.reporting.accuracy import EXECUTE, GradedRun, report_accuracy
-from experiments.results.comparison import distinguishing
-from experiments.results.origin import read_manifest
-from experiments.results.records import RECORDS, Record, read_records
+
+if TYPE_CHECKING:
+    from experiments.reporting.accuracy import GradedRun
 
 
-def accuracy(config: DictConfig) -> list[GradedRun]:
+def accuracy(config: DictConfig) -> "list[GradedRun]":
     """Grade the configuration's runs; print and write what comes of it.
 
     Raises:
@@ -33,6 +29,15 @@ def accuracy(config: DictConfig) -> list[GradedRun]:
     """
     folders = folders_of(config, ACCURACY)
     bootstrap = bootstrap_of(config)
+    from experiments.app.grading import check_samples, references_of
+    from experiments.grading.accuracy import accuracies
+    from experiments.grading.grade import grade
+    from experiments.grading.sandbox import Limits
+    from experiments.reporting.accuracy import EXECUTE, GradedRun, report_accuracy
+    from experiments.results.comparison import distinguishing
+    from experiments.results.origin import read_manifest
+    from experiments.results.runs import records_of
+
     ks = listed(config, "k")
     manifests = [read_manifest(folder) for folder in folders]
     check_samples(manifests, max(ks))
@@ -43,7 +48,7 @@ def accuracy(config: DictConfig) -> list[GradedRun]:
     workers = config.workers or os.cpu_count() or 1
     runs = []
     for folder, settings, known in zip(folders, distinguishing(manifests), references, strict=True):
-        graded = grade(_records(folder), known, execute=config.execute, limits=limits, workers=workers)
+        graded = grade(records_of(folder), known, execute=config.execute, limits=limits, workers=workers)
         runs.append(GradedRun(folder, settings, graded, accuracies(graded.grades, ks, bootstrap)))
     if not any(run.accuracies for run in runs):
         waiting = sum(run.graded.not_executed for run in runs)
@@ -52,13 +57,6 @@ def accuracy(config: DictConfig) -> list[GradedRun]:
     title = f"accuracy: {'; '.join(sorted(made))}"
     report_accuracy(runs, Path(config.out), confidence=bootstrap.confidence, formats=formats_of(config), title=title)
     return runs
-
-
-def _records(folder: Path) -> list[Record]:
-    path = folder / RECORDS
-    if not path.is_file():
-        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
-    return read_records(path)
 
 
 def main() -> None:

@@ -6,23 +6,29 @@ one needs no brackets. ``format=md,csv,latex,html,parquet`` says how the table i
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch, show
-from experiments.app.given import formats_of, runs_of, tidy
+from experiments.app.given import folders_of, formats_of, tidy
 from experiments.app.settings import COMPARE
-from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import Row
+
+if TYPE_CHECKING:
+    from experiments.results.comparison import Row
 
 
-def compare(config: DictConfig) -> list[Row]:
+def compare(config: DictConfig) -> "list[Row]":
     """Compare the configuration's runs; print and write the table, the figures and the pictures.
 
     Raises:
         ValueError: There is no such run, or the runs differ in what they should share.
     """
-    runs = runs_of(config, COMPARE)
+    folders = folders_of(config, COMPARE)
+    from experiments.reporting.comparison import report_comparison
+    from experiments.results.runs import load_run
+
+    runs = [load_run(folder) for folder in folders]
     return report_comparison(runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats_of(config))
 
 

@@ -1,4 +1,4 @@
-"""What the commands over finished runs are given: ``runs=…`` and ``format=…``."""
+"""What the commands over finished runs are given: ``runs=…`` and ``format=…``. Light to import."""
 
 import re
 from collections.abc import Sequence
@@ -9,16 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.config import plain, settings_of
 from experiments.app.settings import Check
-from experiments.results.runs import Run, find_folders, load_run
-
-
-def runs_of(config: DictConfig, known: dict[str, Check]) -> list[Run]:
-    """The runs that ``config.runs`` stands for, with their figures, after a check of all settings.
-
-    Raises:
-        ValueError: A setting is wrong, or there is no such run.
-    """
-    return [load_run(folder) for folder in folders_of(config, known)]
 
 
 def folders_of(config: DictConfig, known: dict[str, Check]) -> list[Path]:
@@ -30,6 +20,9 @@ def folders_of(config: DictConfig, known: dict[str, Check]) -> list[Path]:
     if OmegaConf.is_missing(config, "runs"):
         raise ValueError("runs has no value: give 'runs=[FOLDER,FOLDER]', folders of runs or of sweeps, or a pattern")
     settings_of(config, known)
+    # Here and not above, so that a typing error is answered before scipy is imported.
+    from experiments.results.runs import find_folders
+
     return find_folders([str(folder) for folder in listed(config, "runs")])
 
 
@@ -58,4 +51,4 @@ def tidy(words: Sequence[str]) -> list[str]:
     if bare:
         raise ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'")
     # Hydra takes a bare comma for a sweep, which makes no sense here.
-    return [re.sub(r"^format=([\w,]*,[\w,]*)$", r"format=[\1]", word) for word in words]
+    return [re.sub(r"^(format|k)=([\w,]*,[\w,]*)$", r"\1=[\2]", word) for word in words]
