@@ -94,12 +94,17 @@ def _cell(cell: Cell) -> str:
     text = "--" if cell.text == "-" else re.sub(r"^([\d.]+)x$", r"\1$\\times$", escape(cell.text))
     if text.startswith(("[", "*")):
         text = "{}" + text  # at the beginning of a line LaTeX takes them for options of the command that ended the last
-    more = [escape(part) for part in cell.more]
+    text, *more = (_minus(part) for part in (text, *(escape(part) for part in cell.more)))
     if cell.joint == " ":
         # An interval: beside its figure, and smaller.
         return " ".join([_MARKS[cell.emphasis].format(text), *(rf"{{\scriptsize {part}}}" for part in more)])
     # Settings, say: one below the other, because width is scarce.
     return _stack([_MARKS[cell.emphasis].format(text), *(rf"\scriptsize {part}" for part in more)], "t", "l")
+
+
+def _minus(text: str) -> str:
+    # A hyphen is shorter than a minus sign. The one of 1e-5 is part of a number as it was written.
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text)
 
 
 def _stack(lines: list[str], place: str, side: str) -> str:

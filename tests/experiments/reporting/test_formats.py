@@ -21,6 +21,7 @@ def example() -> Table:
     best = Cell("1.82x", ("[1.67, 2.00]",), emphasis=Emphasis.BEST)
     table.add("0", Cell("[typical]", emphasis=Emphasis.LOSSY), best, "-", end_section=True)
     table.add("1", NASTY, Cell("-", emphasis=Emphasis.MISSED), "-", end_section=True)
+    table.add("1", "rate=1e-5", Cell("-1.5", ("[-2.0, +1.0]",)), "-", end_section=True)
     return table
 
 
@@ -55,7 +56,7 @@ def parsed(tex: str) -> list[list[str]]:
 def test_the_structure_of_the_latex_table() -> None:
     tex = latex.render(example(), "tab:x")
     rows = parsed(tex)
-    assert [len(row) for row in rows] == [3, 3, 3, 3], "a column that says nothing is left out"
+    assert [len(row) for row in rows] == [3, 3, 3, 3, 3], "a column that says nothing is left out"
     assert rows[0][2] == r"\begin{tabular}[b]{@{}r@{}}mean \\ length\end{tabular}"
     assert rows[1][1:] == [
         r"\begin{tabular}[t]{@{}l@{}}model \\ \scriptsize shape=4 \\ \scriptsize a\_b=[1]\end{tabular}",
@@ -63,7 +64,8 @@ def test_the_structure_of_the_latex_table() -> None:
     ]
     assert rows[2][1:] == [r"\emph{{}[typical]}", r"\textbf{1.82$\times$} {\scriptsize [1.67, 2.00]}"]
     assert rows[3][2] == r"\textbf{--}"
-    assert tex.count(r"\midrule") == 2, "below the heading and between the sections, none at the end"
+    assert rows[4][1:] == ["rate=1e-5", r"$-$1.5 {\scriptsize [$-$2.0, +1.0]}"]
+    assert tex.count(r"\midrule") == 3, "below the heading and between the sections, none at the end"
     assert r"\caption{org/Model\_1. Intervals at 95\%. Rule: \textless{}exact\textgreater{}.}" in tex
     assert r"\label{tab:x}" in tex
 
@@ -80,7 +82,7 @@ def test_the_parser_finds_what_is_broken() -> None:
     good = latex.render(example(), "x")
     for bad in (good.replace(r"\end{tabular}", "", 1), good.replace(r"\_1", r"\_1}"), good.replace("2.11", "2.11 &")):
         with pytest.raises((AssertionError, IndexError)):
-            assert [len(row) for row in parsed(bad)] == [3, 3, 3, 3]
+            assert [len(row) for row in parsed(bad)] == [3, 3, 3, 3, 3]
 
 
 def has_latex() -> bool:
@@ -146,7 +148,7 @@ class Page(HTMLParser):
 
 def test_the_structure_of_the_web_page() -> None:
     page = Page(html_table.render(example()))
-    assert [[len(row) for row in body] for body in page.bodies] == [[4, 4], [4]]
+    assert [[len(row) for row in body] for body in page.bodies] == [[4, 4], [4], [4]]
     assert page.bodies[0][0][1] == ("left fold", "model, shape=4, a_b=[1]")
     assert page.bodies[0][1][1:3] == [("left fold lossy", "[typical]"), ("right best", "1.82x [1.67, 2.00]")]
     assert page.bodies[1][0][1] == ("left fold", NASTY)
