@@ -8,9 +8,8 @@ import re
 from decimal import Decimal
 
 _NUMBER = re.compile(
-    r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # -1,000.50, $18; the minus of 5-3 is no sign
-    r"|(?<=-)\$?\d+(?:\.\d+)?"  # that 3
-    r"|\d+(?:\.\d+)?"  # x=18cm
+    r"(?:(?<![\w.)])-)?"  # the minus of -5; the one of 5-3 is no sign
+    r"\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # 18, $18, 1,000.50
     r"|\.\d+"
 )
 
