@@ -53,7 +53,9 @@ class Accuracy:
     @property
     def label(self) -> str:
         """The method's name, with a warning where its output is not the target's."""
-        return self.method if self.exactness in (None, "exact") else f"{self.method} ({self.exactness})"
+        if self.exactness in (None, "exact"):
+            return self.method
+        return f"{self.method}, {self.exactness}" if ")" in self.exactness else f"{self.method} ({self.exactness})"
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

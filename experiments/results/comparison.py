@@ -18,6 +18,8 @@ _SAME: dict[str, Callable[[Run], str]] = {
 }
 """What runs must share, unless they are mixed on purpose."""
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
+_EXACT = ("exact", "exact (declared)")
+"""What rules say that promise the target's own distribution, checked or not."""
 _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
@@ -105,13 +107,17 @@ def leaders(
         rivals: dict[int, tuple[float, float]] = {}
         for number, row in enumerate(rows):
             method, found = row.method, value(row.method)
-            broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
-            if method.temperature == temperature and method.exactness == "exact" and found is not None and not broken:
+            if method.temperature == temperature and found is not None and _competes(method):
                 rivals[number] = (found, (interval(method) or (found, found))[1])
         if len(rivals) > 1:
             best = max(found for found, _ in rivals.values())
             leading |= {number for number, (found, high) in rivals.items() if found == best or high >= best}
     return leading
+
+
+def _competes(method: MethodSummary) -> bool:
+    broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
+    return method.exactness in _EXACT and not broken
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:

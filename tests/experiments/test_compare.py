@@ -174,6 +174,8 @@ TIED = dataclasses.replace(BROKEN, verdict=Verdict.TIES, unexplained=0)
         (ranked((2.0, None), (1.0, None), temperature=[0.0, 1.0]), set()),
         (ranked((2.0, None), (1.0, None), (3.0, None), (2.5, None), temperature=[0.0, 0.0, 1.0, 1.0]), {0, 2}),
         (ranked((9.0, None), (2.0, None), (1.0, None), exactness=["lossy", "exact", "exact"]), {1}),
+        (ranked((2.0, None), (1.0, None), exactness=["exact (declared)", "exact"]), {0}),
+        (ranked((9.0, None), (2.0, None), exactness=["exact with respect to another distribution", "exact"]), set()),
         (ranked((9.0, None), (2.0, None), (1.0, None), lossless=[BROKEN, TIED, None]), {1}),
         (ranked((2.0, None), (1.0, None), (0.5, None), speedup=[None, 1.0, 0.5]), {1}),
     ],
