@@ -1,6 +1,6 @@
 """Entry points: each module here is a command; what they share is in the rooms (packages) below them.
 
 Rooms import only rooms that come later in this list: ``app`` (configuration and assembly), ``reporting`` (tables and
-plots), ``measuring`` (the clock), ``tracing`` (rounds kept and asked again), ``training``, ``results`` (records and
-figures), ``datasets`` (prompts).
+plots), ``measuring`` (the clock), ``tracing`` (rounds kept and asked again), ``training``, ``grading`` (are answers
+right), ``results`` (records and figures), ``datasets`` (prompts).
 """

@@ -1,47 +1,43 @@
 """One table and two plots across runs: ``python -m experiments.compare 'runs=[outputs/one,outputs/another]'``.
 
 ``runs`` takes folders of runs, folders of sweeps (all their jobs), and patterns such as ``outputs/sweep/*``; a single
-one needs no brackets.
+one needs no brackets. ``format=md,csv,latex,html,parquet`` says how the table is written.
 """
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.app.cli import launch, show
-from experiments.app.config import plain, settings_of
+from experiments.app.given import folders_of, formats_of, tidy
 from experiments.app.settings import COMPARE
-from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import Row
-from experiments.results.runs import find_folders, load_run
+
+if TYPE_CHECKING:
+    from experiments.results.comparison import Row
 
 
-def compare(config: DictConfig) -> list[Row]:
+def compare(config: DictConfig) -> "list[Row]":
     """Compare the configuration's runs; print and write the table, the figures and the pictures.
 
     Raises:
         ValueError: There is no such run, or the runs differ in what they should share.
     """
-    if OmegaConf.is_missing(config, "runs"):
-        raise ValueError("runs has no value: give 'runs=[FOLDER,FOLDER]', folders of runs or of sweeps, or a pattern")
-    settings_of(config, COMPARE)
-    given = plain(config, "runs")
-    listed = [str(folder) for folder in given] if isinstance(given, list) else [str(given)]
-    runs = [load_run(folder) for folder in find_folders(listed)]
-    return report_comparison(runs, Path(config.out), allow_mixed=config.allow_mixed)
+    folders = folders_of(config, COMPARE)
+    from experiments.reporting.comparison import report_comparison
+    from experiments.results.runs import load_run
+
+    runs = [load_run(folder) for folder in folders]
+    return report_comparison(runs, Path(config.out), allow_mixed=config.allow_mixed, formats=formats_of(config))
 
 
 def main() -> None:
     """Compare the runs that the command line names."""
-    words = sys.argv[1:]
-    bare = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if "=" not in word and not word.startswith("-") and not before.startswith("-")  # a flag may take a word
-    ]
-    if bare:
-        show(ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'"))
+    try:
+        sys.argv[1:] = tidy(sys.argv[1:])
+    except ValueError as error:
+        show(error)
         sys.exit(1)
     launch(compare, "compare")
 

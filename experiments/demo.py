@@ -22,7 +22,7 @@ from experiments.reporting import terminal
 from experiments.reporting.race import show_race
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
-from experiments.results.manifest import MANIFEST
+from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.results.token_texts import token_bytes
 from specdec.engine.engine import Engine

@@ -19,7 +19,7 @@ from experiments.app.token_texts import texts_of_run
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
 from experiments.reporting.token_lines import colored, output_view, round_view
-from experiments.results.manifest import read_manifest
+from experiments.results.origin import read_manifest
 from experiments.results.records import RECORDS, Record, read_records
 from experiments.results.runs import jobs_of
 from experiments.tracing.outputs import outputs_of

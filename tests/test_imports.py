@@ -34,7 +34,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # import rooms only, never each other.
 ROOMS = (
     ("datasets", "results", "contenders"),
-    ("tracing", "training"),
+    ("tracing", "training", "grading"),
     ("measuring",),
     ("reporting",),
     ("app",),

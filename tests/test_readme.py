@@ -12,6 +12,7 @@ import gc
 import importlib
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from experiments.app.config import CONF
 from experiments.app.short_form import with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
+from tests.experiments.test_compare import made
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -79,8 +81,24 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
             assert included and (ROOT / included[1]).is_file(), f"{place}: yaml blocks include a file of conf/"
 
 
+def two_runs(folder: Path) -> None:
+    """Leave results below a folder, for a page about reading them."""
+    for number in range(2):
+        path = made(folder / "outputs" / "sweep" / str(number), "drafter=model") / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["config"]["drafter"] = {"shape": number + 2}
+        path.write_text(json.dumps(manifest))
+
+
+BEFORE = {"docs/results-data.md": two_runs}
+"""What a page's blocks find in the working directory, where that is not the repository."""
+
+
 @pytest.mark.parametrize("document", WITH_PYTHON)
-def test_python_blocks_run(document: str) -> None:
+def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if document in BEFORE:
+        BEFORE[document](tmp_path)
+        monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": document}
     try:
         for line, language, text in blocks(document):

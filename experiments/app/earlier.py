@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.results.manifest import MANIFEST, read_manifest
+from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.records import RECORDS
 from experiments.results.resume import difference
 

@@ -10,7 +10,7 @@ from experiments.app.config import CONF, build
 from experiments.app.settings import did_you_mean
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
-from experiments.results.manifest import read_manifest
+from experiments.results.origin import read_manifest
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, DraftSetFigures, figures

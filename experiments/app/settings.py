@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
+from experiments.reporting.formats import FORMATS
+
 Check = Callable[[Any], str | None]
 """What to give instead of a value; None if the value is right."""
 
@@ -75,6 +77,18 @@ def anything(value: Any) -> str | None:
     return None
 
 
+def _optional_text(value: Any) -> str | None:
+    return None if value is None or text(value) is None else "give a text, or null"
+
+
+def _one_or_more(each: Check, wanted: str) -> Check:
+    def check(value: Any) -> str | None:
+        given = value if _is_list(value) else [value]
+        return None if given and all(each(part) is None for part in given) else f"give {wanted}"
+
+    return check
+
+
 STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card")
 
 ENGINE: dict[str, Check] = {
@@ -112,7 +126,21 @@ DEMO = {
     "race": anything,
     "time_limit": lambda value: None if value is None else number(lambda v: v > 0, "seconds above 0, or null")(value),
 }
-COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "out": text}
+_FORMAT = _one_or_more(one_of(*FORMATS), f"one or several of {', '.join(FORMATS)}")
+COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "format": _FORMAT, "out": text}
+ACCURACY: dict[str, Check] = {
+    "runs": anything,
+    "answers": _optional_text,
+    "execute": flag,
+    "seconds": integer(1),
+    "memory_mb": integer(64),
+    "workers": integer(1, optional=True),
+    "k": _one_or_more(integer(1), "an integer of at least 1, or a list of them"),
+    "bootstrap": section,
+    "seed": integer(0),
+    "format": _FORMAT,
+    "out": text,
+}
 REPORT: dict[str, Check] = {
     "runs": anything,
     "out": text,

@@ -1,6 +1,6 @@
 """Prompts from files of the kind that the field's benchmarks ship as: JSONL, or the hub's Parquet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,11 @@ class Jsonl:
             raise ValueError(f"{self.file} has no prompts: it is empty")
         return prompts
 
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """The id of every line's prompt, and the line as it is: what a benchmark says besides, such as the answer."""
+        for number, row in rows(self.file):
+            yield _id(row, number), row
+
     def _prompt(self, row: Any, number: int) -> Prompt:
         where = f"{self.file}, line {number}"
         if not isinstance(row, dict):
@@ -66,9 +71,13 @@ class Jsonl:
             if not isinstance(value, str) or not value:
                 raise ValueError(f'{where}: "{key}" must be a non-empty string')
             turns, chat = [self.template.replace("{}", value)], self.chat
-        name = next((row[key] for key in _IDS if row.get(key) is not None), number)
         category = str(row.get("category") or self.category)
-        return Prompt(id=str(name), turns=tuple(turns), category=self.tasks.get(category, category), chat=chat)
+        return Prompt(id=_id(row, number), turns=tuple(turns), category=self.tasks.get(category, category), chat=chat)
+
+
+def _id(row: Any, number: int) -> str:
+    given = row if isinstance(row, dict) else {}
+    return str(next((given[key] for key in _IDS if given.get(key) is not None), number))
 
 
 def _neither(keys: Sequence[str]) -> str:

@@ -4,14 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from experiments.reporting import csv, markdown, terminal
+from experiments.reporting import markdown, terminal
 from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting.formats import USUAL, write_formats
+from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.terminal import short
-from experiments.results.comparison import Row, commit_of, differences, make_rows, title
+from experiments.results.comparison import Row, commit_of, differences, leaders, make_rows, title
 from experiments.results.runs import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 COLUMNS = (
     Column("T"),
@@ -25,18 +30,25 @@ COLUMNS = (
     Column("distinct\n4-grams"),
     Column("equal\nto plain"),
 )
+BOLD = "bold: the largest figure of the exact methods at a temperature, and figures whose interval reaches it"
 
 
 def report_comparison(
-    runs: Sequence[Run], out: Path, *, allow_mixed: bool = False, missing: Sequence[str] = ()
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    allow_mixed: bool = False,
+    missing: Sequence[str] = (),
+    formats: Sequence[str] = USUAL,
 ) -> list[Row]:
     """Print and write the comparison of runs.
 
     Args:
         runs: The runs.
-        out: Folder for ``comparison.md``, ``.csv``, ``.json`` and the pictures.
+        out: Folder for ``comparison.json``, the table and the pictures.
         allow_mixed: Compare runs of different targets, datasets or dtypes, too, and say so.
         missing: Sentences about jobs without results, to be listed.
+        formats: How the table is written (``experiments.reporting.formats``).
 
     Raises:
         ValueError: The runs are not to be mixed, or there is none.
@@ -55,15 +67,17 @@ def report_comparison(
     terminal.say(console, *notes)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
     text = json.dumps({"title": title(runs), "notes": notes, "rows": figures}, indent=2, ensure_ascii=False)
-    contents = {
-        "comparison.md": document(table, runs, notes),
-        "comparison.csv": csv.render(table),
-        "comparison.json": text + "\n",
-    }
-    written = []
-    for name, content in contents.items():
-        (out / name).write_text(content, encoding="utf-8")
-        written.append(out / name)
+    (out / "comparison.json").write_text(text + "\n", encoding="utf-8")
+    written = write_formats(
+        formats,
+        out,
+        "comparison",
+        document=document(table, runs, notes),
+        # Runs of different targets, datasets or dtypes have no best among them.
+        table=comparison_table(rows, title(runs), show_best=not mixed, notes=notes),
+        figures=lambda: comparison_figures(rows),
+    )
+    written.append(out / "comparison.json")
     subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE")))])
     for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
         path = plot(rows, out / name, subtitle)
@@ -72,19 +86,38 @@ def report_comparison(
     return rows
 
 
-def comparison_table(rows: Sequence[Row], text: str) -> Table:
-    """A row per method, temperature and run."""
+def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False, notes: Sequence[str] = ()) -> Table:
+    """A row per method, temperature and run.
+
+    Args:
+        rows: The rows.
+        text: The title.
+        show_best: Make the best figures stand out, by temperature (``leaders``).
+        notes: Further sentences below the table.
+    """
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
     level = f"intervals at {rows[0].run.summary.confidence:.0%}"
-    table = Table(COLUMNS, text, [level, f"acceptance rule: {', '.join(rules) or 'none'}"])
+    best = _best(rows) if show_best else {}
+    remarks = [level, f"acceptance rule: {', '.join(rules) or 'none'}", *([BOLD] if any(best.values()) else []), *notes]
+    table = Table(COLUMNS, text, remarks)
     for index, row in enumerate(rows):
         method = row.method
+        emphasis = {name: Emphasis.BEST if index in found else Emphasis.NONE for name, found in best.items()}
         table.add(
             f"{method.temperature:g}",
             Cell(row.name[0], row.name[1:], joint=", ", emphasis=lossiness(method.exactness)),
-            with_interval(number(method.mean_acceptance_length), method.mean_acceptance_length_interval),
-            with_interval(times(method.speedup), method.speedup_interval),
-            number(method.tokens_per_second, 1),
+            with_interval(
+                number(method.mean_acceptance_length),
+                method.mean_acceptance_length_interval,
+                emphasis=emphasis.get("mean_acceptance_length", Emphasis.NONE),
+            ),
+            with_interval(
+                times(method.speedup), method.speedup_interval, emphasis=emphasis.get("speedup", Emphasis.NONE)
+            ),
+            Cell(
+                number(method.tokens_per_second, 1),
+                emphasis=emphasis.get("tokens_per_second", Emphasis.NONE),
+            ),
             number(row.plain.tokens_per_second if row.plain is not None else None, 1),
             percent(method.draft_acceptance_rate),
             number(method.proposed_nodes_per_round, 1),
@@ -93,6 +126,36 @@ def comparison_table(rows: Sequence[Row], text: str) -> Table:
             end_section=index + 1 == len(rows) or rows[index + 1].method.temperature != method.temperature,
         )
     return table
+
+
+def _best(rows: Sequence[Row]) -> dict[str, set[int]]:
+    """Numbers of the rows that have the best figure of their temperature, by figure."""
+    found = {
+        "mean_acceptance_length": leaders(
+            rows, lambda m: m.mean_acceptance_length, lambda m: m.mean_acceptance_length_interval
+        ),
+        "speedup": leaders(rows, lambda m: m.speedup, lambda m: m.speedup_interval),
+    }
+    if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
+        found["tokens_per_second"] = leaders(rows, lambda m: m.tokens_per_second, lambda m: None)
+    return found
+
+
+def comparison_figures(rows: Sequence[Row]) -> "pandas.DataFrame":
+    """The figures behind the table in full precision: the columns of ``results.load(…).runs``, and the row's name."""
+    # Imported when asked for: pandas takes a while, and a sweep's jobs do not need it.
+    from experiments.results import schema
+    from experiments.results.frames import frame, method_columns, origin_columns
+
+    figures = [
+        {
+            "name": ", ".join(row.name),
+            **method_columns(asdict(row.run.summary), asdict(row.method)),
+            **origin_columns(row.run.folder, row.run.manifest),
+        }
+        for row in rows
+    ]
+    return frame(figures, {"name": "string", **schema.RUNS})
 
 
 def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """One table for every report: what it says, apart from where it is shown.
 
-A table is made once and rendered for a terminal (``terminal.py``), a document (``markdown.py``) or a spreadsheet
-(``csv.py``). This module needs the standard library only.
+A table is made once and rendered for a terminal (``terminal.py``), a document (``markdown.py``), a paper
+(``latex.py``), the web (``html_table.py``) or a spreadsheet (``csv.py``). This module needs the standard library only.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,21 @@
-"""What a run leaves behind: records, the figures computed from them, and what made them."""
+"""What a run leaves behind: records, the figures computed from them, and what made them.
+
+``results.load("outputs/**")`` reads finished and interrupted runs as pandas frames. Reading needs neither torch nor the
+rest of this project: only ``manifest.py`` and ``resume.py``, which belong to a run while it is made, ask torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from experiments.results.data import Results, load
+
+__all__ = ["Results", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: a run itself needs no pandas frames, and should not wait for them.
+    if name in __all__:
+        from experiments.results import data
+
+        return getattr(data, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.results.lossless import Verdict
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
+from experiments.results.statistics import Interval
 from experiments.results.summary import MethodSummary
 
 _SAME: dict[str, Callable[[Run], str]] = {
@@ -16,6 +18,8 @@ _SAME: dict[str, Callable[[Run], str]] = {
 }
 """What runs must share, unless they are mixed on purpose."""
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
+_EXACT = ("exact", "exact (declared)")
+"""What rules say that promise the target's own distribution, checked or not."""
 _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
@@ -86,6 +90,34 @@ def make_rows(runs: Sequence[Run]) -> list[Row]:
     if len(set(names)) < len(names):
         rows = [Row((*row.name, row.run.folder.name), row.run, row.method, row.plain) for row in rows]
     return sorted(rows, key=lambda row: row.method.temperature)
+
+
+def leaders(
+    rows: Sequence[Row],
+    value: Callable[[MethodSummary], float | None],
+    interval: Callable[[MethodSummary], Interval | None],
+) -> set[int]:
+    """Numbers of the rows with the largest value of their temperature, and of those that may be as good.
+
+    A row may be as good if its interval reaches the largest value. Rules that are not exact do not compete, because
+    giving up exactness buys speed, nor do outputs that turned out not to be lossless. A single competitor leads nobody.
+    """
+    leading: set[int] = set()
+    for temperature in {row.method.temperature for row in rows}:
+        rivals: dict[int, tuple[float, float]] = {}
+        for number, row in enumerate(rows):
+            method, found = row.method, value(row.method)
+            if method.temperature == temperature and found is not None and _competes(method):
+                rivals[number] = (found, (interval(method) or (found, found))[1])
+        if len(rivals) > 1:
+            best = max(found for found, _ in rivals.values())
+            leading |= {number for number, (found, high) in rivals.items() if found == best or high >= best}
+    return leading
+
+
+def _competes(method: MethodSummary) -> bool:
+    broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
+    return method.exactness in _EXACT and not broken
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:

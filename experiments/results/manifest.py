@@ -1,4 +1,7 @@
-"""The manifest: the configuration, versions, machine, code and seeds that made a result."""
+"""Writes the manifest: the configuration, versions, machine, code and seeds that made a result.
+
+It asks torch about the machine. Reading a manifest needs no torch, and is in ``experiments.results.origin``.
+"""
 
 import json
 import platform
@@ -13,9 +16,9 @@ from typing import Any
 import torch
 
 import specdec
+from experiments.results.origin import MANIFEST
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
-MANIFEST = "manifest.json"
 
 ROOT = Path(__file__).parent.parent.parent
 """Root of the clone, if the package runs from one."""
@@ -40,24 +43,6 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
     return manifest
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(manifest["config"], dict):
-            return manifest
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder} is not the folder of a run: it has no {MANIFEST}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    raise ValueError(f"{path} is damaged: its config is not an object")
 
 
 def versions() -> dict[str, str | None]:

@@ -1,20 +1,48 @@
-"""The figures of a run: pure functions over ``Step`` and tokens.
+"""The figures of a run: pure functions over rounds and tokens.
 
-Steps that ended in an error decided nothing and are left out. A figure that has nothing to be computed from is None.
+A round is a ``Step`` of the engine, or what a record keeps of one. Rounds that ended in an error decided nothing and
+are left out. A figure that has nothing to be computed from is None.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from specdec.types import Step
+if TYPE_CHECKING:
+    from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
 
 
-def total_tokens(steps: Iterable[Step]) -> int:
+class Round(Protocol):
+    """What the figures need to know of a round; the fields mean what they mean in ``Step``."""
+
+    @property
+    def accepted(self) -> int: ...
+
+    @property
+    def expected_accepted(self) -> float: ...
+
+    @property
+    def proposed_depth(self) -> int: ...
+
+    @property
+    def proposed_nodes(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+
+AnyRound = TypeVar("AnyRound", bound=Round)
+
+
+def total_tokens(steps: "Iterable[Step]") -> int:
     """Tokens of the output: cut at EOS, a stop and the length, alike for every method."""
     return sum(len(step.token_ids) for step in steps)
 
 
-def mean_acceptance_length(steps: Iterable[Step]) -> float | None:
+def mean_acceptance_length(steps: Iterable[Round]) -> float | None:
     """Emitted tokens per round before any cut, the recovered or bonus token included; plain decoding has 1.
 
     Three rounds that accept 2, 0 and 1 drafted tokens emit 3 + 1 + 2 tokens: the mean is 2.
@@ -23,7 +51,7 @@ def mean_acceptance_length(steps: Iterable[Step]) -> float | None:
     return 1 + sum(step.accepted for step in rounds) / len(rounds) if rounds else None
 
 
-def expected_mean_acceptance_length(steps: Iterable[Step]) -> float | None:
+def expected_mean_acceptance_length(steps: Iterable[Round]) -> float | None:
     """The mean acceptance length with every round's expected accepted tokens, given its draft, in place of the drawn.
 
     It has less sampling noise than ``mean_acceptance_length`` and the same expectation. None also for an engine that
@@ -34,20 +62,20 @@ def expected_mean_acceptance_length(steps: Iterable[Step]) -> float | None:
     return 1 + sum(step.expected_accepted for step in rounds) / len(rounds) if known else None
 
 
-def draft_acceptance_rate(steps: Iterable[Step]) -> float | None:
+def draft_acceptance_rate(steps: Iterable[Round]) -> float | None:
     """Accepted tokens over proposed depth (of the longest branch); None if nothing was proposed."""
     rounds = decided(steps)
     depth = sum(step.proposed_depth for step in rounds)
     return sum(step.accepted for step in rounds) / depth if depth else None
 
 
-def proposed_depth_per_round(steps: Iterable[Step]) -> float | None:
+def proposed_depth_per_round(steps: Iterable[Round]) -> float | None:
     """Mean depth of the longest drafted branch; None if nothing was proposed."""
     rounds = decided(steps)
     return sum(step.proposed_depth for step in rounds) / len(rounds) or None if rounds else None
 
 
-def proposed_nodes_per_round(steps: Iterable[Step]) -> float | None:
+def proposed_nodes_per_round(steps: Iterable[Round]) -> float | None:
     """Mean number of drafted nodes that were verified, root not counted; None if nothing was proposed."""
     rounds = decided(steps)
     return sum(step.proposed_nodes for step in rounds) / len(rounds) or None if rounds else None
@@ -68,7 +96,7 @@ class AcceptanceByPosition:
     rounds: tuple[int, ...]
 
 
-def acceptance_by_position(steps: Iterable[Step]) -> AcceptanceByPosition:
+def acceptance_by_position(steps: Iterable[Round]) -> AcceptanceByPosition:
     """Acceptance at every position that any round proposed.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
@@ -90,7 +118,7 @@ def acceptance_by_position(steps: Iterable[Step]) -> AcceptanceByPosition:
     )
 
 
-def stage_seconds(steps: Iterable[Step]) -> dict[str, float]:
+def stage_seconds(steps: "Iterable[Step]") -> dict[str, float]:
     """Seconds of each stage, in all rounds together.
 
     Rows that shared a round carry one and the same ``seconds`` mapping, and it is counted once.
@@ -113,6 +141,6 @@ def distinct_n_gram_rate(token_ids: Sequence[int], n: int = 4) -> float | None:
     return len(set(grams)) / len(grams) if grams else None
 
 
-def decided(steps: Iterable[Step]) -> list[Step]:
+def decided(steps: Iterable[AnyRound]) -> list[AnyRound]:
     """The rounds that count: all but those that went wrong and decided nothing."""
     return [step for step in steps if step.error is None and step.finish_reason != "error"]

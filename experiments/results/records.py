@@ -8,13 +8,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.requests import GREEDY_BELOW
-from specdec.types import Step
-
 RECORDS = "records.jsonl"
 
 PLAIN = "plain"
 """The name of plain decoding, the baseline, in all results."""
+
+GREEDY_BELOW = 1e-5
+"""Below this temperature decoding is greedy: the engine's own limit (a test compares the two)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRound:
+    """What a record keeps of a round; the fields mean what they mean in the engine's ``Step``."""
+
+    accepted: int
+    expected_accepted: float
+    proposed_depth: int
+    proposed_nodes: int
+    finish_reason: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,20 +101,12 @@ class Record:
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RecordedRound]:
         """The rounds again, as ``experiments.results.metrics`` takes them (without tokens and times)."""
         columns = (self.accepted, self.expected_accepted, self.proposed_depth, self.proposed_nodes)
         return [
-            Step(
-                request=0,
-                round=number,
-                token_ids=(),
-                accepted=accepted,
-                expected_accepted=expected,
-                proposed_depth=depth,
-                proposed_nodes=nodes,
-            )
-            for number, (accepted, expected, depth, nodes) in enumerate(zip(*columns, strict=True))
+            RecordedRound(accepted=accepted, expected_accepted=expected, proposed_depth=depth, proposed_nodes=nodes)
+            for accepted, expected, depth, nodes in zip(*columns, strict=True)
         ]
 
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.results.manifest import MANIFEST, ROOT, git_state, machine, versions
+from experiments.results.manifest import ROOT, git_state, machine, versions
+from experiments.results.origin import MANIFEST, flatten
 from experiments.results.records import RECORDS, Record, read_records
 
 _FREE = frozenset(["resume", "out"])
@@ -73,14 +74,3 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
         if key not in _FREE and old.get(key, "nothing") != new.get(key, "nothing"):
             return key, old.get(key, "nothing"), new.get(key, "nothing")
     return None
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

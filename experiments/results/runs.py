@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.results.manifest import MANIFEST, read_manifest
-from experiments.results.records import RECORDS, read_records
+from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.records import RECORDS, Record, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 
@@ -37,10 +37,7 @@ def load_run(folder: Path) -> Run:
         ValueError: The folder holds none, or none with a result, or one of another version.
     """
     manifest = read_manifest(folder)
-    path = folder / RECORDS
-    records = read_records(path) if path.is_file() else []
-    if not records:
-        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
+    records = records_of(folder)
     try:
         summary = summarize(
             records,
@@ -51,6 +48,19 @@ def load_run(folder: Path) -> Run:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error
     return Run(folder, manifest, summary)
+
+
+def records_of(folder: Path) -> list[Record]:
+    """The records of a run.
+
+    Raises:
+        ValueError: There are none, or a line is not a record.
+    """
+    path = folder / RECORDS
+    records = read_records(path) if path.is_file() else []
+    if not records:
+        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
+    return records
 
 
 def complete(folder: Path) -> bool:

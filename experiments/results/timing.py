@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap, Interval, throughput_ratio
-from specdec.engine.clock import STAGES
+
+STAGES = ("prefill", "draft", "verify", "accept", "commit")
+"""The stages in the order of a round, as the engine's clock names them (a test compares the two)."""
 
 
 @dataclass(frozen=True)

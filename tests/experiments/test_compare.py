@@ -1,18 +1,23 @@
 """Runs side by side: what may be compared, how rows are named, and how a sweep ends."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pandas
 import pytest
 from omegaconf import DictConfig
 
+from experiments import results
 from experiments.app.cli import launch
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import differences, make_rows
+from experiments.results.comparison import Row, differences, leaders, make_rows
+from experiments.results.lossless import Lossless, Verdict
 from experiments.results.records import Record, RecordWriter
 from experiments.results.runs import Run, find_folders, load_run
 from experiments.run import run
@@ -110,8 +115,89 @@ def test_the_table_the_files_and_the_pictures(
     assert "| 0 | model, drafter.shape=4 | 2.11 [2.00, 2.33] | 1.82x [1.67, 2.00] |" in text
     assert "at commit 0123456789 with `drafter=model`" in text
     lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
-    assert lines[0].startswith("T,method and settings,mean acceptance length,speedup,")
-    assert lines[2].startswith('0,"model, drafter.shape=4","2.11 [2.00, 2.33]","1.82x [1.67, 2.00]",')
+    assert lines[0].startswith("name,run,method,exactness,temperature,")
+    assert lines[2].startswith(f'"model, drafter.shape=4",{tmp_path}/c,model,exact,0.0,')
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
+    command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=md,csv,latex,html,parquet")
+    out = tmp_path / "out"
+    assert {path.name for path in out.glob("comparison.*")} == {
+        f"comparison.{ending}" for ending in ("md", "csv", "tex", "html", "parquet", "json")
+    }
+    table = pandas.read_parquet(out / "comparison.parquet")
+    loaded_again = results.load(tmp_path / "runs").runs.query("method != 'plain'").reset_index(drop=True)
+    assert list(table.name) == ["model, drafter.shape=a", "model, drafter.shape=b"]
+    # Families of columns that only plain decoding's rows have are not in the comparison, and no other column is amiss.
+    pandas.testing.assert_frame_equal(table.drop(columns="name"), loaded_again[table.columns.drop("name")])
+    written = pandas.read_csv(out / "comparison.csv")
+    assert list(written.speedup) == list(table.speedup), "CSV has every digit"
+    tex = (out / "comparison.tex").read_text()
+    assert r"\textbf{1.82$\times$} {\scriptsize [1.67, 2.00]}" in tex
+    assert "Bold: the largest figure of the exact methods at a temperature" in tex
+    assert '<td class="right best">1.82x' in (out / "comparison.html").read_text()
+    assert "**" not in (out / "comparison.md").read_text(), "what the table in a document says is as it was"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_one_format_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(monkeypatch, tmp_path, f"runs={made(tmp_path / 'a')}", "format=latex")
+    assert {path.name for path in (tmp_path / "out").glob("comparison.*")} == {"comparison.tex", "comparison.json"}
+
+
+def ranked(*values: tuple[float, tuple[float, float] | None], **more: Any) -> list[Row]:
+    """Rows with these speedups and intervals."""
+    rows = []
+    for speedup, interval in values:
+        method = SimpleNamespace(temperature=0.0, exactness="exact", lossless=None, speedup=speedup, interval=interval)
+        rows.append(Row(("m",), cast(Any, None), cast(Any, method), None))
+    for name, listed in more.items():
+        for row, value in zip(rows, listed, strict=True):
+            setattr(row.method, name, value)
+    return rows
+
+
+BROKEN = Lossless(verdict=Verdict.NOT_LOSSLESS, divergences=1, unexplained=1, largest_margin=4.0, tie_bound=0.1)
+TIED = dataclasses.replace(BROKEN, verdict=Verdict.TIES, unexplained=0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ranked((2.0, (1.9, 2.1)), (1.5, (1.4, 1.6))), {0}),
+        (ranked((2.0, (1.9, 2.1)), (1.9, (1.7, 2.0))), {0, 1}),
+        (ranked((2.0, (1.5, 2.5)), (1.9, (1.8, 1.99))), {0}),  # the best one's own interval makes nobody as good
+        (ranked((2.0, None), (2.0, None), (1.9, None)), {0, 1}),
+        (ranked((2.0, None)), set()),
+        (ranked((2.0, None), (1.0, None), temperature=[0.0, 1.0]), set()),
+        (ranked((2.0, None), (1.0, None), (3.0, None), (2.5, None), temperature=[0.0, 0.0, 1.0, 1.0]), {0, 2}),
+        (ranked((9.0, None), (2.0, None), (1.0, None), exactness=["lossy", "exact", "exact"]), {1}),
+        (ranked((2.0, None), (1.0, None), exactness=["exact (declared)", "exact"]), {0}),
+        (ranked((9.0, None), (2.0, None), exactness=["exact with respect to another distribution", "exact"]), set()),
+        (ranked((9.0, None), (2.0, None), (1.0, None), lossless=[BROKEN, TIED, None]), {1}),
+        (ranked((2.0, None), (1.0, None), (0.5, None), speedup=[None, 1.0, 0.5]), {1}),
+    ],
+)
+def test_the_best_of_a_temperature_and_what_may_be_as_good(rows: list[Row], expected: set[int]) -> None:
+    assert leaders(rows, lambda m: m.speedup, lambda m: cast(Any, m).interval) == expected
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_runs_that_do_not_belong_together_have_no_best(tmp_path: Path) -> None:
+    runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", dtype="bfloat16")]
+    report_comparison(runs, tmp_path / "out", allow_mixed=True, formats=["latex", "html"])
+    tex = (tmp_path / "out" / "comparison.tex").read_text()
+    assert r"\textbf" not in tex
+    assert "MIXED: the runs differ in their dtype" in tex
+    assert "MIXED: the runs differ in their dtype" in (tmp_path / "out" / "comparison.html").read_text()
+    runs = [loaded(tmp_path / "c"), loaded(tmp_path / "d", device="another")]
+    report_comparison(runs, tmp_path / "out", formats=["latex"])
+    tex = (tmp_path / "out" / "comparison.tex").read_text()
+    assert r"\textbf{1.82$\times$}" in tex
+    assert r"\textbf{5.5}" not in tex, "tokens/s of different devices are no contest"
 
 
 def test_rows_of_the_same_settings_are_told_apart_by_folder(tmp_path: Path) -> None:
@@ -203,6 +289,9 @@ def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path)
         ([], "error: runs has no value: give 'runs=[FOLDER,FOLDER]'"),
         (["run=a"], "error: there is no run: did you mean runs?"),
         (["runs=a", "allow_mixed=maybe"], "error: allow_mixed='maybe': give true or false"),
+        (["runs=a", "format=pdf"], "error: format='pdf': give one or several of md, csv, latex, html, parquet"),
+        (["runs=a", "format=md,pdf"], "error: format=['md', 'pdf']: give one or several of md, csv, latex"),
+        (["runs=a", "format=[]"], "error: format=[]: give one or several of"),
     ],
 )
 def test_wrong_commands_are_one_sentence(

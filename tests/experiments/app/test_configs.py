@@ -15,6 +15,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
 from experiments.app.settings import (
+    ACCURACY,
     CHECK_VERIFIER,
     COMPARE,
     DEMO,
@@ -252,6 +253,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
     [
         ("run", RUN),
         ("demo", DEMO),
+        ("accuracy", ACCURACY),
         ("compare", COMPARE),
         ("replay", REPLAY),
         ("report", REPORT),

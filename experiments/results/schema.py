@@ -1,0 +1,121 @@
+"""The columns of the frames that ``results.load`` makes, and their types. docs/results-data.md says what they mean.
+
+A name with ``*`` stands for as many columns as the runs have: one per position of the draft, package or setting.
+"""
+
+import re
+
+RUNS = {
+    "run": "string",
+    "method": "string",
+    "exactness": "string",
+    "temperature": "float64",
+    "complete": "bool",
+    "planned": "int64",
+    "finished": "int64",
+    "failed": "int64",
+    "tokens": "int64",
+    "rounds": "int64",
+    "confidence": "float64",
+    "mean_acceptance_length": "float64",
+    "mean_acceptance_length_low": "float64",
+    "mean_acceptance_length_high": "float64",
+    "expected_mean_acceptance_length": "float64",
+    "draft_acceptance_rate": "float64",
+    "proposed_depth_per_round": "float64",
+    "proposed_nodes_per_round": "float64",
+    "distance_tv": "float64",
+    "distance_tv_low": "float64",
+    "distance_tv_high": "float64",
+    "distance_kl": "float64",
+    "timed_prompts": "int64",
+    "seconds": "float64",
+    "tokens_per_second": "float64",
+    "speedup": "float64",
+    "speedup_low": "float64",
+    "speedup_high": "float64",
+    "distinct_4_gram_rate": "float64",
+    "equal_to_plain": "Int64",
+    "compared_with_plain": "Int64",
+    "lossless": "string",
+    "divergences": "Int64",
+    "unexplained": "Int64",
+    "largest_margin": "float64",
+    "tie_bound": "float64",
+    "target": "string",
+    "parameters": "Int64",
+    "dtype": "string",
+    "device": "string",
+    "threads": "Int64",
+    "system": "string",
+    "processor": "string",
+    "gpus": "string",
+    "prompts": "Int64",
+    "prompts_hash": "string",
+    "started": "datetime64[us, UTC]",
+    "git_commit": "string",
+    "git_dirty": "boolean",
+    "overrides": "string",
+    "stage_seconds.*": "float64",
+    "finish.*": "Int64",
+    "acceptance_at.*": "float64",
+    "conditional_acceptance_at.*": "float64",
+    "rounds_at.*": "Int64",
+    "version.*": "string",
+    "override.*": "string",
+    "config.*": "any",
+}
+
+PROMPTS = {
+    "run": "category",
+    "method": "category",
+    "exactness": "category",
+    "temperature": "float64",
+    "prompt": "string",
+    "category": "category",
+    "turn": "int64",
+    "sample": "int64",
+    "batch": "int64",
+    "prompt_tokens": "int64",
+    "tokens": "int64",
+    "rounds": "int64",
+    "accepted": "int64",
+    "expected_accepted": "float64",
+    "proposed_depth": "int64",
+    "proposed_nodes": "int64",
+    "mean_acceptance_length": "float64",
+    "batch_seconds": "float64",
+    "finish_reason": "category",
+    "failed": "bool",
+    "error": "string",
+    "equals_plain": "boolean",
+    "divergence": "Int64",
+    "margin": "float64",
+    "tie_bound": "float64",
+    "text": "string",
+}
+
+ROUNDS = {
+    "run": "category",
+    "method": "category",
+    "temperature": "float64",
+    "prompt": "category",
+    "category": "category",
+    "turn": "int64",
+    "sample": "int64",
+    "round": "int64",
+    "accepted": "int64",
+    "expected_accepted": "float64",
+    "proposed_depth": "int64",
+    "proposed_nodes": "int64",
+    "distance_tv": "float64",
+    "distance_kl": "float64",
+}
+
+
+def dtype_of(schema: dict[str, str], column: str) -> str | None:
+    """The type that a schema gives a column; None if it does not know the column."""
+    if column in schema:
+        return schema[column]
+    family = re.sub(r"\..*", ".*", column, count=1)
+    return schema.get(family)
