@@ -16,17 +16,19 @@ from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
+from experiments.app.tracked import tracked_run
 from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
-from experiments.results.manifest import device_name, write_manifest
+from experiments.results.manifest import device_name, read_manifest, write_manifest
 from experiments.results.records import PLAIN, Record
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.tracing.trace import TraceWriter
+from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
@@ -112,12 +114,13 @@ def measure_methods(
         size = engine.max_batch_size
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
+    mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
     session = Session(
         folder=folder,
         planned=facts["planned"],
         series=facts["series"],
         bootstrap=bootstrap,
-        tracker=tracker,
+        mirror=mirror,
         tables=report.tables,
         title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
         plots=dict(report.plots),
@@ -135,7 +138,8 @@ def measure_methods(
                 yield start + done
             start += len(jobs)
 
-    tracker.start(resolved, folder)
+    earlier_records = 0 if kept is None else len(kept) + len(session.before)
+    mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
@@ -179,6 +183,8 @@ def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
     check_settings(plain(config, "engine"), ENGINE, within="engine")
     for section in ("target", *methods.values(), "verifier", "sampling", "dataset", "tracker"):
         component_of(config, section)
+    for name in config.tracker.get("trackers") or ():
+        component_of(config, f"tracker.trackers.{name}")
 
 
 def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.reporting.tracking import NullTracker, Tracker, WandbTracker
+from experiments.tracking.wandb import NullTracker, Tracker, WandbTracker
 
 
 def use(tracker: Tracker, folder: Path) -> None:
@@ -66,7 +66,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         r.getMessage()
         for r in caplog.records
-        if r.levelno >= logging.WARNING and r.name == "experiments.reporting.tracking"
+        if r.levelno >= logging.WARNING and r.name == "experiments.tracking.wandb"
     ]
 
 
@@ -119,7 +119,7 @@ def test_one_warning_when_it_fails_and_no_more_calls(
 def test_a_call_that_hangs_is_left_behind(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("experiments.reporting.tracking.GRACE", 0.1)
+    monkeypatch.setattr("experiments.tracking.wandb.GRACE", 0.1)
     fake = FakeWandb(slow=what)
     install(monkeypatch, fake)
     use(WandbTracker("p", timeout=0.1), tmp_path)
@@ -133,7 +133,7 @@ def test_a_call_that_hangs_is_left_behind(
 def test_online_without_a_login_is_recorded_offline(
     trouble: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("experiments.reporting.tracking.GRACE", 0.1)
+    monkeypatch.setattr("experiments.tracking.wandb.GRACE", 0.1)
     fake = FakeWandb(**trouble)
     install(monkeypatch, fake)
     use(WandbTracker("p", mode="online", timeout=0.5), tmp_path)
