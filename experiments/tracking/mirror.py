@@ -79,13 +79,14 @@ class Mirror:
                 own = [r for r in records if (r.method, r.temperature) == (method.method, method.temperature)]
                 positions |= {f"{prefix}{name}": line for name, line in acceptance_lines(method).items()}
                 counts |= {f"{prefix}{name}": line for name, line in accepted_histogram(own).items()}
+        # The most important first: a tracker that fails at one of these is told nothing more.
+        self._tracker.summary(figures)
         self._tracker.curve("position", positions)
         self._tracker.curve("accepted_tokens", counts)
         self._tracker.table("prompts", *prompt_table(records))
         self._tracker.files("results", files)
         if trace:
             self._tracker.files("trace", trace)
-        self._tracker.summary(figures)
 
     def finish(self, exit_code: int) -> None:
         """The run has ended."""

@@ -1,5 +1,7 @@
 """Mirrors a run to MLflow. The only file that imports mlflow, and only when a run asks for it."""
 
+import csv
+import io
 import logging
 import re
 import time
@@ -26,7 +28,8 @@ class MlflowTracker:
         tags: Words to find the run by: each becomes a tag with the value ``true``.
         name: The run's name; None for its overrides.
         trace: Keep the run's trace, too, which may be large.
-        timeout: Seconds that a call may take; ten times as many for files.
+        timeout: Seconds that a call may take; ten times as many for files, and for the start, where a new database is
+            made.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class MlflowTracker:
         """Begin a run of the experiment, with the configuration as its parameters."""
         self._prompts = 0
         self._guard.open()
-        self._guard.call(lambda: self._begin(run))
+        self._guard.call(lambda: self._begin(run), self._guard.timeout * 10)
 
     def progress(self, figures: Mapping[str, float], prompts: int) -> None:
         """Log metrics whose step is the number of prompts."""
@@ -88,9 +91,12 @@ class MlflowTracker:
         self._guard.call(log)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Keep a table as an artifact that MLflow can show and search."""
-        data = {column: [row[index] for row in rows] for index, column in enumerate(columns)}
-        self._guard.call(lambda: self._client.log_table(self._id, data, f"{name}.json"), self._guard.timeout * 10)
+        """Keep a table as an artifact, which MLflow shows as a table."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        self._guard.call(lambda: self._client.log_text(self._id, text.getvalue(), f"{name}.csv"))
 
     def files(self, kind: str, paths: Sequence[Path]) -> None:
         """Keep files as artifacts, in a folder of their kind."""
