@@ -1,7 +1,8 @@
 """A run as its tracker sees it: what it is called, and where it belongs."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from experiments.results.comparison import settings
 from experiments.tracking.base import TrackedRun
 from experiments.tracking.flat import flat_config
 
+LONGEST_NAME = 100
+"""Characters: what a tracker's list of runs can show."""
+
 
 def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
     """Describe a run to its tracker.
@@ -20,14 +24,39 @@ def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
         folder: The run's.
         manifest: What made the run.
     """
+    sweep = _sweep()
+    # What was typed as it is now has one value in the whole sweep: what varies was typed as "a,b".
+    shared = sys.argv if sweep is not None else ()
     methods = [method for method in manifest["exactness"] if manifest["exactness"][method] is not None]
     return TrackedRun(
         folder=folder,
         config=flat_config(manifest),
-        name=" ".join(settings(manifest["overrides"])) or ", ".join(methods) or "plain",
-        group=_sweep(),
+        name=name_of(settings(manifest["overrides"]), shared) or ", ".join(methods) or "plain",
+        group=sweep,
         command=str(HydraConfig.get().job.name) if HydraConfig.initialized() else "run",
     )
+
+
+def name_of(overrides: Sequence[str], shared: Collection[str] = ()) -> str:
+    """Overrides as the name of a run, of at most ``LONGEST_NAME`` characters.
+
+    Of a path only its end is kept. If the name is still too long, the longest overrides are left out.
+
+    Args:
+        overrides: The overrides.
+        shared: Those that all jobs of the sweep have. They come last, and are left out first.
+    """
+    own = [_without_folders(text) for text in overrides if text not in shared]
+    common = [_without_folders(text) for text in overrides if text in shared]
+    while len(" ".join([*own, *common])) > LONGEST_NAME:
+        words = common or own
+        words.remove(max(words, key=len))
+    return " ".join([*own, *common])
+
+
+def _without_folders(override: str) -> str:
+    name, equals, value = override.partition("=")
+    return name + equals + (value.rstrip("/").rpartition("/")[2] if not value.startswith(("[", "{")) else value)
 
 
 def _sweep() -> str | None:
