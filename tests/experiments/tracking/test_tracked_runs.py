@@ -166,6 +166,7 @@ def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
     assert len(shapes) == len(lines) > 2
 
 
+@pytest.mark.full  # the test above composes the same command
 def test_an_agents_command_runs(saved: Path, tiny: list[str], tmp_path: Path) -> None:
     """The last command line of the first sweep, on tiny models, with a server on this machine for wandb's."""
     _, *line = agents_commands(yaml.safe_load(SWEEPS[0].read_text()))[-1]
