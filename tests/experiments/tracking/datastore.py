@@ -7,6 +7,7 @@ record is a message of wandb's own protocol.
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def records(path: Path) -> Iterator[Any]:
             parts = b""
 
 
+def _ended(path: Path, patience: float = 60.0) -> list[Any]:
+    """The records of a run that has ended: wandb's service writes the last block a little after it has said so."""
+    limit = time.monotonic() + patience
+    while time.monotonic() < limit:
+        found = list(records(path))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"the run in {path} has not ended")
+
+
 class Datastore:
     """What one run has left in its ``.wandb`` file.
 
@@ -49,7 +61,7 @@ class Datastore:
         metrics: Options of every metric that was defined, by name: its axis, and its summary.
         artifacts: The artifacts that were logged: a name, a type, and sizes of files by their path.
         files: Paths of the run's other files, pictures and tables.
-        exit_code: The exit code; None if the run has not ended.
+        exit_code: The exit code.
     """
 
     def __init__(self, folder: Path):
@@ -63,7 +75,7 @@ class Datastore:
         self.artifacts: list[tuple[str, str, dict[str, int]]] = []
         self.files: list[str] = []
         self.exit_code: int | None = None
-        for record in records(path):
+        for record in _ended(path):
             self._take(record)
 
     def _take(self, record: Any) -> None:

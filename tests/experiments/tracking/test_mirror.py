@@ -229,7 +229,7 @@ def test_the_configuration_can_be_grouped_by() -> None:
     }
     assert flat_config(manifest) == {
         "target": {"component": "Target", "name": "bundled/target", "parameters": 10},
-        "drafter": {"component": "ModelDrafter", "shape": "[3,[2]]", "deep": {}},
+        "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]", "deep": {}},
         "engine": {"max_length": None, "timing": True},
         "seed": 0,
         "dtype": "float32",
