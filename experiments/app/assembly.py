@@ -28,6 +28,7 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.tracing.trace import TraceWriter
+from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
@@ -83,7 +84,7 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    tracker = build(config, "tracker")
+    tracker = build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"

@@ -27,11 +27,13 @@ def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
     sweep = _sweep()
     # What was typed as it is now has one value in the whole sweep: what varies was typed as "a,b".
     shared = sys.argv if sweep is not None else ()
+    given = manifest["overrides"]
+    told = [*(text for text in given if text.startswith("experiment=")), *settings(given)]
     methods = [method for method in manifest["exactness"] if manifest["exactness"][method] is not None]
     return TrackedRun(
         folder=folder,
         config=flat_config(manifest),
-        name=name_of(settings(manifest["overrides"]), shared) or ", ".join(methods) or "plain",
+        name=name_of(told, shared) or ", ".join(methods) or "plain",
         group=sweep,
         command=str(HydraConfig.get().job.name) if HydraConfig.initialized() else "run",
     )

@@ -12,7 +12,7 @@ from experiments.results.summary import MethodSummary
 
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
 _NOT_FLAT = ("method", "exactness", "temperature", "errors", "divergences", "lossless", "acceptance_by_position")
-_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "versions")
+_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
 
 def flat_config(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def records(path: Path) -> Iterator[Any]:
             at += left  # no room for a chunk: the rest of the block is padding
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + _CHUNK + length > len(data):
+            return  # still being written
         assert kind in (_WHOLE, _FIRST, _MIDDLE, _LAST), f"kind {kind} at byte {at}"
         parts += data[at + _CHUNK : at + _CHUNK + length]
         at += _CHUNK + length

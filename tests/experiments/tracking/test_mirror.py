@@ -223,6 +223,7 @@ def test_the_configuration_can_be_grouped_by() -> None:
         },
         "target": {"name": "/cache/bundled/target", "parameters": 10},
         "dtype": "float32",
+        "overrides": ["drafter=model", "seed=0"],
         "exactness": {"plain": None, "ngram": "exact"},
         "git": {"commit": "0123456789abcdef", "dirty": True},
         "machine": {"system": "Linux"},
@@ -234,6 +235,7 @@ def test_the_configuration_can_be_grouped_by() -> None:
         "seed": 0,
         "dtype": "float32",
         "exactness": {"plain": None, "ngram": "exact"},
+        "overrides": '["drafter=model","seed=0"]',
         "commit": "0123456789 with changes",
     }
     assert manifest["config"]["target"].keys() == {"_target_", "name"}, "the manifest itself is left as it is"

@@ -111,6 +111,8 @@ def test_names() -> None:
     manifest: dict[str, Any] = {"config": {}, "exactness": {"plain": None, "ngram": "exact"}}
     given = ["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"]
     assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "drafter=ngram seed=1"
+    given = ["seed=1", "experiment=quick"]
+    assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "experiment=quick seed=1"
     assert tracked_run(Path("x"), manifest | {"overrides": ["out=x"]}).name == "ngram", "never without a name"
     assert tracked_run(Path("x"), manifest | {"overrides": []}).group is None, "no sweep"
     assert name_of(["target.name=/some/where/gpt2", "drafter.shape=[3,2]", "x=a/b/"]) == (
