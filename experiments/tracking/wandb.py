@@ -68,7 +68,12 @@ class WandbTracker:
         self._guard.open()
         if self._mode == "online" and trouble is None:
             return
-        if self._guard.call(lambda: self._begin(run, "offline"), limit) and trouble is not None:
+        begun = self._guard.attempt(lambda: self._begin(run, "offline"), limit) is None
+        if not begun:
+            # The service that an earlier run of this process has used may have died: once more, with a new one.
+            self._guard.attempt(self._leave_service, GRACE)
+            begun = self._guard.call(lambda: self._begin(run, "offline"), limit)
+        if begun and trouble is not None:
             self._guard.warn(f"{trouble}. The run is recorded offline, and `wandb sync` can upload it.")
 
     def progress(self, figures: Mapping[str, float], prompts: int) -> None:
@@ -134,6 +139,11 @@ class WandbTracker:
 
         if not wandb.login(prompt=False, timeout=int(self._guard.timeout)):
             raise RuntimeError("not logged in (run `wandb login`)")
+
+    def _leave_service(self) -> None:
+        import wandb
+
+        wandb.teardown()
 
     def _begin(self, run: TrackedRun, mode: Any) -> None:
         """Begin a run in a mode (Any, because wandb's type is a literal)."""

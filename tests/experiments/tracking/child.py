@@ -35,6 +35,10 @@ def main(folder: Path, mode: str, trouble: str) -> None:
     if trouble == "killed":
         kill_the_service()
     end(tracker, folder)
+    if trouble == "killed":
+        (folder / "next").mkdir()  # the next job of a sweep
+        begin(tracker, folder / "next")
+        end(tracker, folder / "next")
     print("DONE")
 
 

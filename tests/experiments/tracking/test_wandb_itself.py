@@ -65,8 +65,9 @@ def test_offline_everything_is_in_the_files(
     assert found.exit_code == 0
 
 
-def test_offline_a_service_that_is_killed_is_a_warning(tmp_path: Path) -> None:
+def test_offline_a_service_that_is_killed_is_a_warning_and_the_next_run_is_recorded(tmp_path: Path) -> None:
     said = child(tmp_path / "run", trouble="killed")
+    assert Datastore(tmp_path / "run" / "next" / "wandb").summary["speedup"] == 2.0
     assert said.count("WARNING wandb: ") == 1
     assert "The run goes on without it" in said
 
