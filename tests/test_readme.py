@@ -1,9 +1,9 @@
 """What the documents show has to work: Python blocks run, commands exist, and files that are named are there.
 
 Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that includes
-a file of conf/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are not run to
-their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an application has
-to compose its configuration. A command that this file does not know how to check fails.
+a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are not
+run to their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an
+application has to compose its configuration. A command that this file does not know how to check fails.
 
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """
@@ -77,8 +77,8 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
         place = f"{document}:{line}"
         assert language in ("python", "bash", "text", "yaml"), f"{place}: a block of {language!r} is not checked"
         if language == "yaml":
-            included = re.fullmatch(r'--8<-- "(conf/[\w/]+\.yaml)"\n', text)
-            assert included and (ROOT / included[1]).is_file(), f"{place}: yaml blocks include a file of conf/"
+            included = re.fullmatch(r'--8<-- "((?:conf|sweeps)/[\w/]+\.yaml)"\n', text)
+            assert included and (ROOT / included[1]).is_file(), f"{place}: yaml includes a file of conf/ or sweeps/"
 
 
 def two_runs(folder: Path) -> None:

@@ -16,6 +16,7 @@ from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
+from experiments.app.tracked import tracked_run
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
 from experiments.measuring.jobs import Job, prepare
@@ -24,12 +25,15 @@ from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
 from experiments.results.manifest import device_name, write_manifest
+from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
 from experiments.tracing.trace import TraceWriter
+from experiments.tracking.base import NullTracker
+from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
@@ -86,7 +90,7 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    tracker = build(config, "tracker")
+    tracker = build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
@@ -118,12 +122,13 @@ def measure_methods(
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
     write_prompts(folder, prompts)
+    mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
     session = Session(
         folder=folder,
         planned=facts["planned"],
         series=facts["series"],
         bootstrap=bootstrap,
-        tracker=tracker,
+        mirror=mirror,
         tables=report.tables,
         title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
         plots=dict(report.plots),
@@ -152,7 +157,8 @@ def measure_methods(
 
     if report.opening is not None:
         report.opening(contenders, prepared[0][0])
-    tracker.start(resolved, folder)
+    earlier_records = 0 if kept is None else len(kept) + len(session.before)
+    mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 
 
@@ -199,6 +205,8 @@ def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
     others = [f"contenders.{name}" for name in config.contenders]
     for section in ("target", *methods.values(), *others, "verifier", "sampling", "dataset", "tracker"):
         component_of(config, section)
+    for name in config.tracker.get("trackers") or ():
+        component_of(config, f"tracker.trackers.{name}")
 
 
 def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:

@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.reporting import terminal
-from experiments.reporting.flat import flat_figures, prompt_table
 from experiments.reporting.run_tables import print_divergences, print_failures
 from experiments.reporting.table import Table
-from experiments.reporting.tracking import Tracker
+from experiments.results.manifest import MANIFEST
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
+from experiments.tracing.trace import FOLDER, shards
+from experiments.tracking.mirror import Mirror
 
 Plot = Callable[[Summary, Path, str], Path | None]
 
@@ -30,7 +31,7 @@ class Session:
         planned: Records that every method is to have at every temperature.
         series: Methods times temperatures: each method at one temperature is a series of records.
         bootstrap: Settings of the intervals.
-        tracker: Mirrors the results.
+        mirror: Mirrors the results to a tracker.
         tables: Makes the tables.
         title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
@@ -42,7 +43,7 @@ class Session:
     planned: int
     series: int
     bootstrap: Bootstrap
-    tracker: Tracker
+    mirror: Mirror
     tables: Callable[[Summary, str], Sequence[Table]]
     title: str
     plots: dict[str, Plot]
@@ -79,6 +80,7 @@ class Session:
                     bar = progress.add_task("prompts", total=steps)
                     for done in work(write):
                         progress.update(bar, completed=done)
+                        self.mirror.progress(records, done, steps)
                 exit_code = 0
             except KeyboardInterrupt:
                 exit_code = 130
@@ -103,9 +105,8 @@ class Session:
         print_divergences(console, summary)
         print_failures(console, summary)
         terminal.list_written(console, written)
-        self.tracker.summary(flat_figures(summary))
-        self.tracker.table("prompts", *prompt_table(records))
-        self.tracker.finish(exit_code)
+        self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
+        self.mirror.finish(exit_code)
         return summary
 
 

@@ -1,1 +1,1 @@
-"""Tables, plots and trackers: results for readers. Computes no figure."""
+"""Tables and plots: results for readers. Computes no figure."""

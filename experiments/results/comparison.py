@@ -77,8 +77,7 @@ def title(runs: Sequence[Run]) -> str:
 def make_rows(runs: Sequence[Run]) -> list[Row]:
     """A row per method and temperature, by temperature; plain decoding only where a run has nothing else."""
     rows = []
-    settings = distinguishing([run.manifest for run in runs])
-    for run, own in zip(runs, settings, strict=True):
+    for run, own in zip(runs, distinguishing([run.manifest for run in runs]), strict=True):
         plain = {m.temperature: m for m in run.summary.methods if m.method == PLAIN}
         methods = [m for m in run.summary.methods if m.method != PLAIN] or list(plain.values())
         for method in methods:
@@ -122,12 +121,14 @@ def _competes(method: MethodSummary) -> bool:
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """For every run, by its manifest, the overrides that not all of them were given."""
-    given = [
-        [text for text in manifest.get("overrides", []) if not text.lstrip("+").startswith(_NOT_SETTINGS)]
-        for manifest in manifests
-    ]
+    given = [settings(manifest.get("overrides", [])) for manifest in manifests]
     common = set.intersection(*(set(each) for each in given))
     return [[text for text in each if text not in common] for each in given]
+
+
+def settings(overrides: Sequence[str]) -> list[str]:
+    """The overrides that change what is measured."""
+    return [text for text in overrides if not text.lstrip("+").startswith(_NOT_SETTINGS)]
 
 
 def commit_of(manifest: Mapping[str, Any]) -> str:

@@ -1,0 +1,108 @@
+"""A run's configuration and results as flat names, numbers, words and rows, as trackers take them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiments.results import metrics
+from experiments.results.comparison import commit_of
+from experiments.results.records import Record
+from experiments.results.summary import MethodSummary
+
+_NO_SETTINGS = ("out", "resume", "tracker", "experiment")
+_NOT_FLAT = ("method", "exactness", "temperature", "errors", "divergences", "lossless", "acceptance_by_position")
+_FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
+
+
+def flat_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration, and what its manifest says besides, in a form that runs can be grouped and filtered by.
+
+    A component's ``_target_`` becomes ``component``, the bare name of its class. A list becomes the text that one
+    would type on the command line. What does not change a result, such as the output folder, is left out.
+    """
+    config = {name: _plain(value) for name, value in manifest["config"].items() if name not in _NO_SETTINGS}
+    config |= {name: _plain(manifest[name]) for name in _FACTS if name in manifest}
+    for name, value in manifest.get("target", {}).items():
+        if isinstance(config.get("target"), dict) and name != "name":  # as it was given, not as it was found
+            config["target"][name] = _plain(value)
+    return config | {"commit": commit_of(manifest)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        section = {str(name): _plain(inner) for name, inner in value.items() if not str(name).startswith("_")}
+        named = value.get("_target_")
+        return {"component": _class_name(named), **section} if named else section
+    if isinstance(value, list | tuple):
+        return json.dumps(value, separators=(",", ":"), default=str, ensure_ascii=False)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _class_name(target: str) -> str:
+    """The class in ``package.module.Class.method``; without a class the last name."""
+    parts = str(target).split(".")
+    return next((part for part in parts if part[:1].isupper()), parts[-1])
+
+
+def figures_of(method: MethodSummary) -> dict[str, float | str]:
+    """All single figures of a method, by a name such as ``speedup`` or ``stage_seconds/verify``."""
+    flat: dict[str, float | str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{name}/{key}", inner)
+        elif isinstance(value, tuple | list):
+            names = ("low", "high") if name.endswith("_interval") else [str(i + 1) for i in range(len(value))]
+            for key, inner in zip(names, value, strict=True):
+                add(f"{name}/{key}", inner)
+        elif isinstance(value, int | float):
+            flat[name] = float(value) if isinstance(value, bool) else value
+
+    for name, value in asdict(method).items():
+        if name not in _NOT_FLAT:
+            add(name, value)
+    if method.exactness is not None:
+        flat["exactness"] = method.exactness
+    if method.lossless is not None:
+        flat["lossless"] = str(method.lossless.verdict)
+        for name in ("divergences", "unexplained", "largest_margin", "tie_bound"):
+            add(f"lossless/{name}", getattr(method.lossless, name))
+    return flat
+
+
+def acceptance_lines(method: MethodSummary) -> dict[str, dict[int, float]]:
+    """Acceptance by position: two lines, with positions from 1."""
+    found = method.acceptance_by_position
+    return {
+        f"acceptance/{name}": {place: value for place, value in enumerate(values, start=1) if value is not None}
+        for name, values in (("unconditional", found.unconditional), ("conditional", found.conditional))
+    }
+
+
+def accepted_histogram(records: Sequence[Record]) -> dict[str, dict[int, float]]:
+    """The share of rounds that accepted 0, 1, 2, … drafted tokens."""
+    accepted = [count for record in records if not record.failed for count in record.accepted]
+    if not accepted:
+        return {}
+    shares = {count: accepted.count(count) / len(accepted) for count in range(max(accepted) + 1)}
+    return {"rounds_by_accepted_tokens": shares}
+
+
+def prompt_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a table with one row per record."""
+    columns = ["prompt", "turn", "category", "sample", "method", "exactness", "temperature"]
+    columns += ["prompt_tokens", "tokens", "batch_seconds", "rounds", "mean_acceptance_length"]
+    columns += ["finish_reason", "equals_plain", "divergence", "margin", "error", "text"]
+    rows = [
+        [
+            *(record.prompt, record.turn, record.category, record.sample),
+            *(record.method, record.exactness, record.temperature),
+            *(record.prompt_tokens, len(record.token_ids), record.seconds),
+            *(len(record.accepted), metrics.mean_acceptance_length(record.steps()), record.finish_reason),
+            *(record.equals_plain, record.divergence, record.margin, record.error, record.text),
+        ]
+        for record in records
+    ]
+    return columns, rows

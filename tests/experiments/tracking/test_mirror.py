@@ -1,0 +1,242 @@
+"""What of a measurement goes to a tracker: names, running figures, lines, tables and files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.results.records import PLAIN, Record
+from experiments.results.running import running_figures
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+from experiments.tracking.base import NullTracker, dotted
+from experiments.tracking.flat import accepted_histogram, flat_config
+from experiments.tracking.mirror import Mirror
+
+
+class Noting(NullTracker):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.curves: dict[str, dict[str, Mapping[int, float]]] = {}
+        self.figures: dict[str, float | str] = {}
+        self.rows: list[Sequence[Any]] = []
+        self.kept: dict[str, list[str]] = {}
+
+    def progress(self, figures: Mapping[str, float], prompts: int) -> None:
+        self.points.append((prompts, dict(figures)))
+
+    def curve(self, axis: str, lines: Mapping[str, Mapping[int, float]]) -> None:
+        self.curves[axis] = dict(lines)
+
+    def summary(self, figures: Mapping[str, float | str]) -> None:
+        self.figures = dict(figures)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.rows = [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def files(self, kind: str, paths: Sequence[Path]) -> None:
+        self.kept[kind] = [path.name for path in paths]
+
+
+def record(prompt: int, method: str, temperature: float = 0.0, accepted: Sequence[int] = (2, 0), **more: Any) -> Record:
+    """A record of two rounds of depth 2, whose speed is the number of accepted tokens."""
+    plain = method == PLAIN
+    accepted = (0, 0) if plain else tuple(accepted)
+    emitted = sum(accepted) + len(accepted)
+    values: dict[str, Any] = {
+        "exactness": None if plain else "exact",
+        "batch": prompt,
+        "prompt_tokens": 4,
+        "token_ids": tuple(range(emitted)),
+        "finish_reason": "length",
+        "seconds": 1.0,
+        "accepted": accepted,
+        "expected_accepted": tuple(map(float, accepted)),
+        "proposed_depth": (0, 0) if plain else (2, 2),
+        "proposed_nodes": (0, 0) if plain else (2, 2),
+        "equals_plain": None if plain else True,
+    }
+    return Record(prompt=f"p{prompt}", method=method, temperature=temperature, **{**values, **more})
+
+
+def summed_up(records: Sequence[Record], planned: int, series: int = 2) -> Summary:
+    return summarize(records, planned=planned, series=series, bootstrap=Bootstrap(resamples=100))
+
+
+def pairs(count: int, method: str = "ngram") -> list[Record]:
+    return [each for number in range(count) for each in (record(number, PLAIN), record(number, method))]
+
+
+def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
+    """So that two runs of different methods have columns in common."""
+    names = []
+    for method in ("ngram", "medusa"):
+        tracker, records = Noting(), pairs(2, method)
+        Mirror(tracker, [PLAIN, method], [0.0]).results(summed_up(records, 2), records, [])
+        assert tracker.figures["speedup"] == pytest.approx(2.0), "four tokens to plain decoding's two"
+        assert tracker.figures["mean_acceptance_length"] == 2.0
+        assert tracker.figures["draft_acceptance_rate"] == 0.5
+        assert tracker.figures["tokens_per_second"] == 4.0
+        assert tracker.figures["plain/tokens_per_second"] == 2.0
+        assert tracker.figures["lossless"] == "equal"
+        assert tracker.figures["exactness"] == "exact"
+        assert tracker.figures["complete"] == 1.0
+        names.append(set(tracker.figures))
+    assert names[0] == names[1]
+
+
+def test_a_broken_method_says_so() -> None:
+    tracker = Noting()
+    broken = {"equals_plain": False, "divergence": 1, "margin": 4.0, "tie_bound": 0.1}
+    records = [record(0, PLAIN), record(0, "ngram", **broken)]
+    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 1), records, [])
+    assert tracker.figures["lossless"] == "not lossless"
+    assert tracker.figures["lossless/largest_margin"] == 4.0
+    assert tracker.figures["lossless/unexplained"] == 1
+
+
+def test_several_methods_or_temperatures_are_told_apart() -> None:
+    tracker = Noting()
+    records = [record(0, method, t) for t in (0.0, 0.7) for method in (PLAIN, "ngram", "medusa")]
+    mirror = Mirror(tracker, [PLAIN, "ngram", "medusa"], [0.0, 0.7])
+    mirror.progress(records[:3], 1, 2)
+    mirror.results(summed_up(records, 1, series=6), records, [])
+    assert tracker.figures["ngram/T=0/speedup"] == tracker.figures["medusa/T=0.7/speedup"] == pytest.approx(2.0)
+    assert {name for name in tracker.figures if "/" not in name} == {"complete", "planned"}
+    assert {name for name in tracker.points[0][1] if name.endswith("speedup")} == {
+        "ngram/T=0/speedup",
+        "medusa/T=0/speedup",
+    }
+    assert "medusa/T=0.7/acceptance/conditional" in tracker.curves["position"]
+
+    alone = Mirror(tracker, [PLAIN], [0.0, 1.0])
+    records = [record(0, PLAIN, t) for t in (0.0, 1.0)]
+    alone.results(summed_up(records, 1), records, [])
+    assert {"plain/T=0/tokens", "plain/T=1/tokens"} <= tracker.figures.keys()
+
+
+def test_plain_decoding_alone_has_bare_names() -> None:
+    tracker, records = Noting(), [record(0, PLAIN)]
+    Mirror(tracker, [PLAIN], [0.0]).results(summed_up(records, 1, series=1), records, [])
+    assert tracker.figures["tokens_per_second"] == 2.0
+    assert "speedup" not in tracker.figures
+    assert tracker.curves == {"position": {}, "accepted_tokens": {}}
+
+
+def test_running_figures_end_as_the_final_ones() -> None:
+    """Also with a failure, which counts nowhere, in neither method."""
+    failed = {"finish_reason": "error", "error": "boom", "seconds": None, "token_ids": (), "accepted": ()}
+    failed |= {"expected_accepted": (), "proposed_depth": (), "proposed_nodes": ()}
+    records = [*pairs(3), record(3, PLAIN), record(3, "ngram", **{**failed, "equals_plain": None})]
+    records[1] = record(0, "ngram", accepted=(1, 0))
+    tracker = Noting()
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    for done in range(1, 5):
+        mirror.progress(records[: 2 * done], done, 4)
+    mirror.results(summed_up(records, 4), records, [])
+    assert [prompts for prompts, _ in tracker.points] == [1, 2, 3, 4]
+    assert [point["mean_acceptance_length"] for _, point in tracker.points] == pytest.approx(
+        [1.5, 1.75, 11 / 6, 11 / 6]
+    )
+    last = tracker.points[-1][1]
+    assert set(last) == {
+        *("speedup", "mean_acceptance_length", "draft_acceptance_rate", "tokens_per_second"),
+        *("plain/mean_acceptance_length", "plain/tokens_per_second"),
+    }
+    assert {name: tracker.figures[name] for name in last} == last
+
+
+def test_what_cannot_be_computed_yet_is_left_out() -> None:
+    only = record(0, "ngram", finish_reason="error", error="boom", accepted=(), seconds=None)
+    assert running_figures([only])["ngram", 0.0] == {}
+
+
+def test_there_are_at_most_a_hundred_points() -> None:
+    tracker, records = Noting(), pairs(350)
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    for done in range(1, 351):
+        mirror.progress(records[: 2 * done], done, 350)
+    assert 80 <= len(tracker.points) <= 101
+    assert tracker.points[-1][0] == 350, "the last one is there"
+
+
+def test_a_resumed_run_has_no_points_where_nothing_is_new() -> None:
+    """The records are there from the start: figures at their places would be those of a later time."""
+    tracker, records = Noting(), pairs(4)
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    mirror.start(None, kept=4)  # type: ignore[arg-type]  # this tracker does not look at the run
+    for done, known in ((1, 4), (2, 4), (3, 6), (4, 8)):
+        mirror.progress(records[:known], done, 4)
+    assert [prompts for prompts, _ in tracker.points] == [3, 4]
+
+
+def test_lines_by_position_and_of_accepted_tokens() -> None:
+    tracker = Noting()
+    records = [
+        record(0, PLAIN),
+        record(0, "ngram", accepted=(2, 0)),
+        record(1, PLAIN),
+        record(1, "ngram", accepted=(1, 0)),
+    ]
+    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
+    # Of four rounds of depth 2 two accepted the first token, and of these one the second.
+    assert tracker.curves["position"] == {
+        "acceptance/unconditional": {1: 0.5, 2: 0.25},
+        "acceptance/conditional": {1: 0.5, 2: 0.5},
+    }
+    assert tracker.curves["accepted_tokens"] == {"rounds_by_accepted_tokens": {0: 0.5, 1: 0.25, 2: 0.25}}
+    assert accepted_histogram([record(0, PLAIN, finish_reason="error", error="boom")]) == {}
+
+
+def test_prompts_and_files() -> None:
+    tracker, records = Noting(), pairs(2)
+    mirror = Mirror(tracker, [PLAIN, "ngram"], [0.0])
+    mirror.results(summed_up(records, 2), records, [Path("a/records.jsonl")], [Path("a/trace/00000.parquet")])
+    assert [(row["prompt"], row["method"], row["tokens"]) for row in tracker.rows] == [
+        *(("p0", "plain", 2), ("p0", "ngram", 4)),
+        *(("p1", "plain", 2), ("p1", "ngram", 4)),
+    ]
+    assert tracker.kept == {"results": ["records.jsonl"], "trace": ["00000.parquet"]}
+    mirror.results(summed_up(records, 2), records, [Path("a/records.jsonl")])
+    assert list(tracker.kept) == ["results", "trace"]
+
+
+def test_the_configuration_can_be_grouped_by() -> None:
+    manifest = {
+        "config": {
+            "target": {"_target_": "specdec.modeling.target.Target.from_pretrained", "name": "bundled/target"},
+            "drafter": {
+                "_target_": "drafters.model.ModelDrafter",
+                "_convert_": "all",
+                "shape": [3, [2, 1]],
+                "deep": {},
+            },
+            "engine": {"max_length": None, "timing": True},
+            "tracker": {"_target_": "experiments.tracking.wandb.WandbTracker"},
+            "out": "outputs/x",
+            "resume": False,
+            "experiment": None,
+            "seed": 0,
+        },
+        "target": {"name": "/cache/bundled/target", "parameters": 10},
+        "dtype": "float32",
+        "overrides": ["drafter=model", "seed=0"],
+        "exactness": {"plain": None, "ngram": "exact"},
+        "git": {"commit": "0123456789abcdef", "dirty": True},
+        "machine": {"system": "Linux"},
+    }
+    assert flat_config(manifest) == {
+        "target": {"component": "Target", "name": "bundled/target", "parameters": 10},
+        "drafter": {"component": "ModelDrafter", "shape": "[3,[2,1]]", "deep": {}},
+        "engine": {"max_length": None, "timing": True},
+        "seed": 0,
+        "dtype": "float32",
+        "exactness": {"plain": None, "ngram": "exact"},
+        "overrides": '["drafter=model","seed=0"]',
+        "commit": "0123456789 with changes",
+    }
+    assert manifest["config"]["target"].keys() == {"_target_", "name"}, "the manifest itself is left as it is"
+    assert dotted({"a": {"b": {"c": 1}}, "d": None}) == {"a.b.c": 1, "d": None}

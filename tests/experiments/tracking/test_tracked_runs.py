@@ -1,0 +1,194 @@
+"""Whole runs from the command line with trackers: what a user finds at wandb afterwards; and a sweep of wandb's own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from experiments.app.cli import launch
+from experiments.app.config import CONF, build, plain
+from experiments.app.settings import RUN, check_settings
+from experiments.app.tracked import name_of, sweep_name, tracked_run
+from experiments.run import run
+from specdec.engine.engine import Engine
+from specdec.tree import TreeShape
+from tests.experiments.tracking.datastore import Datastore
+from tests.experiments.tracking.wandb_server import stand_in
+
+ROOT = Path(__file__).parents[3]
+Configure = Callable[..., DictConfig]
+
+
+def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a run in this process."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    try:
+        launch(run, "run")
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_a_sweep_is_a_group_at_wandb(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    kept = [text for text in tiny if not text.startswith("out=")]
+    sweep = [f"hydra.sweep.dir={tmp_path / 'night'}", "hydra.sweep.subdir=${hydra.job.num}"]
+    more = ["drafter=ngram", "drafter.max_draft_tokens=2,4", "tracker=wandb", "tracker.timeout=120"]
+    assert invoke("-m", *kept, *more, *sweep, monkeypatch=monkeypatch) == 0
+    found = [Datastore(tmp_path / "night" / job / "wandb") for job in "01"]
+    assert [each.run.run_group for each in found] == ["night", "night"]
+    assert [each.run.job_type for each in found] == ["run", "run"]
+    assert [each.config["drafter"]["max_draft_tokens"] for each in found] == [2, 4]
+    for each, tokens in zip(found, (2, 4), strict=True):
+        assert each.run.display_name.startswith(f"drafter.max_draft_tokens={tokens} "), "what varies is the name"
+        assert "out=" not in each.run.display_name and "tracker" not in each.run.display_name
+        assert each.config["drafter"]["component"] == "NGramDrafter"
+        assert each.config["verifier"]["component"] == "RejectionVerifier"
+        assert each.config["dtype"] == "float32"
+        assert "tracker" not in each.config and "out" not in each.config
+        assert [place for place, _ in each.line("speedup")] == [1, 2, 3], "after every prompt"
+        assert each.line("speedup")[-1][1] == each.summary["speedup"]
+        assert each.summary["lossless"] == "equal"
+        results = next(sizes for _, kind, sizes in each.artifacts if kind == "results")
+        assert set(results) == {"manifest.json", "records.jsonl", "summary.json"}
+        assert any(name.startswith("media/images/pictures/time") for name in each.files)
+        assert each.exit_code == 0
+    assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
+
+
+def test_a_run_that_is_interrupted_is_mirrored_so_far(
+    configure: Configure, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    calls: list[bool] = []
+    original = Engine.generate
+
+    def generate(engine: Engine, prompts: Any, sampling: Any, *, speculate: bool = True) -> Any:
+        calls.append(speculate)
+        if sum(calls) == 3:  # the first is the warm-up
+            raise KeyboardInterrupt
+        return original(engine, prompts, sampling, speculate=speculate)
+
+    monkeypatch.setattr(Engine, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        run(configure("run", *tiny, "drafter=ngram", "method=ngram", "tracker=wandb", "tracker.timeout=120"))
+    found = Datastore(tmp_path / "out" / "wandb")
+    assert found.exit_code == 130
+    assert found.summary["complete"] == 0
+    assert [place for place, _ in found.line("speedup")] == [1]
+
+
+def test_bad_settings_of_one_of_several_trackers(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    given = [*tiny, "drafter=ngram", "tracker=several", "+tracker.trackers.wandb.projekt=x"]
+    assert invoke(*given, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch) == 1
+    error = capsys.readouterr().err
+    assert error == "error: there is no tracker.trackers.wandb.projekt: did you mean tracker.trackers.wandb.project?\n"
+
+
+def test_several_trackers_from_the_command_line(configure: Configure) -> None:
+    given = ["tracker=several", "+tracker@tracker.trackers.mlflow=mlflow", "tracker.trackers.wandb.mode=online"]
+    config = configure("run", *given, "~tracker.trackers.tensorboard")
+    assert set(plain(config, "tracker")["trackers"]) == {"wandb", "mlflow"}
+    assert build(config, "tracker") is not None
+    with pytest.raises(Exception, match="give 'offline' or 'online'"):
+        build(configure("run", "tracker=several", "tracker.trackers.wandb.mode=up"), "tracker")
+
+
+def test_names() -> None:
+    manifest: dict[str, Any] = {"config": {}, "exactness": {"plain": None, "ngram": "exact"}}
+    given = ["drafter=ngram", "out=x", "tracker=wandb", "resume=true", "seed=1"]
+    assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "drafter=ngram seed=1"
+    given = ["seed=1", "experiment=quick"]
+    assert tracked_run(Path("x"), manifest | {"overrides": given}).name == "experiment=quick seed=1"
+    assert tracked_run(Path("x"), manifest | {"overrides": ["out=x"]}).name == "ngram", "never without a name"
+    assert tracked_run(Path("x"), manifest | {"overrides": []}).group is None, "no sweep"
+    assert name_of(["target.name=/some/where/gpt2", "drafter.shape=[3,2]", "x=a/b/"]) == (
+        "target.name=gpt2 drafter.shape=[3,2] x=b"
+    )
+    assert name_of([f"a={'x' * 60}", "b=1", f"c={'y' * 61}", "d=2"]) == f"a={'x' * 60} b=1 d=2", "the longest goes"
+    typed = ["drafter=a", "drafter.x=1,2", f"b={'y' * 80}"]
+    assert name_of(["drafter=a", "drafter.x=2", typed[2]], typed) == "drafter.x=2 drafter=a", "what varies is kept"
+    assert sweep_name(Path("multirun/2026-01-02/03-04-05")) == "2026-01-02 03-04-05"
+    assert sweep_name(Path("outputs/night")) == "night"
+
+
+# ---------------------------------------------------------------- wandb sweep
+
+
+SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
+
+
+def agents_commands(sweep: dict[str, Any]) -> list[list[str]]:
+    """The command lines that wandb's agent runs, by the agent's own functions: each parameter's values in turn."""
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="wandb is not installed")
+    values = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
+    lines = []
+    for number in range(max(len(each) for each in values.values())):
+        chosen = {name: {"value": each[number % len(each)]} for name, each in values.items()}
+        parts = utils.create_sweep_command_args({"args": chosen})
+        parts |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
+        line: list[str] = []
+        for word in utils.create_sweep_command([*sweep["command"]]):
+            line += parts[word[2:-1]] if word.startswith("${") else [str(word)]
+        lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    assert (ROOT / sweep["program"]).is_file()
+    assert sweep["metric"] == {"name": "speedup", "goal": "maximize"}
+    lines = agents_commands(sweep)
+    shapes = set()
+    for line in lines:
+        assert line[:4] == ["/usr/bin/env", "python", "-m", "experiments.run"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("run", line[4:])
+        # Hydra itself resolves these two, which a composition outside of it cannot.
+        given = {name: plain(config, str(name)) for name in config if name not in ("out", "method")}
+        check_settings(given, {name: check for name, check in RUN.items() if name not in ("out", "method")})
+        assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
+        shapes.add(str(config.drafter.shape))
+        shape = plain(config, "drafter.shape")
+        assert TreeShape.chain(shape) if isinstance(shape, int) else TreeShape.branching(*shape)
+    assert len(shapes) == len(lines) > 2
+
+
+@pytest.mark.full  # the test above composes the same command
+def test_an_agents_command_runs(saved: Path, tiny: list[str], tmp_path: Path) -> None:
+    """The last command line of the first sweep, on tiny models, with a server on this machine for wandb's."""
+    _, *line = agents_commands(yaml.safe_load(SWEEPS[0].read_text()))[-1]
+    local = [f"drafter.name={saved / 'drafter'}", "tracker.timeout=120", *tiny, f"hydra.run.dir={tmp_path / 'hydra'}"]
+    with stand_in() as server:
+        # What the agent sets, so that its run is the sweep's.
+        environment = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1", "WANDB_BASE_URL": server.url}
+        environment |= {"WANDB_API_KEY": "a" * 40, "WANDB_DATA_DIR": str(tmp_path), "HOME": str(tmp_path)}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+        done = subprocess.run(
+            [sys.executable, *line[1:], *local],
+            env={**clean, **environment, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "wandb" not in done.stderr, "nothing to warn of"
+    assert (server.runs[0]["name"], server.runs[0]["sweep"]) == ("run1", "sweep1")
+    assert [row["prompts_done"] for row in server.lines("wandb-history.jsonl") if "speedup" in row] == [1, 2, 3]
+    assert server.lines("wandb-summary.json")[-1]["speedup"] > 0
+    assert server.exit_code == 0
