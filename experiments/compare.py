@@ -6,18 +6,20 @@ one needs no brackets.
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import launch, show
-from experiments.app.config import plain, settings_of
+from experiments.app.command_line import bare_words
+from experiments.app.config import check_early, plain
 from experiments.app.settings import COMPARE
-from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import Row
-from experiments.results.runs import find_folders, load_run
+
+if TYPE_CHECKING:
+    from experiments.results.comparison import Row
 
 
-def compare(config: DictConfig) -> list[Row]:
+def compare(config: DictConfig) -> "list[Row]":
     """Compare the configuration's runs; print and write the table, the figures and the pictures.
 
     Raises:
@@ -25,7 +27,10 @@ def compare(config: DictConfig) -> list[Row]:
     """
     if OmegaConf.is_missing(config, "runs"):
         raise ValueError("runs has no value: give 'runs=[FOLDER,FOLDER]', folders of runs or of sweeps, or a pattern")
-    settings_of(config, COMPARE)
+    check_early(config, COMPARE)
+    from experiments.reporting.comparison import report_comparison
+    from experiments.results.runs import find_folders, load_run
+
     given = plain(config, "runs")
     listed = [str(folder) for folder in given] if isinstance(given, list) else [str(given)]
     runs = [load_run(folder) for folder in find_folders(listed)]
@@ -34,12 +39,7 @@ def compare(config: DictConfig) -> list[Row]:
 
 def main() -> None:
     """Compare the runs that the command line names."""
-    words = sys.argv[1:]
-    bare = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if "=" not in word and not word.startswith("-") and not before.startswith("-")  # a flag may take a word
-    ]
+    bare = [sys.argv[1:][position] for position in bare_words(sys.argv[1:])]
     if bare:
         show(ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'"))
         sys.exit(1)

@@ -1,17 +1,24 @@
 """Plain decoding, n-grams, a small model and Medusa on the bundled models: ``python -m experiments.demo``."""
 
+from typing import TYPE_CHECKING
+
 from omegaconf import DictConfig
 
-from experiments.app.assembly import Report, measure_methods
 from experiments.app.cli import launch
+from experiments.app.config import check_early
 from experiments.app.settings import DEMO
-from experiments.reporting.run_plots import RUN_PLOTS
-from experiments.reporting.run_tables import comparison_table
-from experiments.results.summary import Summary
+
+if TYPE_CHECKING:
+    from experiments.results.summary import Summary
 
 
-def demo(config: DictConfig) -> Summary:
+def demo(config: DictConfig) -> "Summary":
     """Measure the configuration's methods at its temperatures."""
+    check_early(config, DEMO)
+    from experiments.app.assembly import Report, measure_methods
+    from experiments.reporting.run_plots import RUN_PLOTS
+    from experiments.reporting.run_tables import comparison_table
+
     methods = {str(name): f"methods.{name}" for name in config.methods}
     report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS)
     return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)

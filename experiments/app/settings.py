@@ -52,6 +52,11 @@ def one_of(*names: str) -> Check:
     return lambda value: None if value in names else f"give one of {', '.join(names)}"
 
 
+def objective(value: Any) -> str | None:
+    """A figure that a sweep searches the best of, or null."""
+    return None if value is None or value in OBJECTIVES else f"give one of {', '.join(OBJECTIVES)}, or null"
+
+
 def flag(value: Any) -> str | None:
     """True or false."""
     return None if type(value) is bool else "give true or false"
@@ -72,6 +77,8 @@ def anything(value: Any) -> str | None:
     return None
 
 
+OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
+"""Figures of a method that an optimizing sweeper may ask for: fields of ``MethodSummary``."""
 STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card")
 
 ENGINE: dict[str, Check] = {
@@ -100,7 +107,7 @@ _MEASURING: dict[str, Check] = {
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
     "chat_template": section,
 }
-RUN = {**_MEASURING, "drafter": section, "method": text}
+RUN = {**_MEASURING, "drafter": section, "method": text, "objective": objective}
 DEMO = {
     **_MEASURING,
     "methods": section,
@@ -164,8 +171,10 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Check], *, with
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """The end of a sentence about an unknown name: the nearest known one, or all of them, or that there is none."""
     listed = [str(each) for each in known]
+    if not listed:
+        return ", and nothing else can be set here"
     near = difflib.get_close_matches(name, listed, n=1)
     return f": did you mean {prefix}{near[0]}?" if near else f": choose among {', '.join(listed)}"
 
