@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments.app.command_line import overrides_first
+from experiments.app.completion import completing, pass_flags_on
 from experiments.app.config import CONF
 from experiments.app.settings import did_you_mean
 
@@ -64,7 +65,8 @@ def launch(
             show(error)
             return None
 
-    sys.argv[1:] = overrides_first(sys.argv[1:])
+    completes = completing(sys.argv[1:])
+    sys.argv[1:] = pass_flags_on(sys.argv[1:]) if completes else overrides_first(sys.argv[1:])
     _import_from(os.getcwd())
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
@@ -76,6 +78,8 @@ def launch(
     except Exception as error:
         if tracebacks:
             raise
+        if completes:
+            sys.exit(1)  # in silence: the user is in the middle of typing
         show(error)
     finally:
         if not tracebacks:

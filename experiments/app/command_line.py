@@ -8,6 +8,8 @@ _TAKE_A_WORD = {
 }
 """Flags of Hydra whose value is the next word."""
 _MAY_TAKE_A_WORD = {"--info", "-i"}
+FLAGS_OF_MULTIRUN = ("--multirun", "-m")
+"""Flags that make a sweep."""
 
 
 def overrides_first(arguments: Sequence[str]) -> list[str]:
@@ -18,11 +20,21 @@ def overrides_first(arguments: Sequence[str]) -> list[str]:
     Args:
         arguments: The command line, without the program's name.
     """
+    overrides, flags = split(arguments)
+    return [*overrides, *flags]
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides and bare words of a command line, and its flags with their values.
+
+    Args:
+        arguments: The command line, without the program's name.
+    """
     overrides: list[str] = []
     flags: list[str] = []
     for before, word in zip(["", *arguments], arguments, strict=False):
         (flags if _is_flag(word) or _is_value(before, word) else overrides).append(word)
-    return [*overrides, *flags]
+    return overrides, flags
 
 
 def bare_words(arguments: Sequence[str]) -> list[int]:

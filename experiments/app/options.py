@@ -6,7 +6,7 @@ The search path begins with the folder of ``--config-dir``, then comes the packa
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -44,31 +44,46 @@ def sections(group: str, given: Any, searchpath: Sequence[str] | None = None) ->
     """
     names = option_names(group, searchpath)
     entries = names if given is None else given if isinstance(given, list) else [given]
+    read = [dict(entry) if isinstance(entry, Mapping) else {"name": entry} for entry in entries]
+    for entry, more in zip(entries, read, strict=True):
+        _check_entry(group, entry, more, names)
+    composed = _compose(group, sorted({more["name"] for more in read if "name" in more}), searchpath)
     found: dict[str, DictConfig] = {}
-    for entry in entries:
-        more = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
-        target, name = more.pop("_target_", None), more.pop("name", None)
-        if target is not None and name is None:
-            section: Any = OmegaConf.create({"_target_": target, **more})
-            check_module(section, f"{group}s")
-            name = str(target).rpartition(".")[2]
-        elif target is None and name in names:
-            section = OmegaConf.merge(_section(group, name, more, searchpath), more)
-        elif target is None and isinstance(name, str):
-            raise ValueError(f"there is no {group} {name!r}{did_you_mean(name, names)}")
+    for more in read:
+        name = more.pop("name", None)
+        if name is not None:
+            section = _with_arguments(group, name, composed[name], more)
         else:
-            raise ValueError(
-                f"{entry!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
-                f"{{_target_: package.module.Class, argument: value}}"
-            )
-        found[", ".join([str(name), *(f"{key}={value}" for key, value in more.items())])] = section
+            section = OmegaConf.create(more)
+            check_module(section, f"{group}s")
+            name = str(more.pop("_target_")).rpartition(".")[2]
+        found[", ".join([name, *(f"{key}={value}" for key, value in more.items())])] = section
     return found
 
 
-def _section(group: str, name: str, more: Mapping[str, Any], searchpath: Sequence[str] | None) -> DictConfig:
+def _check_entry(group: str, entry: Any, more: Mapping[str, Any], names: Sequence[str]) -> None:
+    name = more.get("name")
+    is_option = name in names and "_target_" not in more
+    is_class = name is None and "_target_" in more
+    if is_option or is_class:
+        return
+    if isinstance(name, str) and "_target_" not in more:
+        raise ValueError(f"there is no {group} {name!r}{did_you_mean(name, names)}")
+    raise ValueError(
+        f"{entry!r} is no {group}: give a name, {{name: NAME, argument: value}} or "
+        f"{{_target_: package.module.Class, argument: value}}"
+    )
+
+
+def _compose(group: str, names: Sequence[str], searchpath: Sequence[str] | None) -> dict[str, DictConfig]:
+    """Options by name, composed together because Hydra takes its time for every composition."""
+    chosen = [f"+{group}@option{number}={name}" for number, name in enumerate(names)]
     with _hydra():
-        composed = compose(overrides=[f"+{group}={name}", *_overrides(searchpath)])
-    section = OmegaConf.select(composed, group)
+        composed = compose(overrides=[*chosen, *_overrides(searchpath)])
+    return {name: OmegaConf.select(composed, f"option{number}") for number, name in enumerate(names)}
+
+
+def _with_arguments(group: str, name: str, section: Any, more: Mapping[str, Any]) -> DictConfig:
     if not OmegaConf.is_dict(section) or "_target_" not in section:
         raise ValueError(f"{group} {name} has no _target_: name the component's class there")
     for key in more:
@@ -76,7 +91,7 @@ def _section(group: str, name: str, more: Mapping[str, Any], searchpath: Sequenc
             known = [str(each) for each in section if not str(each).startswith("_")]
             raise ValueError(f"{group} {name} has no {key!r}{did_you_mean(str(key), known)}")
     OmegaConf.set_struct(section, False)
-    return section
+    return cast(DictConfig, OmegaConf.merge(section, more))
 
 
 @contextmanager
