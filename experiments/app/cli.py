@@ -28,6 +28,14 @@ from experiments.app.settings import did_you_mean
 ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
 _FULL = "HYDRA_FULL_ERROR"
+_EXTRAS = {
+    "hydra/sweeper/optuna": "optuna",
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+    "hydra/launcher/ray": "ray",
+}
+"""Options that a package of its own brings, and the extra that installs it."""
 _shown: list[str] = []  # the errors of this process
 
 
@@ -123,6 +131,8 @@ def sentence(error: BaseException) -> str:
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file in _EXTRAS:
+        return f"{error.missing_cfg_file} is not installed: pip install 'specdec[{_EXTRAS[error.missing_cfg_file]}]'"
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"

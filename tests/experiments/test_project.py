@@ -50,7 +50,7 @@ def smaller(command: str, saved: Path) -> list[str]:
     more = [f"target.name={saved / 'target'}", "sampling.max_new_tokens=8", "warmup_prompts=1", "threads=1"]
     more += ["bootstrap.resamples=100", "engine.max_length=256", "dataset.count=2"]
     if "experiment=" in command:
-        return [*more, "drafter=repeat,ngram"]
+        return [*more, "drafter=repeat,none"]
     return more if "dataset=" in command else [*more, "dataset.prompt_tokens=16"]
 
 
@@ -72,7 +72,7 @@ def test_the_commands_of_the_page_work(
         if "check" in module:
             assert "CautiousVerifier is exact, over" in shown
         elif "replay" in module:
-            assert "most=1 (exact)" in shown
+            assert "most=1" in shown
         else:
             assert "repeat" in shown
     (sweep,) = (project / "outputs" / "repeat_or_model").iterdir()
