@@ -37,6 +37,13 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
 FOLDERS = {"experiments.replay": "trace"}
 """Commands that take a folder without a name, and the setting that it stands for."""
+PLUGINS = {
+    "experiment=fastest_shape": "hydra_optuna_sweeper",
+    "hydra/launcher=processes": "hydra_joblib_launcher",
+    "hydra/launcher=slurm": "hydra_submitit_launcher",
+    "hydra/launcher=ray": "hydra_ray_launcher",
+}
+"""Choices that exist only where an extra is installed."""
 MOST_LINES = 150
 """What a visitor reads of a README."""
 
@@ -155,6 +162,8 @@ def test_commands_resolve(place: str, command: str) -> None:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)
     assert callable(getattr(application, "main", None)), f"{place}: {module} has no main"
+    for choice in PLUGINS.keys() & set(arguments):
+        pytest.importorskip(f"hydra_plugins.{PLUGINS[choice]}", reason=f"{choice} needs an extra")
     for position in bare_words(arguments):
         assert module in FOLDERS, f"{place}: {module} takes no bare word, and {arguments[position]!r} is one"
         arguments[position] = f"{FOLDERS[module]}={arguments[position]}"
