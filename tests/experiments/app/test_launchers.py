@@ -110,16 +110,21 @@ def test_a_missing_plugin_is_named(option: str, extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "wanted"),
+    ("option", "name", "extra", "wanted"),
     [
-        ("processes", "hydra_joblib_launcher", {"n_jobs": 2}),
-        ("slurm", "hydra_submitit_launcher", {"gpus_per_node": 1, "timeout_min": 240}),
+        ("processes", "hydra_joblib_launcher", "joblib", {"n_jobs": 2}),
+        ("slurm", "hydra_submitit_launcher", "submitit", {"gpus_per_node": 1, "timeout_min": 240}),
     ],
 )
 def test_the_launchers_of_the_configuration_compose(
-    option: str, name: str, wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: str,
+    name: str,
+    extra: str,
+    wanted: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plugin(name, option)
+    plugin(name, extra)
     monkeypatch.setattr(sys, "argv", ["run", f"hydra/launcher={option}", "--cfg", "hydra", "-p", "hydra.launcher"])
     main()
     launcher = OmegaConf.create(capsys.readouterr().out)
