@@ -83,6 +83,9 @@ def launch(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough, as in --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
+        sys.exit(0)
     except Exception as error:
         if tracebacks:
             raise

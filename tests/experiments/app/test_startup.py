@@ -96,6 +96,21 @@ def test_what_imports_heavy_modules_would_be_found(tmp_path: Path) -> None:
     assert {"torch", "numpy"} <= set(loaded)
 
 
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """``--help | head -1``, with an output longer than a pipe holds."""
+    code = (
+        "import sys\nfrom experiments.run import main\nsys.stdout.write('x' * 1_000_000)\n"
+        "sys.argv = ['run', '--help']\nmain()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
 def test_every_command_is_a_console_script() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {f"specdec-{name.replace('_', '-')}": f"experiments.{name}:main" for name in COMMANDS}
