@@ -1,8 +1,23 @@
 """Drafters: what proposes tokens, one file per method."""
 
-from drafters.medusa import MedusaDrafter
-from drafters.medusa_heads import MedusaHeads
-from drafters.model import ModelDrafter
-from drafters.ngram import NGramDrafter
+from typing import TYPE_CHECKING
+
+from specdec.exports import on_first_use
+
+if TYPE_CHECKING:
+    from drafters.medusa import MedusaDrafter
+    from drafters.medusa_heads import MedusaHeads
+    from drafters.model import ModelDrafter
+    from drafters.ngram import NGramDrafter
+else:  # a type checker would take any name for defined
+    __getattr__, __dir__ = on_first_use(
+        __name__,
+        {
+            "MedusaDrafter": "drafters.medusa",
+            "MedusaHeads": "drafters.medusa_heads",
+            "ModelDrafter": "drafters.model",
+            "NGramDrafter": "drafters.ngram",
+        },
+    )
 
 __all__ = ["MedusaDrafter", "MedusaHeads", "ModelDrafter", "NGramDrafter"]

@@ -10,29 +10,35 @@ follow the target.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch
-from experiments.app.config import build, settings_of
+from experiments.app.config import build, check_early
 from experiments.app.settings import CHECK_VERIFIER
-from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
-from experiments.reporting import terminal
-from experiments.reporting.exactness import exactness_table, shared_table
-from specdec.interfaces import Verifier
-from specdec.types import DraftSampling, Exactness, Noise
+
+if TYPE_CHECKING:
+    from experiments.measuring.exactness import Case, SharedCase
+    from specdec.interfaces import Verifier
+    from specdec.types import DraftSampling
 
 NARROW = 80
 """Characters per line in a file or pipe: the tables are that narrow."""
 
 
-def check(config: DictConfig) -> list[Case] | list[SharedCase]:
+def check(config: DictConfig) -> "list[Case] | list[SharedCase]":
     """Try the configuration's verifier on every case that it takes, and print the verdict.
 
     Raises:
         ValueError: It says that it is exact, and is not.
     """
-    settings_of(config, CHECK_VERIFIER)
+    check_early(config, CHECK_VERIFIER)
+    from experiments.measuring.exactness import LAWS, cases
+    from experiments.reporting import terminal
+    from experiments.reporting.exactness import exactness_table
+    from specdec.types import Exactness, Noise
+
     rule: Verifier = build(config, "verifier")
     name = type(rule).__name__
     if rule.noise is Noise.SHARED:
@@ -59,8 +65,12 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
     return done
 
 
-def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
+def _check_shared(rule: "Verifier", config: DictConfig) -> "list[SharedCase]":
     """Try a rule with shared noise, and print the verdict."""
+    from experiments.measuring.exactness import SHARED_LEVEL, shared_cases
+    from experiments.reporting import terminal
+    from experiments.reporting.exactness import shared_table
+
     name = type(rule).__name__
     done = list(shared_cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures), config.streams))
     console = terminal.console(NARROW)
@@ -80,7 +90,7 @@ def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     return done
 
 
-def _words(laws: Sequence[DraftSampling]) -> str:
+def _words(laws: "Sequence[DraftSampling]") -> str:
     return ", ".join(law.name.lower() for law in laws)
 
 

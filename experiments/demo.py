@@ -4,66 +4,27 @@ First plain decoding and one method are shown side by side as live text. Then al
 prompts, greedy and sampled, and a table and pictures say how they compare.
 """
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.assembly import Report, measure_methods, title
 from experiments.app.cli import launch
-from experiments.app.config import settings_of
-from experiments.app.pace import fit_to_machine
+from experiments.app.config import check_early
 from experiments.app.settings import DEMO
-from experiments.measuring.jobs import Job
-from experiments.measuring.measure import Contender
-from experiments.measuring.race import run_lane
-from experiments.reporting import terminal
-from experiments.reporting.race import show_race
-from experiments.reporting.run_plots import RUN_PLOTS
-from experiments.reporting.run_tables import comparison_table
-from experiments.results.origin import MANIFEST
-from experiments.results.summary import Summary
-from experiments.results.token_texts import token_bytes
-from specdec.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from experiments.results.summary import Summary
 
 
-def demo(config: DictConfig) -> Summary:
+def demo(config: DictConfig) -> "Summary":
     """Measure the configuration's methods at its temperatures."""
-    settings_of(config, DEMO)
+    check_early(config, DEMO)
     methods = {str(name): f"methods.{name}" for name in config.methods}
     if config.race is not None and config.race not in methods:
         raise ValueError(f"race={config.race!r}: give one of {', '.join(methods)}, or null")
-    begun = Path(config.out) / MANIFEST
-    if config.resume and begun.is_file():  # an earlier decision stands
-        config.target.inflate = json.loads(begun.read_text(encoding="utf-8"))["config"]["target"]["inflate"]
-    else:
-        changed = fit_to_machine(config)
-        if changed is not None:
-            terminal.say(terminal.console(), changed)
+    from experiments.app.demonstrating import demonstrate
 
-    def opening(contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
-        if config.race is not None:
-            _race(contenders, str(config.race), jobs[0])
-
-    report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
-    return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
-
-
-def _race(contenders: Sequence[Contender], method: str, job: Job) -> None:
-    """Show plain decoding and a method on one prompt."""
-    lanes = []
-    for contender in contenders:
-        if contender is contenders[0] or contender.method == method:
-            engine = contender.engine
-            assert isinstance(engine, Engine), "the methods of the demo are ours"
-            lanes.append(
-                run_lane(contender.method, engine, job.prompt_ids, job.sampling, speculate=contender.speculate)
-            )
-    target = contenders[0].engine.target
-    assert target.tokenizer is not None, "assemble refuses a target without one"
-    texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
-    show_race(terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt"))
+    return demonstrate(config, methods)
 
 
 def main() -> None:

@@ -10,27 +10,36 @@ distribution, except where in the text their rounds begin; a lossy rule's own co
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import launch
-from experiments.app.config import bootstrap_of, plain, settings_of
-from experiments.app.replaying import named_verifiers, replay_runs, verifier_names
+from experiments.app.command_line import bare_words
+from experiments.app.config import bootstrap_of, check_early, plain
+from experiments.app.options import option_names, sections
 from experiments.app.settings import REPLAY, did_you_mean
-from experiments.results.runs import jobs_of
-from experiments.tracing.figures import DraftSetFigures
+
+if TYPE_CHECKING:
+    from experiments.tracing.figures import DraftSetFigures
 
 
-def replay(config: DictConfig) -> list[DraftSetFigures]:
+def replay(config: DictConfig) -> "list[DraftSetFigures]":
     """Ask the configuration's verifiers, or all, about the drafts of a trace; print and write what they say."""
     if OmegaConf.is_missing(config, "trace"):
         raise ValueError("trace has no value: give trace=FOLDER, of a run made with trace=true or of a sweep of them")
-    settings_of(config, REPLAY)
+    check_early(config, REPLAY)
+    given = plain(config, "verifiers")
+    labels = sections("verifier", given)
+    if config.baseline not in {*labels, *option_names("verifier")}:
+        raise ValueError(f"baseline: there is no verifier {config.baseline!r}{did_you_mean(config.baseline, labels)}")
+    import torch
+
+    from experiments.app.replaying import named_verifiers, replay_runs
+    from experiments.results.runs import jobs_of
+
     bootstrap = bootstrap_of(config)
-    rules = named_verifiers(plain(config, "verifiers"))
-    if config.baseline not in {*rules, *verifier_names()}:
-        raise ValueError(f"baseline: there is no verifier {config.baseline!r}{did_you_mean(config.baseline, rules)}")
+    rules = named_verifiers(given)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folders = jobs_of(Path(config.trace))
@@ -39,14 +48,18 @@ def replay(config: DictConfig) -> list[DraftSetFigures]:
 
 def main() -> None:
     """Replay; ``experiments.replay FOLDER verifier=a,b`` is short for ``trace=FOLDER verifiers=[a,b]``."""
-    sys.argv[1:] = [_override(argument) for argument in sys.argv[1:]]
+    sys.argv[1:] = _overrides(sys.argv[1:])
     launch(replay, "replay")
 
 
-def _override(argument: str) -> str:
-    if argument.startswith("verifier="):
-        return f"verifiers=[{argument.removeprefix('verifier=').strip('[]')}]"
-    return argument if "=" in argument or argument.startswith("-") else f"trace={argument}"
+def _overrides(arguments: list[str]) -> list[str]:
+    words = list(arguments)
+    for position in bare_words(words):
+        words[position] = f"trace={words[position]}"
+    return [
+        f"verifiers=[{word.removeprefix('verifier=').strip('[]')}]" if word.startswith("verifier=") else word
+        for word in words
+    ]
 
 
 if __name__ == "__main__":

@@ -11,13 +11,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import launch, show
-from experiments.app.config import plain, settings_of
+from experiments.app.config import check_early, plain
 from experiments.app.settings import REPORT
 from experiments.app.short_form import with_folders
-from experiments.app.token_texts import texts_of_run
-from experiments.reporting import terminal
-from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
-from experiments.results.runs import find_folders, load_run
 
 
 def report(config: DictConfig) -> Path:
@@ -28,10 +24,15 @@ def report(config: DictConfig) -> Path:
     """
     if OmegaConf.is_missing(config, "runs"):
         raise ValueError("runs has no value: give experiments.report FOLDER…, folders of runs or of sweeps")
-    settings_of(config, REPORT)
+    check_early(config, REPORT)
     path = Path(config.out)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise ValueError(f"out={config.out!r}: give the name of a file that ends in .html")
+    from experiments.app.token_texts import texts_of_run
+    from experiments.reporting import terminal
+    from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
+    from experiments.results.runs import find_folders, load_run
+
     given = plain(config, "runs")
     listed = [str(folder) for folder in given] if isinstance(given, list) else [str(given)]
     runs = [load_run(folder) for folder in find_folders(listed)]

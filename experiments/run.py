@@ -1,31 +1,57 @@
 """Measure one method against plain decoding: ``python -m experiments.run drafter=medusa sampling.temperature=1``."""
 
+from typing import TYPE_CHECKING
+
 from omegaconf import DictConfig
 
-from experiments.app.assembly import Report, measure_methods
 from experiments.app.cli import launch
+from experiments.app.config import check_early
 from experiments.app.settings import RUN
-from experiments.reporting.categories import category_plot, category_table
-from experiments.reporting.run_plots import RUN_PLOTS
-from experiments.reporting.run_tables import run_table
-from experiments.reporting.table import Table
-from experiments.results.summary import Summary
+
+if TYPE_CHECKING:
+    from experiments.reporting.table import Table
+    from experiments.results.summary import Summary
 
 
-def run(config: DictConfig) -> Summary:
+def run(config: DictConfig) -> "Summary":
     """Measure the configuration's drafter."""
+    check_early(config, RUN)
+    if config.objective is not None and config.drafter.get("_target_") is None:
+        raise ValueError(f"objective={config.objective}: plain decoding alone has none, give a drafter")
+    from experiments.app.assembly import Report, measure_methods
+    from experiments.reporting.categories import category_plot
+    from experiments.reporting.run_plots import RUN_PLOTS
+
     report = Report(tables=_tables, plots={**RUN_PLOTS, "categories.png": category_plot})
     return measure_methods(config, known=RUN, methods={config.method: "drafter"}, report=report)
 
 
-def _tables(summary: Summary, title: str) -> list[Table]:
+def objective(config: DictConfig, summary: "Summary") -> float | None:
+    """The figure that the configuration's ``objective`` names, for sweepers that search for the best setting.
+
+    Raises:
+        ValueError: The run has no such figure.
+    """
+    if config.objective is None:
+        return None
+    for method in summary.methods:
+        value = getattr(method, config.objective)
+        if method.method == config.method and value is not None:
+            return float(value)
+    raise ValueError(f"objective={config.objective}: this run has none, because {config.method} finished no prompt")
+
+
+def _tables(summary: "Summary", title: str) -> list["Table"]:
+    from experiments.reporting.categories import category_table
+    from experiments.reporting.run_tables import run_table
+
     categories = category_table(summary)
     return [run_table(summary, title), *([categories] if categories is not None else [])]
 
 
 def main() -> None:
     """Entry point of ``specdec-run``."""
-    launch(run, "run")
+    launch(run, "run", objective)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A sweep ends with the comparison of its jobs: Hydra callbacks, named in the configuration."""
+"""A sweep ends with the comparison of its jobs: Hydra callbacks, named in the configuration.
+
+Hydra makes a callback before any job starts, so what its end needs is imported there.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from experiments.app.cli import show
-from experiments.app.replaying import named_verifiers, replay_runs
-from experiments.app.sweeps import collect, job_folders
-from experiments.reporting.comparison import report_comparison
-from experiments.results.statistics import Bootstrap
-from experiments.tracing.trace import FOLDER, shards
+from experiments.app.cli import ERROR, show
 
 
 class CompareJobs(Callback):
@@ -22,8 +20,19 @@ class CompareJobs(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the comparison into the sweep's folder."""
+        from experiments.app.sweeps import collect, job_folders
+        from experiments.reporting.comparison import report_comparison
+
         folder = Path(config.hydra.sweep.dir)
         runs, missing = collect(folder)
+        jobs = [path.parent.parent for path, _ in job_folders(folder)]
+        failed = [job.name for job in jobs if (job / ERROR).exists()]
+        if failed:
+            show(
+                ValueError(
+                    f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
+                )
+            )
         if not runs:
             print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
             return
@@ -46,10 +55,16 @@ class ReplayJobs(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the replay into the sweep's folder."""
+        from experiments.app.replaying import named_verifiers, replay_runs
+        from experiments.app.sweeps import job_folders
+        from experiments.results.statistics import Bootstrap
+        from experiments.tracing.trace import FOLDER, shards
+
+        searchpath = list(config.hydra.searchpath)
         sweep = Path(config.hydra.sweep.dir)
         traced = [folder for _, folder in job_folders(sweep) if shards(folder / FOLDER)]
         try:
-            rules = named_verifiers(None if self.verifiers is None else list(self.verifiers))
+            rules = named_verifiers(None if self.verifiers is None else list(self.verifiers), searchpath)
             if not traced:
                 raise ValueError(f"no job of the sweep in {sweep} left a trace: give trace=true")
             replay_runs(traced, rules, sweep, baseline=self.baseline, bootstrap=Bootstrap())

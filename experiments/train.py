@@ -9,15 +9,16 @@ checkpoint. ``accelerate launch -m experiments.train`` uses the GPUs there are.
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch
-from experiments.app.config import plain, settings_of, typed
+from experiments.app.config import check_early, plain, typed
 from experiments.app.settings import TRAIN
-from experiments.training.config import Recipe
-from experiments.training.recipe import run_stages
 
 
 def train(config: DictConfig) -> None:
     """Make the models by the configuration's recipe."""
-    settings_of(config, TRAIN)
+    check_early(config, TRAIN)
+    from experiments.training.config import Recipe
+    from experiments.training.recipe import run_stages
+
     run_stages(typed(Recipe, {str(name): plain(config, str(name)) for name in config}))
 
 

@@ -1,17 +1,49 @@
 """Speculative decoding for research: any drafter, any acceptance rule, any draft tree, on unmodified models."""
 
-from specdec.batch import ForwardBatch, ForwardOutput, Wants
-from specdec.engine.engine import Engine
-from specdec.engine.scheduler import Scheduler
-from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
-from specdec.requests import SamplingParams
-from specdec.shape import TreeShape
-from specdec.slots import Slots
-from specdec.topology import Topology
-from specdec.tree import DraftTree
-from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, Verdict
+from typing import TYPE_CHECKING
+
+from specdec.exports import on_first_use
+
+if TYPE_CHECKING:
+    from specdec.batch import ForwardBatch, ForwardOutput, Wants
+    from specdec.engine.engine import Engine
+    from specdec.engine.scheduler import Scheduler
+    from specdec.interfaces import Drafter, Verifier
+    from specdec.modeling.runner import ModelRunner
+    from specdec.modeling.target import Target
+    from specdec.requests import SamplingParams
+    from specdec.shape import TreeShape
+    from specdec.slots import Slots
+    from specdec.topology import Topology
+    from specdec.tree import DraftTree
+    from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, Verdict
+else:  # a type checker would take any name for defined
+    __getattr__, __dir__ = on_first_use(
+        __name__,
+        {
+            "Committed": "specdec.types",
+            "Completion": "specdec.types",
+            "DraftSampling": "specdec.types",
+            "DraftTree": "specdec.tree",
+            "Drafter": "specdec.interfaces",
+            "Engine": "specdec.engine.engine",
+            "Exactness": "specdec.types",
+            "ForwardBatch": "specdec.batch",
+            "ForwardOutput": "specdec.batch",
+            "ModelRunner": "specdec.modeling.runner",
+            "Noise": "specdec.types",
+            "SamplingParams": "specdec.requests",
+            "Scheduler": "specdec.engine.scheduler",
+            "Slots": "specdec.slots",
+            "Step": "specdec.types",
+            "Target": "specdec.modeling.target",
+            "Topology": "specdec.topology",
+            "TreeShape": "specdec.shape",
+            "Verdict": "specdec.types",
+            "Verifier": "specdec.interfaces",
+            "Wants": "specdec.batch",
+        },
+    )
 
 __version__ = "0.1.0"
 

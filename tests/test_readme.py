@@ -1,9 +1,10 @@
 """What the documents show has to work: Python blocks run, commands exist, and files that are named are there.
 
 Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that includes
-a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are not
-run to their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an
-application has to compose its configuration. A command that this file does not know how to check fails.
+a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are not run to
+their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an application has
+to compose its configuration. A command that this file does not know how to check fails. A folder that a command
+names with ``--config-dir`` is one of ``examples/project``.
 
 ``make docs`` checks what is left: links between the pages, their anchors, and the docstrings of the API reference.
 """
@@ -15,6 +16,7 @@ import itertools
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from hydra import compose, initialize_config_dir
 
 import specdec
 from benchmarks.options import parse
+from experiments.app.command_line import bare_words
 from experiments.app.config import CONF
 from experiments.app.short_form import with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
@@ -31,8 +34,19 @@ from specdec.interfaces import Verifier
 from tests.experiments.test_compare import made
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCRIPTS = {name: entry.removesuffix(":main") for name, entry in PROJECT["scripts"].items()}
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
+FOLDERS = {"experiments.replay": "trace"}
+"""Commands that take a folder without a name, and the setting that it stands for."""
+PLUGINS = {
+    "experiment=fastest_shape": "hydra_optuna_sweeper",
+    "hydra/launcher=processes": "hydra_joblib_launcher",
+    "hydra/launcher=slurm": "hydra_submitit_launcher",
+    "hydra/launcher=ray": "hydra_ray_launcher",
+}
+"""Choices that exist only where an extra is installed."""
 MOST_LINES = 150
 """What a visitor reads of a README."""
 SHORT = {"experiments.report": ("runs", True), "experiments.show": ("run", False)}
@@ -49,6 +63,12 @@ def blocks(document: str) -> list[tuple[int, str, str]]:
     found = list(re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(found), f"{document} has a fence that does not close"
     return [(text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2]) for match in found]
+
+
+def included(text: str) -> str:
+    """A block as the reader sees it: with the file that it includes."""
+    match = re.fullmatch(r'--8<-- "([^"]+)"\n', text)
+    return text_of(match[1]) if match else text
 
 
 def commands() -> list[tuple[str, str]]:
@@ -77,8 +97,8 @@ def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
         place = f"{document}:{line}"
         assert language in ("python", "bash", "text", "yaml"), f"{place}: a block of {language!r} is not checked"
         if language == "yaml":
-            included = re.fullmatch(r'--8<-- "((?:conf|sweeps)/[\w/]+\.yaml)"\n', text)
-            assert included and (ROOT / included[1]).is_file(), f"{place}: yaml includes a file of conf/ or sweeps/"
+            file = re.fullmatch(r'--8<-- "((?:(?:examples/project/)?conf|sweeps)/[\w/]+\.yaml)"\n', text)
+            assert file and (ROOT / file[1]).is_file(), f"{place}: yaml includes a file of conf/ or sweeps/"
 
 
 def two_runs(folder: Path) -> None:
@@ -104,7 +124,7 @@ def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.Mo
         for line, language, text in blocks(document):
             if language == "python":
                 # Blank lines before the block, so that a traceback names the line of the document.
-                exec(compile("\n" * line + text, document, "exec"), namespace)
+                exec(compile("\n" * line + included(text), document, "exec"), namespace)
     finally:
         # Refusals name every rule that has been defined, so a page's own rules must not outlive its test.
         namespace.clear()
@@ -141,13 +161,21 @@ def test_commands_resolve(place: str, command: str) -> None:
             known = {name for pair in variables for name in pair} if assigned else make_targets()
             assert name in known, f"{place}: the Makefile has no {name!r}"
         return
+    if words[0] == "eval":
+        (script,) = re.findall(r"^\$\((specdec-[\w-]+) -sc install=bash\)$", words[1])
+        assert script in SCRIPTS, f"{place}: there is no {script}"
+        return
+    if words[:2] == ["pip", "install"]:
+        for extra in itertools.chain.from_iterable(group.split(",") for group in re.findall(r"\[(.*?)\]", command)):
+            assert extra in PROJECT["optional-dependencies"], f"{place}: pyproject.toml has no extra {extra!r}"
+        return
     if words[:3] == ["python", "-m", "specdec.doctor"]:
         parse_doctor(words[3:])  # raises for an argument that it does not understand
         return
     if words[:2] == ["python", "-m"] and words[2].startswith("experiments."):
         module, arguments = words[2], words[3:]
-    elif words[0] == "specdec-run":
-        module, arguments = "experiments.run", words[1:]
+    elif words[0] in SCRIPTS:
+        module, arguments = SCRIPTS[words[0]], words[1:]
     elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         assert parse(importlib.import_module(words[2]).Options, words[3:])
         return
@@ -158,6 +186,15 @@ def test_commands_resolve(place: str, command: str) -> None:
     if module in SHORT:
         name, several = SHORT[module]
         arguments = with_folders(arguments, name, several=several)
+    for choice in PLUGINS.keys() & set(arguments):
+        pytest.importorskip(f"hydra_plugins.{PLUGINS[choice]}", reason=f"{choice} needs an extra")
+    for position in bare_words(arguments):
+        assert module in FOLDERS, f"{place}: {module} takes no bare word, and {arguments[position]!r} is one"
+        arguments[position] = f"{FOLDERS[module]}={arguments[position]}"
+    if "--config-dir" in arguments:
+        position = arguments.index("--config-dir")
+        own = ROOT / "examples" / "project" / arguments[position + 1]
+        arguments[position : position + 2] = [f"hydra.searchpath=[file://{own}]"]
     for job in jobs(arguments):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose(module.removeprefix("experiments."), overrides=job)

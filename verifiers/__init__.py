@@ -1,17 +1,44 @@
 """Acceptance rules, one file per idea."""
 
-from verifiers.block import BlockVerifier, TraversalVerifier
-from verifiers.cascade import CascadeVerifier
-from verifiers.greedy_multipath import GreedyMultiPathVerifier
-from verifiers.kseq import KSeqVerifier
-from verifiers.longest_path import RelaxedTopKVerifier, TypicalVerifier
-from verifiers.lossy import FuzzyVerifier, LenientVerifier, ThresholdVerifier
-from verifiers.rejection import RejectionVerifier
-from verifiers.shared_noise import SharedNoiseVerifier
-from verifiers.target_walk import TargetWalkVerifier
-from verifiers.transport import TransportVerifier
-from verifiers.two_draft import TwoDraftVerifier
-from verifiers.weighted_transport import WeightedTransportVerifier
+from typing import TYPE_CHECKING
+
+from specdec.exports import on_first_use
+
+if TYPE_CHECKING:
+    from verifiers.block import BlockVerifier, TraversalVerifier
+    from verifiers.cascade import CascadeVerifier
+    from verifiers.greedy_multipath import GreedyMultiPathVerifier
+    from verifiers.kseq import KSeqVerifier
+    from verifiers.longest_path import RelaxedTopKVerifier, TypicalVerifier
+    from verifiers.lossy import FuzzyVerifier, LenientVerifier, ThresholdVerifier
+    from verifiers.rejection import RejectionVerifier
+    from verifiers.shared_noise import SharedNoiseVerifier
+    from verifiers.target_walk import TargetWalkVerifier
+    from verifiers.transport import TransportVerifier
+    from verifiers.two_draft import TwoDraftVerifier
+    from verifiers.weighted_transport import WeightedTransportVerifier
+else:  # a type checker would take any name for defined
+    __getattr__, __dir__ = on_first_use(
+        __name__,
+        {
+            "BlockVerifier": "verifiers.block",
+            "CascadeVerifier": "verifiers.cascade",
+            "FuzzyVerifier": "verifiers.lossy",
+            "GreedyMultiPathVerifier": "verifiers.greedy_multipath",
+            "KSeqVerifier": "verifiers.kseq",
+            "LenientVerifier": "verifiers.lossy",
+            "RejectionVerifier": "verifiers.rejection",
+            "RelaxedTopKVerifier": "verifiers.longest_path",
+            "SharedNoiseVerifier": "verifiers.shared_noise",
+            "TargetWalkVerifier": "verifiers.target_walk",
+            "ThresholdVerifier": "verifiers.lossy",
+            "TransportVerifier": "verifiers.transport",
+            "TraversalVerifier": "verifiers.block",
+            "TwoDraftVerifier": "verifiers.two_draft",
+            "TypicalVerifier": "verifiers.longest_path",
+            "WeightedTransportVerifier": "verifiers.weighted_transport",
+        },
+    )
 
 __all__ = [
     "BlockVerifier",

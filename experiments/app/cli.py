@@ -2,45 +2,80 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
+from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
     ConfigCompositionException,
     InstantiationException,
     MissingConfigException,
     OverrideParseException,
 )
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+from experiments.app.command_line import overrides_first
+from experiments.app.completion import completing, pass_flags_on
 from experiments.app.config import CONF
 from experiments.app.settings import did_you_mean
 
+ERROR = "error.txt"
+"""The file that a sweep's job leaves in its folder when it fails."""
 _FULL = "HYDRA_FULL_ERROR"
+_EXTRAS = {
+    "hydra/sweeper/optuna": "optuna",
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+    "hydra/launcher/ray": "ray",
+}
+"""Options that a package of its own brings, and the extra that installs it."""
+_shown: list[str] = []  # the errors of this process
 
 
-def launch(task: Callable[[DictConfig], object], config_name: str) -> None:
+def launch(
+    task: Callable[[DictConfig], Any],
+    config_name: str,
+    objective: Callable[[DictConfig, Any], float | None] | None = None,
+) -> None:
     """Run a task as a Hydra application.
 
     An error is shown when it happens, and a sweep goes on with its next job. ``HYDRA_FULL_ERROR=1`` shows errors
-    with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C.
+    with tracebacks instead, and stops at the first. Exits with 1 after an error and with 130 after Ctrl-C. Components
+    may come from modules in the working directory, also where a console script was called.
+
+    Args:
+        task: What to do with a composed configuration.
+        config_name: Name of the primary configuration.
+        objective: What a sweeper that searches for the best setting is told about a job, from its configuration and
+            the task's result.
     """
     tracebacks = os.environ.get(_FULL) == "1"
-    failed = False
+    _shown.clear()
 
     @wraps(task)  # Hydra reads the task's module and name
-    def job(config: DictConfig) -> None:
-        nonlocal failed
+    def job(config: DictConfig) -> float | None:
+        _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
+        _note(None)
         try:
-            task(config)
+            result = task(config)
+            return objective(config, result) if objective is not None else None
         except Exception as error:
+            _note(error)
             if tracebacks:
                 raise
             show(error)
-            failed = True
+            return None
 
+    completes = completing(sys.argv[1:])
+    sys.argv[1:] = pass_flags_on(sys.argv[1:]) if completes else overrides_first(sys.argv[1:])
+    _import_from(os.getcwd())
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
     try:
@@ -48,21 +83,47 @@ def launch(task: Callable[[DictConfig], object], config_name: str) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough, as in --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
+        sys.exit(0)
     except Exception as error:
         if tracebacks:
             raise
+        if completes:
+            sys.exit(1)  # in silence: the user is in the middle of typing
         show(error)
-        failed = True
     finally:
         if not tracebacks:
             del os.environ[_FULL]
-    if failed:
+    if _shown:
         sys.exit(1)
 
 
 def show(error: BaseException) -> None:
-    """Print an error as one sentence."""
-    print(f"error: {sentence(error)}", file=sys.stderr)
+    """Print an error as one sentence. ``launch`` then ends with exit code 1."""
+    _shown.append(sentence(error))
+    print(f"error: {_shown[-1]}", file=sys.stderr)
+
+
+def _import_from(folder: str) -> None:
+    """Make modules of a folder importable, after all others: ``python -m`` does it, and a console script does not."""
+    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
+        sys.path.append(folder)
+
+
+def _note(error: BaseException | None) -> None:
+    """Leave a failed job's error in its folder; None removes that of an earlier attempt.
+
+    A launcher may run a job in another process or on another machine, from which only files come back.
+    """
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return
+    path = Path(hydra_config.runtime.output_dir) / ERROR
+    if error is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(f"{sentence(error)}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
 
 
 def sentence(error: BaseException) -> str:
@@ -73,6 +134,8 @@ def sentence(error: BaseException) -> str:
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file in _EXTRAS:
+        return f"{error.missing_cfg_file} is not installed: pip install 'specdec[{_EXTRAS[error.missing_cfg_file]}]'"
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"

@@ -1,14 +1,19 @@
 """Hydra's configuration: where it lives, and how a section of it becomes a component."""
 
 import dataclasses
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.settings import Check, check_arguments, check_settings
-from experiments.results.statistics import Bootstrap
+from experiments.app.settings import ENGINE, Check, check_arguments, check_settings
+
+if TYPE_CHECKING:
+    from experiments.results.statistics import Bootstrap
 
 Made = TypeVar("Made")
 
@@ -55,12 +60,50 @@ def plain(config: DictConfig, section: str) -> Any:
     return OmegaConf.to_container(value, resolve=True)
 
 
-def bootstrap_of(config: DictConfig) -> Bootstrap:
+def check_early(config: DictConfig, known: dict[str, Check]) -> None:
+    """Check all of an application's configuration that needs no component's class.
+
+    An entry point calls this before it imports anything heavy, so that a typing error is answered at once and not
+    after the seconds that PyTorch takes to load. What the components themselves take is checked once they are imported.
+
+    Raises:
+        ValueError: A setting is unknown, missing or wrong, or something in a section has no value.
+    """
+    settings_of(config, known)
+    for name in config:
+        if OmegaConf.is_dict(config._get_node(name)):
+            options = plain(config, str(name))
+            if name == "engine":
+                check_settings(options, ENGINE, within="engine")
+            check_module(options, str(name))
+
+
+def check_module(options: Mapping[Any, Any], section: str) -> None:
+    """Check that the module of a section's component exists, without importing it.
+
+    Raises:
+        ValueError: There is no module or package of that name.
+    """
+    target = options.get("_target_")
+    if target is None:
+        return
+    top = str(target).partition(".")[0]
+    if not isinstance(target, str) or not target.rpartition(".")[0]:
+        raise ValueError(f"{section}._target_={target!r}: give package.module.Class")
+    if top not in sys.modules and find_spec(top) is None:
+        raise ValueError(
+            f"{section}._target_={target}: there is no module {top!r}: install it, or run where {top}.py is"
+        )
+
+
+def bootstrap_of(config: DictConfig) -> "Bootstrap":
     """The section ``bootstrap`` as settings of intervals.
 
     Raises:
         ValueError: A value is of the wrong type, or out of range.
     """
+    from experiments.results.statistics import Bootstrap
+
     options = plain(config, "bootstrap")
     check_arguments(Bootstrap, options, "bootstrap")
     return Bootstrap(**options)

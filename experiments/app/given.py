@@ -7,7 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.config import plain, settings_of
+from experiments.app.command_line import bare_words
+from experiments.app.config import check_early, plain
 from experiments.app.settings import Check
 
 
@@ -19,7 +20,7 @@ def folders_of(config: DictConfig, known: dict[str, Check]) -> list[Path]:
     """
     if OmegaConf.is_missing(config, "runs"):
         raise ValueError("runs has no value: give 'runs=[FOLDER,FOLDER]', folders of runs or of sweeps, or a pattern")
-    settings_of(config, known)
+    check_early(config, known)
     # Here and not above, so that a typing error is answered before scipy is imported.
     from experiments.results.runs import find_folders
 
@@ -43,11 +44,7 @@ def tidy(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A word has no name, such as a folder without ``runs=``.
     """
-    bare = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if "=" not in word and not word.startswith("-") and not before.startswith("-")  # a flag may take a word
-    ]
+    bare = [words[position] for position in bare_words(words)]
     if bare:
         raise ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'")
     # Hydra takes a bare comma for a sweep, which makes no sense here.

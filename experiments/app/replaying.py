@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.app.config import CONF, build
-from experiments.app.settings import did_you_mean
+from experiments.app.config import build
+from experiments.app.options import sections
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.origin import read_manifest
@@ -52,26 +52,15 @@ def replay_runs(
     return done
 
 
-def verifier_names() -> list[str]:
-    """The names of the files in ``conf/verifier``."""
-    return sorted(path.stem for path in (CONF / "verifier").glob("*.yaml"))
+def named_verifiers(given: Any, searchpath: Sequence[str] | None = None) -> dict[str, Verifier]:
+    """Rules by name: those that ``sections`` describes, made.
 
+    Args:
+        given: Names, or dictionaries with arguments; None for every rule along Hydra's search path.
+        searchpath: Further folders, as in ``hydra.searchpath``; None for those of the job that runs.
 
-def named_verifiers(given: Any) -> dict[str, Verifier]:
-    """Rules by the names of their files in ``conf/verifier``, with other arguments if they are given."""
-    names = verifier_names()
-    entries = names if given is None else given if isinstance(given, list) else [given]
-    found: dict[str, Verifier] = {}
-    for entry in entries:
-        more = dict(entry) if isinstance(entry, dict) else {"name": entry}
-        name = more.pop("name", None)
-        if name not in names:
-            raise ValueError(f"there is no verifier {name!r}{did_you_mean(str(name), names)}")
-        options: Any = OmegaConf.load(CONF / "verifier" / f"{name}.yaml")
-        for key in more:
-            if key not in options:
-                known = [str(k) for k in options if not str(k).startswith("_")]
-                raise ValueError(f"verifier {name} has no {key!r}{did_you_mean(str(key), known)}")
-        label = ", ".join([str(name), *(f"{key}={value}" for key, value in more.items())])
-        found[label] = build(OmegaConf.create({"verifier": OmegaConf.merge(options, more)}), "verifier")
-    return found
+    Raises:
+        ValueError: There is no such rule, or it refuses its arguments.
+    """
+    found = sections("verifier", given, searchpath)
+    return {label: build(OmegaConf.create({"verifier": section}), "verifier") for label, section in found.items()}

@@ -57,6 +57,11 @@ def one_of(*names: str) -> Check:
     return lambda value: None if value in names else f"give one of {', '.join(names)}"
 
 
+def objective(value: Any) -> str | None:
+    """A figure that a sweep searches the best of, or null."""
+    return None if value is None or value in OBJECTIVES else f"give one of {', '.join(OBJECTIVES)}, or null"
+
+
 def flag(value: Any) -> str | None:
     """True or false."""
     return None if type(value) is bool else "give true or false"
@@ -75,6 +80,10 @@ def section(value: Any) -> str | None:
 def anything(value: Any) -> str | None:
     """Checked where it is used."""
     return None
+
+
+OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
+"""Figures of a method that an optimizing sweeper may ask for: fields of ``MethodSummary``."""
 
 
 def _optional_text(value: Any) -> str | None:
@@ -118,7 +127,7 @@ _MEASURING: dict[str, Check] = {
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
     "chat_template": section,
 }
-RUN = {**_MEASURING, "drafter": section, "method": text}
+RUN = {**_MEASURING, "drafter": section, "method": text, "objective": objective}
 DEMO = {
     **_MEASURING,
     "methods": section,
@@ -212,8 +221,10 @@ def check_settings(given: Mapping[str, Any], known: Mapping[str, Check], *, with
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """The end of a sentence about an unknown name: the nearest known one, or all of them, or that there is none."""
     listed = [str(each) for each in known]
+    if not listed:
+        return ", and nothing else can be set here"
     near = difflib.get_close_matches(name, listed, n=1)
     return f": did you mean {prefix}{near[0]}?" if near else f": choose among {', '.join(listed)}"
 

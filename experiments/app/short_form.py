@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-_TAKE_A_WORD = ("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info", "-cp", "-cn", "-cd",
-                "-p", "-c", "-i")  # fmt: skip
-"""Hydra's flags that are followed by a word which is no override."""
+from experiments.app.command_line import bare_words
 
 
 def with_folders(words: Sequence[str], name: str, *, several: bool) -> list[str]:
@@ -19,10 +17,10 @@ def with_folders(words: Sequence[str], name: str, *, several: bool) -> list[str]
     Raises:
         ValueError: There are several folders, and the setting takes one.
     """
+    bare = set(bare_words(words))
     folders, others = [], []
-    for before, word in zip(["", *words], words, strict=False):
-        flag = word.startswith("-") or before in _TAKE_A_WORD
-        (others if flag or ("=" in word and not Path(word).is_dir()) else folders).append(word)
+    for position, word in enumerate(words):
+        (folders if position in bare or ("=" in word and Path(word).is_dir()) else others).append(word)
     if not folders:
         return others
     if not several and len(folders) > 1:

@@ -5,6 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.app.cli import ERROR
 from experiments.results.runs import Run, by_number, load_run
 
 
@@ -24,7 +25,9 @@ def collect(sweep: Path) -> tuple[list[Run], list[str]]:
         except ValueError as error:
             overrides = OmegaConf.load(path.with_name("overrides.yaml"))
             job = path.parent.parent.name
-            missing.append(f"NO RESULT of job {job} ({' '.join(map(str, overrides))}): {error}")
+            note = path.parent.parent / ERROR
+            reason = note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else error
+            missing.append(f"NO RESULT of job {job} ({' '.join(map(str, overrides))}): {reason}")
     return runs, missing
 
 

@@ -7,7 +7,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from experiments.check_verifier import Case, SharedCase, check
+from experiments.check_verifier import check
+from experiments.measuring.exactness import Case, SharedCase
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers import CascadeVerifier, RejectionVerifier, SharedNoiseVerifier

@@ -16,7 +16,7 @@ from experiments.app.replaying import named_verifiers
 from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import Job
 from experiments.measuring.watch import trace_keys
-from experiments.replay import _override, replay
+from experiments.replay import _overrides, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
 from experiments.tracing.bounds import sibling_bound
@@ -251,7 +251,7 @@ def test_every_rule_of_the_configuration_is_asked_by_default() -> None:
 
 def test_the_short_form_of_the_command() -> None:
     words = ["outputs/a", "verifier=block,rejection", "out=b", "--help"]
-    assert [_override(word) for word in words] == ["trace=outputs/a", "verifiers=[block,rejection]", "out=b", "--help"]
+    assert _overrides(words) == ["trace=outputs/a", "verifiers=[block,rejection]", "out=b", "--help"]
 
 
 def test_orderings_see_a_reversal(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def test_every_option_composes_and_instantiates(
     group: str, name: str, configure: Configure, saved: Path, tmp_path: Path
 ) -> None:
     key = (group, name)
+    if key == ("experiment", "fastest_shape"):
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
     needed = NEEDED.get(key, []) + LOCAL.get(key, [])
     config = configure("run", chosen(group, name), *filled(needed, saved, tmp_path))
     if group == "experiment":

@@ -1,0 +1,56 @@
+"""The demonstration: two methods side by side as live text, then all of them measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from experiments.app.assembly import Report, measure_methods, title
+from experiments.app.pace import fit_to_machine
+from experiments.app.settings import DEMO
+from experiments.measuring.jobs import Job
+from experiments.measuring.measure import Contender
+from experiments.measuring.race import run_lane
+from experiments.reporting import terminal
+from experiments.reporting.race import show_race
+from experiments.reporting.run_plots import RUN_PLOTS
+from experiments.reporting.run_tables import comparison_table
+from experiments.results.origin import MANIFEST
+from experiments.results.summary import Summary
+from experiments.results.token_texts import token_bytes
+from specdec.engine.engine import Engine
+
+
+def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
+    """Show and measure methods, by their names and the configuration sections of their drafters."""
+    begun = Path(config.out) / MANIFEST
+    if config.resume and begun.is_file():  # an earlier decision stands
+        config.target.inflate = json.loads(begun.read_text(encoding="utf-8"))["config"]["target"]["inflate"]
+    else:
+        changed = fit_to_machine(config)
+        if changed is not None:
+            terminal.say(terminal.console(), changed)
+
+    def opening(contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
+        if config.race is not None:
+            _race(contenders, str(config.race), jobs[0])
+
+    report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
+    return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
+
+
+def _race(contenders: Sequence[Contender], method: str, job: Job) -> None:
+    """Show plain decoding and a method on one prompt."""
+    lanes = []
+    for contender in contenders:
+        if contender is contenders[0] or contender.method == method:
+            engine = contender.engine
+            assert isinstance(engine, Engine), "the methods of the demo are ours"
+            lanes.append(
+                run_lane(contender.method, engine, job.prompt_ids, job.sampling, speculate=contender.speculate)
+            )
+    target = contenders[0].engine.target
+    assert target.tokenizer is not None, "assemble refuses a target without one"
+    texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
+    show_race(terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt"))

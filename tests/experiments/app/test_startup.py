@@ -1,0 +1,117 @@
+"""Commands answer ``--help``, ``--cfg`` and typing errors before anything heavy is imported."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import experiments
+
+ROOT = Path(__file__).parents[3]
+FOLDER = Path(experiments.__file__).parent
+COMMANDS = sorted(
+    path.stem for path in FOLDER.glob("*.py") if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
+)
+HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb", "mlflow")
+TYPING_ERRORS = {
+    "run": [
+        (["drafter=ngrm"], "there is no drafter 'ngrm': did you mean ngram?"),
+        (["drafter=ngram", "drafter.brnches=1"], "there is no drafter.brnches: did you mean drafter.branches?"),
+        (["sed=1"], "there is no sed: did you mean seed?"),
+        (["warmup_prompts=-1"], "warmup_prompts=-1: give an integer of at least 0"),
+        (["engine.max_batch_size=0"], "engine.max_batch_size=0: give an integer of at least 1"),
+        (["dataset=jsonl"], "dataset.file has no value: give dataset.file=…"),
+        (["drafter._target_=nowhere.Drafter"], "drafter._target_=nowhere.Drafter: there is no module 'nowhere'"),
+        (["drafter=none", "objective=speedup"], "objective=speedup: plain decoding alone has none, give a drafter"),
+        (["objective=speed"], "objective='speed': give one of speedup, tokens_per_second, "),
+        (["verifier=bloc", "-m"], "there is no verifier 'bloc': did you mean block?"),
+    ],
+    "demo": [(["temperatures=[]"], "temperatures=[]: give a list of temperatures")],
+    "replay": [
+        (["nowhere", "verifiers=[rejection,blok]"], "there is no verifier 'blok': did you mean block?"),
+        (["nowhere", "verifiers=[{name: lenient, lenence: 1}]"], "verifier lenient has no 'lenence': did you mean"),
+        (["nowhere", "verifiers=[{_target_: Rule}]"], "verifiers._target_='Rule': give package.module.Class"),
+        (["nowhere", "verifiers=[3]"], "3 is no verifier: give a name, "),
+        (["nowhere", "baseline=rejetion"], "baseline: there is no verifier 'rejetion': did you mean rejection?"),
+        ([], "trace has no value"),
+    ],
+    "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
+    "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
+    "train": [(["stages=[drafer]"], "stages=['drafer']: give a list of")],
+}
+ASKING = """
+import contextlib, io, runpy, sys
+for words in {calls!r}:
+    sys.argv = ["command", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(shown):
+        try:
+            runpy.run_module("experiments.{command}", run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    print(repr((code, shown.getvalue())))
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+
+
+def asked(command: str, calls: list[list[str]], folder: Path) -> tuple[list[tuple[int, str]], list[str]]:
+    """Exit code and output of each call in one fresh process, and the heavy modules that it has loaded at the end."""
+    code = ASKING.format(calls=calls, command=command, heavy=HEAVY)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", code],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, loaded = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    return answers, loaded
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_questions_and_typing_errors_are_answered_at_once(command: str, tmp_path: Path) -> None:
+    wrong = TYPING_ERRORS.get(command, [])
+    calls = [["--help"], ["--cfg", "job"], ["--info", "searchpath"], ["+nothing=1"], *(words for words, _ in wrong)]
+    (help_text, config, _, unknown, *errors), loaded = asked(command, calls, tmp_path)
+    assert loaded == [], f"experiments.{command} imports {loaded} before its configuration is checked"
+    assert help_text[0] == config[0] == 0
+    assert "powered by Hydra" in help_text[1]
+    assert config[1].strip()
+    assert unknown[0] == 1
+    for (words, sentence), (code, shown) in zip(wrong, errors, strict=True):
+        assert code == 1, words
+        assert shown.startswith(f"error: {sentence}"), words
+        assert shown.count("\n") == 1, "one sentence"
+
+
+def test_what_imports_heavy_modules_would_be_found(tmp_path: Path) -> None:
+    """The check above on a call that starts work: the trace does not exist, which only the reader of traces knows."""
+    (answer,), loaded = asked("replay", [["nowhere", "verifiers=[rejection]"]], tmp_path)
+    assert answer[0] == 1
+    assert {"torch", "numpy"} <= set(loaded)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """``--help | head -1``, with an output longer than a pipe holds."""
+    code = (
+        "import sys\nfrom experiments.run import main\nsys.stdout.write('x' * 1_000_000)\n"
+        "sys.argv = ['run', '--help']\nmain()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_every_command_is_a_console_script() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {f"specdec-{name.replace('_', '-')}": f"experiments.{name}:main" for name in COMMANDS}
+    assert project["scripts"] == wanted

@@ -1,0 +1,137 @@
+"""The example of a project outside this repository: its commands as the page shows them, and its parts."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from specdec import DraftSampling, TreeShape, Verifier
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
+from tests.experiments.test_run import local
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "your-project.md"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the project, as the working directory; its modules are forgotten afterwards."""
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "examples" / "project", folder, ignore=shutil.ignore_patterns("__pycache__", "outputs"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(
+        sys, "path", [entry for entry in sys.path if entry]
+    )  # a console script has no working directory
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def commands() -> list[str]:
+    """The lines of the page's shell blocks that run something."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if not line.startswith("eval ")]
+
+
+def smaller(command: str, saved: Path) -> list[str]:
+    """The settings that make a command of the page small."""
+    if "replay" in command:
+        return ["bootstrap.resamples=100"]
+    if "check_verifier" in command or "check-verifier" in command:
+        return ["vocab=2", "tables=1", "temperatures=[1]"]
+    more = [f"target.name={saved / 'target'}", "sampling.max_new_tokens=8", "warmup_prompts=1", "threads=1"]
+    more += ["bootstrap.resamples=100", "engine.max_length=256", "dataset.count=2"]
+    if "experiment=" in command:
+        return [*more, "drafter=repeat,none"]
+    return more if "dataset=" in command else [*more, "dataset.prompt_tokens=16"]
+
+
+def test_the_commands_of_the_page_work(
+    project: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = commands()
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line)
+        script = words[0].removeprefix("specdec-").replace("-", "_")
+        module, arguments = (words[2], words[3:]) if words[0] == "python" else (f"experiments.{script}", words[1:])
+        monkeypatch.setattr(sys, "argv", [words[0], *arguments, *smaller(line, saved)])
+        try:
+            import_module(module).main()
+        except SystemExit as end:
+            pytest.fail(f"{line} ended with exit code {end.code}: {capsys.readouterr().err}")
+        shown = " ".join(capsys.readouterr().out.split())
+        if "check" in module:
+            assert "CautiousVerifier is exact, over" in shown
+        elif "replay" in module:
+            assert "most=1" in shown
+        else:
+            assert "repeat" in shown
+    (sweep,) = (project / "outputs" / "repeat_or_model").iterdir()
+    assert "repeat" in (sweep / "comparison.md").read_text()
+
+
+def test_a_console_script_finds_modules_in_the_working_directory(project: Path, tmp_path: Path) -> None:
+    """In a fresh process, whose path does not have the working directory. Only the class knows its arguments."""
+    script = tmp_path / "specdec-run"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nassert not {{'', {str(project)!r}}} & set(sys.path)\n"
+        "from experiments.run import main\nsys.exit(main())\n"
+    )
+    words = [sys.executable, str(script), "--config-dir", "conf", "drafter=repeat", "+drafter.lenght=3"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.stderr == "error: there is no drafter.lenght: did you mean drafter.length?\n"
+
+
+def test_a_module_of_the_project_takes_no_others_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is searched last: a file named like a package is not imported in its stead."""
+    (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")
+    monkeypatch.setattr(sys, "argv", ["specdec-check-verifier", "verifier=block", *smaller("check_verifier", project)])
+    import_module("experiments.check_verifier").main()
+    assert sys.path[-1] == str(project)
+
+
+def rule(most: int) -> Verifier:
+    return import_module("mine.rule").CautiousVerifier(most=most)
+
+
+def test_the_rule_is_exact_and_stops(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(project)
+    tables, chain = Tables.random(3, 3, seed=0), TreeShape.chain(3)
+    accepted = []
+    for most in (1, 2, 3):
+        found = enumerate_outcome(rule(most), tables, chain, DraftSampling.IID)
+        assert found.tv < 1e-12
+        accepted.append(found.expected_accepted)
+    assert accepted == sorted(accepted) and accepted[0] < accepted[1] < accepted[2]
+
+    mistaken = rule(2)
+    # The mutant: after `most` tokens it draws from what a rejection would have left.
+    monkeypatch.setattr(type(mistaken), "next_law", type(mistaken).__bases__[0].next_law)
+    assert enumerate_outcome(mistaken, tables, chain, DraftSampling.IID).tv > 1e-3
+
+
+def test_the_parts_refuse_what_they_cannot_do(
+    project: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, sentence in (
+        (["drafter=repeat", "drafter.length=0"], "length=0: give at least 1"),
+        (["drafter=repeat", "+drafter.lenght=3"], "there is no drafter.lenght: did you mean drafter.length?"),
+        (["drafter=ngram", "verifier=cautious", "verifier.most=0"], "most=0: give at least 1"),
+        ([*local(saved, "model"), "verifier=cautious", "drafter.shape=[2,2]"], "chains only"),
+        (["drafter=repeet"], "there is no drafter 'repeet': did you mean repeat?"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["run", *words, "--config-dir", "conf", f"target.name={saved / 'target'}"])
+        with pytest.raises(SystemExit) as end:
+            import_module("experiments.run").main()
+        assert end.value.code == 1
+        assert sentence in capsys.readouterr().err
