@@ -82,6 +82,7 @@ ENGINE: dict[str, Check] = {
     "optimize": flag,
     "timing": flag,
     "scheduler": anything,
+    "check": flag,
 }
 _MEASURING: dict[str, Check] = {
     "target": section,
