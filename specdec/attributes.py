@@ -77,10 +77,10 @@ _METHODS = {
 
 def missing_methods(component: type) -> str | None:
     """Returns a sentence on the methods that a class lacks, so that it cannot be made; None if it lacks none."""
-    missing = sorted(getattr(component, "__abstractmethods__", ()))
+    missing: list[str] = sorted(getattr(component, "__abstractmethods__", ()))
     if not missing:
         return None
-    write = " and ".join(_METHODS.get(name, name) for name in missing)
+    write = " and ".join(_METHODS[name] if name in _METHODS else name for name in missing)
     return f"{component.__name__} has no {' and no '.join(missing)}: write {write}"
 
 

@@ -99,7 +99,7 @@ def _tensors(tree: DraftTree, slots: Slots) -> Iterator[str]:
         return
     batch, width = len(slots), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
     if width == 0 or tree.tokens.shape[0] != batch:
-        yield f"tokens has the shape {_dims(tree.tokens)}: give one row for each of the {batch} rows of slots, [batch, node]"
+        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {batch} slots"
         return
     parents = tree.topology.parents
     if parents.ndim != 2 or parents.shape[0] not in (1, batch) or parents.shape[1] != width:
@@ -169,8 +169,8 @@ def _tokens(tree: DraftTree, vocab: int) -> list[Flaw]:
 
 def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
     if tree.width - 1 > drafter.max_nodes:
-        what = f"it proposed {tree.width - 1} nodes and announced max_nodes={drafter.max_nodes}: propose fewer, or announce them"
-        yield Flaw(Form.SIZE, None, None, what)
+        announced = f"announced max_nodes={drafter.max_nodes}: propose fewer, or announce them"
+        yield Flaw(Form.SIZE, None, None, f"it proposed {tree.width - 1} nodes and {announced}")
         return
     depth = depths(tree.parents)
     for bound, source in ((drafter.max_depth, "announced"), (tree.max_depth, "gave the tree")):

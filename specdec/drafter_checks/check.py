@@ -15,7 +15,7 @@ from specdec.drafter_checks import fit, outputs, repeats
 from specdec.drafter_checks.findings import Finding, Status, failed, not_applicable, not_tried, passed
 from specdec.drafter_checks.playing import Job, Run, Stage, run
 from specdec.drafter_checks.prompts import prompts_for
-from specdec.drafter_checks.watched import Log, Malformed
+from specdec.drafter_checks.watched import Log, MalformedError
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier, fitting_rules
 from specdec.modeling.target import Target
@@ -214,7 +214,7 @@ def _leaves(stage: Stage, jobs: Sequence[Job]) -> Finding:
     rule = _ReadsLeaves(stage.verifier, frozenset(stage.make().laws))
     try:
         run(apart.engine(slots=3, verifier=rule), jobs, rows_of_q=0)
-    except Malformed:
+    except MalformedError:
         pass  # it is in the log
     flaw = next(iter(log.flaws.values()), None)
     if flaw is not None:
@@ -226,7 +226,7 @@ def _attempt(check: str, tried: Callable[[], Finding]) -> Finding:
     """Returns what a check finds; an exception of the drafter is a failure."""
     try:
         return tried()
-    except Malformed:
+    except MalformedError:
         return not_tried(check, "a malformed tree ended it")
     except Exception as error:
         return failed(check, _words(error))

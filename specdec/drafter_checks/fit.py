@@ -1,10 +1,10 @@
 """Is q what was drawn? Goodness of fit over many draws.
 
-A drawn token is turned into a number: the probability, under what it should have been drawn from, of all tokens that are
-more probable, plus a random share of its own. If every token was drawn as declared, these numbers are uniform on [0, 1)
-and independent of each other, whatever the contexts were: between parent and child, between siblings, between rounds,
-and of the numbers with which the engine accepts. (Rosenblatt 1952, for discrete laws with the usual randomization.)
-A draw ``WITHOUT_REPLACEMENT`` should come from q without its earlier siblings, renormalized.
+A drawn token is turned into a number: the probability of all tokens that are more probable than it, under the law that
+it should have been drawn from, plus a random share of its own probability. If every token was drawn as declared, these
+numbers are uniform on [0, 1), whatever the contexts were (Rosenblatt 1952, randomized because tokens are discrete). They
+are also independent: of each other, from parent to child, sibling to sibling and round to round, and of the numbers with
+which the engine accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
 """
 
 from collections import defaultdict
@@ -122,7 +122,7 @@ def _note_row(
                 q = q.index_fill(0, torch.tensor([tokens[other] for other in earlier], device=q.device), 0.0)
             made.numbers[paths[node]][key] = _number(q, tokens[node], generator)
             if paths[node] == (0,) and key[1] == 0:
-                counts, law = made.first.setdefault(prompt, (np.zeros(len(q)), (q / q.sum()).cpu().numpy()))
+                counts, _ = made.first.setdefault(prompt, (np.zeros(len(q)), (q / q.sum()).cpu().numpy()))
                 counts[tokens[node]] += 1
         earlier.append(node)
 
@@ -223,7 +223,7 @@ def _tokens_fit(counts: np.ndarray, law: np.ndarray) -> float:
 def _independent(first: Sequence[float], second: Sequence[float]) -> float:
     table = np.histogram2d(first, second, bins=CELLS, range=((0, 1), (0, 1)))[0]
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
-    return float(scipy.stats.chi2_contingency(table).pvalue)
+    return float(scipy.stats.chi2_contingency(table)[1])  # type: ignore[arg-type]
 
 
 def _chosen(chosen: dict[int, set[tuple]], laws: set[int]) -> Finding:

@@ -11,7 +11,7 @@ TEXTS = (
     "import os",
     "The quick brown fox jumps over the lazy dog. The quick brown fox",
     "for name, value in sorted(options.items()):\n    print(name, value)\n\nfor name, value in",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.",
     "one two three one two three one two",
 )
 """Texts of different lengths, some of which repeat themselves, so that prompt lookup has something to find."""

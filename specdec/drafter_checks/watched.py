@@ -17,7 +17,7 @@ from specdec.types import Committed
 from specdec.wellformed import FATAL, Flaw, flaws
 
 
-class Malformed(Exception):
+class MalformedError(Exception):
     """A tree that the engine cannot run."""
 
 
@@ -82,7 +82,7 @@ class Watched(Drafter):
         """Returns what the drafter proposes, after a look at it.
 
         Raises:
-            Malformed: The engine could not go on with this tree.
+            MalformedError: The engine could not go on with this tree.
         """
         before = _copy(slots)
         tree = self.inner.propose(slots)
@@ -91,7 +91,7 @@ class Watched(Drafter):
         for flaw in flaws(tree, self, slots, leaf_probs=self._leaf_probs):
             self.log.flaws.setdefault(flaw.check, flaw)
             if flaw.check in FATAL:
-                raise Malformed(flaw.what)
+                raise MalformedError(flaw.what)
         drafted = tree.valid[:, 1:] & slots.drafting[:, None]
         self.log.nodes += int(drafted.sum())
         self.log.drawn += int((drafted & ((tree.law[:, 1:] == 1) | (tree.law[:, 1:] == 2))).sum())

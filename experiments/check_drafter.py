@@ -1,0 +1,74 @@
+"""Does a drafter keep its contract? ``python -m experiments.check_drafter drafter=ngram``.
+
+A drafter of your own needs a class and a YAML in ``conf/drafter/``, or ``drafter._target_=package.module.Class``. It is
+tried with the target on a few prompts: attributes, the form of every tree, greedy outputs against plain decoding, whether
+drafts depend on the request alone, and whether q is what the tokens were drawn from. The table has a line per check.
+"""
+
+from collections import Counter
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+import verifiers
+from experiments.app.assembly import check_components, settle
+from experiments.app.cli import launch
+from experiments.app.config import build, plain, settings_of
+from experiments.app.settings import CHECK_DRAFTER
+from experiments.reporting import terminal
+from experiments.reporting.drafter import drafter_table
+from specdec.drafter_checks import Finding, Status, check_drafter
+from specdec.modeling.target import Target
+
+assert verifiers.__all__, "imported, so that a rule that fits the drafter can be found among them"
+
+
+def check(config: DictConfig) -> list[Finding]:
+    """Try the configuration's drafter, and print a line per check and the verdict.
+
+    Raises:
+        ValueError: A check failed, or there is no drafter.
+    """
+    settings_of(config, CHECK_DRAFTER)
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target", "sampling"))
+    sampling = build(config, "sampling")
+    target: Target = build(config, "target")
+    engine = plain(config, "engine")
+    name = config.drafter.get("_target_")
+    if name is None:
+        raise ValueError("drafter=none drafts nothing, so there is nothing to check: give another drafter")
+    screen = Console(stderr=True)
+    with screen.status("drafter") as status:
+        findings = check_drafter(
+            lambda: build(config, "drafter"),
+            target,
+            prompts=config.prompts,
+            sampling=sampling,
+            tokens=config.tokens,
+            rounds=config.rounds,
+            draws=config.draws,
+            max_length=engine["max_length"],
+            options={"attention": engine["attention"], "optimize": engine["optimize"]},
+            progress=status.update,
+        )
+    drafter = name.removesuffix(".from_pretrained").rpartition(".")[2]
+    console = terminal.console()
+    console.print(terminal.render(drafter_table(drafter, target.name, findings), terminal.Frame.NARROW))
+    counts = Counter(finding.status for finding in findings)
+    wrong = [finding for finding in findings if finding.failed]
+    if wrong:
+        checks = "; ".join(f"{finding.check}: {finding.detail}" for finding in wrong)
+        raise ValueError(f"{drafter} fails {len(wrong)} of {len(findings)} checks: {checks}")
+    rest = counts[Status.NOT_APPLICABLE]
+    terminal.say(console, f"{drafter} passes all {counts[Status.PASSED]} checks that apply to it; {rest} do not.")
+    return findings
+
+
+def main() -> None:
+    """Check a drafter."""
+    launch(check, "check_drafter")
+
+
+if __name__ == "__main__":
+    main()
