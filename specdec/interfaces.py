@@ -200,8 +200,13 @@ def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
 
 
 def _concrete(rule: type) -> bool:
-    """Returns whether a class is a verifier that can be made and that states which drafts it takes."""
-    return issubclass(rule, Verifier) and not isabstract(rule) and isinstance(getattr(rule, "laws", None), frozenset)
+    """Returns whether a class is a verifier that can be made and that states what it promises for which drafts."""
+    return (
+        issubclass(rule, Verifier)
+        and not isabstract(rule)
+        and isinstance(getattr(rule, "laws", None), frozenset)
+        and isinstance(getattr(rule, "exactness", None), Exactness)
+    )
 
 
 def _concrete_rules() -> list[type[Verifier]]:

@@ -36,8 +36,8 @@ class Form(StrEnum):
     POSSIBLE = "possible tokens"
 
 
-FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKENS, Form.SIZE})
-"""Checks that a tree must pass before the others mean anything, and before the engine can run it."""
+FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKENS, Form.SIZE, Form.Q})
+"""Checks that a tree must pass before those that follow mean anything, and before a rule can be asked about it."""
 
 
 @dataclass(frozen=True)

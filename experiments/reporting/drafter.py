@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.drafter_checks import Finding, Status
+from specdec.drafter_checks.fit import LEVEL
 
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
 
@@ -21,7 +22,9 @@ def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Tab
         Column("verdict", "left"),
         Column("what was found", "left", fold=True),
     ]
-    table = Table(columns, f"{drafter}, tried with {target}")
+    counted = any("p-value" in finding.detail for finding in findings)
+    notes = [f"p-values below the limit are mistakes: one right drafter in {1 / LEVEL:,.0f} has one, by chance"]
+    table = Table(columns, f"{drafter}, tried with {target}", notes if counted else [])
     for finding in findings:
         emphasis = _EMPHASIS.get(finding.status, Emphasis.NONE)
         table.add(finding.check, Cell(str(finding.status), emphasis=emphasis), finding.detail)

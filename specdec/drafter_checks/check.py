@@ -88,22 +88,25 @@ def check_drafter(
     del drafter  # it may hold a model, and every check makes a new one
     begin = progress or (lambda check: None)
 
+    jobs = outputs.mixed(prompts, sampled, tokens)
+    begin("plain decoding")
+    plain = outputs.plainly(stage, jobs)  # before the drafter has seen the target
     begin(BIND)
     try:
         engine = stage.engine(slots=3, chunk=7)
     except Exception as error:
         return [announced, failed(BIND, _words(error))]
     found = [announced, passed(BIND, f"{target.name}; tried with {type(rule).__name__}")]
-    jobs = outputs.mixed(prompts, sampled, tokens)
     done: list[Run] = []
     begin(DECODES)
     found.append(_attempt(DECODES, lambda: _decodes(engine, jobs, done, log)))
     if found[-1].status is not Status.PASSED:
-        why = f"“{DECODES}” ended with: {found[-1].status}"
+        found += _trees(log)
+        culprit = next((finding.check for finding in found if finding.failed), DECODES)
         rest = (outputs.GREEDY, outputs.ENDS, *repeats.ALL, *fit.ALL, LEAVES)
-        return [*found, *_trees(log), *(not_tried(check, why) for check in rest)]
+        return [*found, *(not_tried(check, f"“{culprit}” failed") for check in rest)]
     begin(outputs.GREEDY)
-    later = [_attempt(outputs.GREEDY, lambda: outputs.greedy_outputs(stage, jobs, done))]
+    later = [_attempt(outputs.GREEDY, lambda: outputs.greedy_outputs(stage, jobs, done, plain))]
     begin(outputs.ENDS)
     later.append(_attempt(outputs.ENDS, lambda: outputs.ends(stage, prompts, sampled)))
     begin("drafts depend on the request alone")
@@ -169,6 +172,10 @@ def _fitting(drafter: Drafter) -> Verifier:
     raise ValueError(f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: give verifier=…")
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _trees(log: Log) -> Iterator[Finding]:
     """Yields a finding for every check of what ``propose`` does, in all rounds so far."""
     fatal = next((form for form in Form if form in FATAL and form in log.flaws), None)
@@ -181,13 +188,17 @@ def _trees(log: Log) -> Iterator[Finding]:
             yield failed(name, place + flaw.what)
             passed_fatal = passed_fatal or form is fatal
         elif passed_fatal:
-            yield not_tried(name, f"“{fatal}” failed")
+            yield not_tried(name, f"“{_TREE}{fatal}” failed")
         elif form in (Form.Q, Form.POSSIBLE) and not log.drawn:
             yield not_applicable(name, "no node was drawn from a q")
         else:
-            yield passed(name, f"{log.trees} trees")
+            yield passed(name, _count(log.trees, "tree"))
     changed = f"propose changed slots.{log.changed}, which belongs to the engine: work on a copy"
-    yield failed(SLOTS, changed) if log.changed else passed(SLOTS, f"propose changed nothing in {log.trees} rounds")
+    yield (
+        failed(SLOTS, changed)
+        if log.changed
+        else passed(SLOTS, f"propose changed nothing in {_count(log.trees, 'round')}")
+    )
 
 
 class _ReadsLeaves(Verifier):

@@ -8,6 +8,7 @@ import torch
 
 from specdec.drafter_checks.findings import Finding, failed, not_applicable, passed
 from specdec.drafter_checks.playing import Job, Run, Stage, run
+from specdec.engine.engine import Engine
 from specdec.exactness.reference import top_two_margin
 from specdec.requests import SamplingParams
 from specdec.types import Noise
@@ -36,11 +37,22 @@ def mixed(prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, tokens: 
     ]
 
 
-def greedy_outputs(stage: Stage, jobs: Sequence[Job], runs: Sequence[Run]) -> Finding:
+def plainly(stage: Stage, jobs: Sequence[Job]) -> list[Run]:
+    """Returns plain decoding's outputs, from an engine that has no drafter."""
+    engine = Engine(
+        stage.target,
+        verifier=stage.verifier,
+        max_batch_size=3,
+        max_length=stage.max_length,
+        prefill_chunk=7,
+        **stage.options,
+    )
+    return run(engine, [replace(job, speculate=False) for job in jobs])
+
+
+def greedy_outputs(stage: Stage, jobs: Sequence[Job], runs: Sequence[Run], plain: Sequence[Run]) -> Finding:
     """Compares outputs with plain decoding's, token for token."""
     shared = stage.verifier.noise is Noise.SHARED
-    engine = stage.engine(slots=3, chunk=7)
-    plain = run(engine, [replace(job, speculate=False) for job in jobs])
     compared = [(job, a, b) for job, a, b in zip(jobs, runs, plain, strict=True) if shared or job.sampling.greedy]
     where = f"{len(compared)} outputs in a ragged batch of 3 slots, refilled, with prompts in pieces of 7"
     ties = 0

@@ -14,7 +14,18 @@ from omegaconf import DictConfig, OmegaConf
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
-from experiments.app.settings import CHECK_VERIFIER, COMPARE, DEMO, ENGINE, REPLAY, RUN, TRAIN, Check, check_settings
+from experiments.app.settings import (
+    CHECK_DRAFTER,
+    CHECK_VERIFIER,
+    COMPARE,
+    DEMO,
+    ENGINE,
+    REPLAY,
+    RUN,
+    TRAIN,
+    Check,
+    check_settings,
+)
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
 from specdec.engine.engine import Engine
@@ -66,7 +77,7 @@ def test_the_files_are_found() -> None:
         "bootstrap",
         "experiment",
     }
-    assert {"run", "demo", "compare", "replay", "check_verifier", "train"} <= set(APPLICATIONS)
+    assert {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train"} <= set(APPLICATIONS)
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
@@ -228,6 +239,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("compare", COMPARE),
         ("replay", REPLAY),
         ("check_verifier", CHECK_VERIFIER),
+        ("check_drafter", CHECK_DRAFTER),
         ("train", TRAIN),
     ],
 )
