@@ -66,7 +66,7 @@ VERIFIER: Mapping[str, _Wanted] = {
 """What the engine reads of an acceptance rule."""
 
 
-_METHODS = {
+_METHODS: dict[str, str] = {
     "bind": "bind(self, target, *, max_batch_size, max_length), which checks the target and makes room for state",
     "propose": "propose(self, slots), which returns a DraftTree with a row for every row of slots",
     "stop_law": "stop_law(self, tree, target_probs), the probability that the accepted path ends at each node",
@@ -80,7 +80,7 @@ def missing_methods(component: type) -> str | None:
     missing: list[str] = sorted(getattr(component, "__abstractmethods__", ()))
     if not missing:
         return None
-    write = " and ".join(_METHODS[name] if name in _METHODS else name for name in missing)
+    write = " and ".join(_METHODS.get(name, name) for name in missing)
     return f"{component.__name__} has no {' and no '.join(missing)}: write {write}"
 
 

@@ -134,10 +134,7 @@ MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
     "law": (lambda tree: replace(tree, law=at(tree.law, 3, 2)), "declared laws"),
     "no q": (lambda tree: replace(tree, draft_probs=None), "rows of q"),
     "nan": (lambda tree: replace(tree, draft_probs=at(tree.draft_probs, 1, float("nan"))), "rows of q"),
-    "negative": (
-        lambda tree: replace(tree, draft_probs=torch.cat([tree.draft_probs[..., :1] - 1, tree.draft_probs[..., 1:]], 2)),
-        "rows of q",
-    ),
+    "negative": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs - 1 / 12), "rows of q"),
     "not normalized": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs), "rows of q"),
     "impossible": (
         lambda tree: replace(

@@ -72,14 +72,14 @@ WORDS = {
     "two roots": r"Broken \(request 0, round 0, node 1\): its parent is -1, which must be a node before it$",
     "orphan": r"Broken \(request 0, round 0, node 3\): it is valid and its parent is not$",
     "no root": r"Broken \(request 0, round 0, node 0\): it is the root, which must be valid$",
-    "wrong root": r"Broken \(request 0, round 0, node 0\): its token is 3, and node 0 must be the root, .*, which is 2$",
+    "wrong root": r"Broken \(request 0, round 0, node 0\): its token is 3, and node 0 must be the root, .* is 2$",
     "token too large": r"Broken \(request 0, round 0, node 4\): its token is 10000, which is none of the target's 12$",
     "padding": r"\(request 0, round 0, node 4\): its token is -1, .*: give nodes that are not valid some token, too$",
     "too deep": r"\(request 0, round 0, node 3\): it stands at depth 3, and the drafter announced max_depth=2$",
     "law": r"\(request 0, round 0, node 3\): its law is WITHOUT_REPLACEMENT, and the drafter announced laws=\{IID\}$",
     "no q": r"\(request 0, round 0, node 1\): it was drawn IID and the tree has no draft_probs: give q$",
     "nan": r"\(request 0, round 0, node 1\): q after it has an entry that is not finite \(token 0\)$",
-    "negative": r"\(request 0, round 0, node 0\): q after it has a negative entry \(token 0: -",
+    "negative": r"\(request 0, round 0, node 0\): q after it has a negative entry \(token \d+: -",
     "not normalized": r"\(request 0, round 0, node 0\): q after it sums to 2, not to 1$",
     "impossible": r"its token [0-9]+ has probability 0 in the q that it says it was drawn from$",
 }
@@ -97,7 +97,7 @@ def test_malformed_trees_are_named(target: Target, name: str) -> None:
     [
         (
             mutants.Twins,
-            r"Twins \(request 0, round 0, node 2\): its token \d+ is also that of its sibling, node 1, and ",
+            r"Twins \(request 0, round 0, node 2\): its token \d+ is also that of its sibling, node 1",
         ),
         (mutants.SaysChain, r"node 2\): it has a sibling, and the drafter says is_chain=True"),
         (mutants.SaysPaths, r"node 4\): it has a sibling below the first level, and the drafter says is_paths=True"),
@@ -181,7 +181,7 @@ class SomeRows(Honest):
         (TooMuch, r"TooMuch \(request 0, round 0\): stop_law sums to 1\.5, not to 1$"),
         (
             Beside,
-            r"Beside \(request 0, round 0, node 4\): stop_law gives it the probability 0\.25, and it is not valid",
+            r"Beside \(request 0, round 0, node 4\): stop_law gives it the probability 0\.25, and it is not",
         ),
         (Flat, r"Flat: stop_law has the shape \[2, 4\]: give \[batch, node\], here \[2, 5\]$"),
         (Negative, r"Negative \(request 0, round 0, node \d\): next_law has a negative entry \(token 0: -"),
