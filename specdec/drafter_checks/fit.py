@@ -3,8 +3,9 @@
 A drawn token is turned into a number: the probability of all tokens that are more probable than it, under the law that
 it should have been drawn from, plus a random share of its own probability. If every token was drawn as declared, these
 numbers are uniform on [0, 1), whatever the contexts were (Rosenblatt 1952, randomized because tokens are discrete).
-They are also independent: of each other, from parent to child, sibling to sibling and round to round, and of the numbers
-with which the engine accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings, renormalized.
+They are also independent: of each other, from parent to child, sibling to sibling and round to round, and of the
+numbers with which the engine accepts. The law of a ``WITHOUT_REPLACEMENT`` draw is q without its earlier siblings,
+renormalized.
 """
 
 from collections import defaultdict

@@ -37,7 +37,8 @@ class Forgetful(NGramDrafter):
 
 
 def refusal(target: Target, drafter: Drafter, verifier: Verifier | None = None) -> str:
-    with pytest.raises(ValueError, match="") as caught:
+    name = type(drafter).__name__ if verifier is None else type(verifier).__name__
+    with pytest.raises(ValueError, match=f"^{name}") as caught:
         Engine(target, drafter, verifier or RejectionVerifier(), max_length=32)
     assert "\n" not in str(caught.value)
     return str(caught.value)
