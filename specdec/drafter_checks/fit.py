@@ -38,6 +38,7 @@ LEVEL = 1e-5
 
 ROUNDS = 4  # of every request
 SLOTS = 64
+SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
 BINS, CELLS = 20, 5
 FEWEST = 400
 """Draws below which a node is not tested: 20 per bin."""
@@ -66,15 +67,16 @@ def fit(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingPara
 
     Args:
         stage: Where the drafter is tried.
-        prompts: The first two are used.
+        prompts: Two short ones are used.
         sampling: Parameters of the requests, at a positive temperature.
         draws: The number of drafts, about.
     """
+    prompts = sorted(prompts, key=lambda prompt: (len(prompt) < SHORT, len(prompt)))[:2]
     made = _Draws()
     generator = torch.Generator().manual_seed(0)
     chosen: dict[int, set[tuple]] = defaultdict(set)
     laws: set[int] = set()
-    tokens = min(ROUNDS * (stage.log.depth + 1), stage.max_length - max(len(each) for each in prompts[:2]))
+    tokens = min(ROUNDS * (stage.log.depth + 1), stage.max_length - max(map(len, prompts)))
     rounds = max(tokens // (stage.log.depth + 1), 1)
 
     def note(played: Round) -> None:
@@ -98,6 +100,8 @@ def fit(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingPara
             if done.drafts:
                 first = done.drafts[0]
                 chosen[prompts.index(job.prompt)].add((first.tokens, first.parents, first.laws))
+        if laws.isdisjoint(DRAWN):
+            break  # nothing was drawn, so there is nothing to count
     return [*_drawn(made, laws), _chosen(chosen, laws)]
 
 
