@@ -36,6 +36,8 @@ class Drafter(ABC):
             layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
         has_leaf_probs: Whether it can also give q at the leaves. Its ``bind`` then takes ``leaf_probs=True``, which the
             engine passes if the verifier ``needs_leaf_probs``.
+        adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
+            numbers): on other requests, or on how earlier rounds went. ``specdec.drafter_checks`` reads it.
     """
 
     max_nodes: int
@@ -45,6 +47,7 @@ class Drafter(ABC):
     is_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
     has_leaf_probs: bool = False
+    adapts: bool = False
 
     @abstractmethod
     def bind(self, target: "Target", *, max_batch_size: int, max_length: int) -> None:
@@ -197,8 +200,13 @@ def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
 
 
 def _concrete(rule: type) -> bool:
-    """Returns whether a class is a verifier that can be made and that states which drafts it takes."""
-    return issubclass(rule, Verifier) and not isabstract(rule) and isinstance(getattr(rule, "laws", None), frozenset)
+    """Returns whether a class is a verifier that can be made and that states what it promises for which drafts."""
+    return (
+        issubclass(rule, Verifier)
+        and not isabstract(rule)
+        and isinstance(getattr(rule, "laws", None), frozenset)
+        and isinstance(getattr(rule, "exactness", None), Exactness)
+    )
 
 
 def _concrete_rules() -> list[type[Verifier]]:

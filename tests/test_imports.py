@@ -20,13 +20,14 @@ LAYERS = (
     ("tree", "sampling"),
     ("batch", "slots", "coupling"),
     ("interfaces", "cache"),
-    ("acceptance", "attention"),
+    ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),
     ("quantization",),
     ("modeling",),
     ("drafting", "doctor"),
     ("engine",),
     ("exactness", "generation"),
+    ("drafter_checks",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -195,17 +195,27 @@ def facts_of(
     }
 
 
-def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
+def check_components(
+    config: DictConfig,
+    methods: Mapping[str, str],
+    others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
+) -> None:
     """Check the arguments of all components, before any of them is made.
+
+    Args:
+        config: The whole configuration.
+        methods: Names, and the configuration sections of their drafters.
+        others: The other sections that describe a component.
 
     Raises:
         ValueError: An argument is unknown, missing or of the wrong type.
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
-    others = [f"contenders.{name}" for name in config.contenders]
-    for section in ("target", *methods.values(), *others, "verifier", "sampling", "dataset", "tracker"):
+    for section in (*methods.values(), *others):
         component_of(config, section)
-    for name in config.tracker.get("trackers") or ():
+    for name in config.get("contenders") or ():
+        component_of(config, f"contenders.{name}")
+    for name in (config.get("tracker") or {}).get("trackers") or ():
         component_of(config, f"tracker.trackers.{name}")
 
 

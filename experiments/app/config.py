@@ -138,12 +138,17 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
     """The class or function that a section names, and its arguments, checked; None and nothing where it is null.
 
     Raises:
-        ValueError: An argument is unknown, missing or of the wrong type.
+        ValueError: An argument is unknown, missing or of the wrong type, or the class lacks a method.
     """
     options = plain(config, section)
     if options.get("_target_") is None:
         return None, {}
     component = get_object(options["_target_"])
+    from specdec.attributes import missing_methods  # here, because it imports torch
+
+    lacking = missing_methods(getattr(component, "__self__", component))  # of a class, or that of a class method
+    if lacking is not None:
+        raise ValueError(f"{section}: {lacking}")
     # The name is checked where it is used: every loader has a word of its own for it.
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
     check_arguments(component, arguments, section)

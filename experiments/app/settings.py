@@ -72,6 +72,12 @@ def text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "give a text"
 
 
+def optional_texts(value: Any) -> str | None:
+    """A list of texts, or null."""
+    right = value is None or (_is_list(value) and all(text(each) is None for each in value))
+    return None if right else "give a list of texts, or null"
+
+
 def section(value: Any) -> str | None:
     """Settings of their own, by name."""
     return None if isinstance(value, Mapping) else "give a section, such as one of the files in conf/"
@@ -108,6 +114,7 @@ ENGINE: dict[str, Check] = {
     "optimize": flag,
     "timing": flag,
     "scheduler": anything,
+    "check": flag,
 }
 _MEASURING: dict[str, Check] = {
     "target": section,
@@ -181,6 +188,18 @@ CHECK_VERIFIER: dict[str, Check] = {
     "temperatures": several(number(lambda value: value > 0, ""), "at least one temperature, each above 0"),
     "streams": integer(100),
     "threshold": number(lambda value: value > 0, "a number above 0"),
+}
+CHECK_DRAFTER: dict[str, Check] = {
+    "target": section,
+    "drafter": section,
+    "sampling": section,
+    "engine": section,
+    "prompts": optional_texts,
+    "tokens": integer(8),
+    "rounds": integer(2),
+    "draws": integer(0),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
 }
 TRAIN: dict[str, Check] = {
     "out": text,

@@ -7,9 +7,11 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from specdec.attributes import check_drafter_attributes, check_verifier_attributes
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
+from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake, Prompt
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
@@ -41,6 +43,8 @@ class Engine:
         timing: Measure each stage of every round (``Step.seconds``).
         optimize: See ``ModelRunner``; for the target's forwards.
         scheduler: Decides which waiting request gets a free slot; first come, first served by default.
+        check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
+            the node where something is wrong. It costs time, and a synchronization with the device per check.
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
@@ -64,6 +68,7 @@ class Engine:
         timing: bool = False,
         optimize: bool = True,
         scheduler: Scheduler | None = None,
+        check: bool = False,
     ):
         for name, value in (("max_batch_size", max_batch_size), ("prefill_chunk", prefill_chunk)):
             if value < 1:
@@ -79,9 +84,12 @@ class Engine:
         if drafter is not None:
             if verifier is None:
                 raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
+            check_drafter_attributes(drafter, layers=target.num_layers)
+            check_verifier_attributes(verifier)
             verifier.check(drafter)
             ownership.check_free(drafter)
-            self._speculative = Mode.speculative(drafter, verifier)
+            inspector = Inspector(drafter, verifier, self._request_in) if check else None
+            self._speculative = Mode.speculative(drafter, verifier) if inspector is None else inspector.mode()
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
@@ -263,6 +271,9 @@ class Engine:
         self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token, valid=read.valid)
         self._slots.advance_host(slots, read.tokens, np.where(read.valid, read.num_accepted + 1, 0))
         return committed if committed is None or len(told) == len(slots) else committed.rows(told)
+
+    def _request_in(self, slot: int) -> Request | None:
+        return self._running[slot]
 
     def _observed(self, played: Played, slots: Slots) -> Round:
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)

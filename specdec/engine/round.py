@@ -21,6 +21,9 @@ from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Verdict
 
+Check = Callable[[DraftTree, Slots], object]
+"""Looks at what a drafter proposes; raises if something is wrong."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
@@ -45,10 +48,16 @@ class Mode:
         return cls(propose=_nothing, verifier=Plain(), evidence=evidence, wants=LOGITS)
 
     @classmethod
-    def speculative(cls, drafter: Drafter, verifier: Verifier) -> "Mode":
-        """Returns speculative decoding."""
+    def speculative(cls, drafter: Drafter, verifier: Verifier, *, check: Check | None = None) -> "Mode":
+        """Returns speculative decoding.
+
+        Args:
+            drafter: The drafter.
+            verifier: The acceptance rule.
+            check: Called with every tree as the drafter proposed it, and with the slots it was made for.
+        """
         return cls(
-            propose=lambda slots: _drafted(drafter, slots),
+            propose=lambda slots: _drafted(drafter, slots, check),
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
             wants=Wants(hidden_layers=tuple(drafter.hidden_layers)),
@@ -120,9 +129,11 @@ def _nothing(slots: Slots) -> DraftTree:
     return DraftTree.root_only(slots.roots)
 
 
-def _drafted(drafter: Drafter, slots: Slots) -> DraftTree:
+def _drafted(drafter: Drafter, slots: Slots, check: Check | None) -> DraftTree:
     """Returns what the drafter proposes, without the nodes that are too deep for their row."""
     tree = drafter.propose(slots)
+    if check is not None:
+        check(tree, slots)
     if tree.width > drafter.max_nodes + 1:
         raise ValueError(
             f"{type(drafter).__name__} proposed {tree.width - 1} nodes and announced max_nodes={drafter.max_nodes}: "

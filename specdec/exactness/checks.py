@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+from specdec.wellformed import structure
 
 _TOLERANCE = 1e-6  # how far a row's sum may be from 1: tables may come from float32
 
@@ -23,17 +24,8 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
     """
     rule, vocab = type(verifier).__name__, target_probs.shape[2]
     index = torch.arange(tree.width)
-    _first((tree.parents[:, :1] != -1), lambda row, _: f"row {row}: the root, node 0, has a parent: give it -1")
-    wrong = (tree.parents >= index) | (tree.parents < 0) & (index > 0)
-    _first(
-        wrong,
-        lambda row, node: (
-            f"row {row}, node {node}: its parent is {int(tree.parents[row, node])}, which must be a node before it"
-        ),
-    )
-    above = tree.valid.gather(1, tree.parents.clamp(min=0))
-    _first(tree.valid & ~above, lambda row, node: f"row {row}, node {node} is valid and its parent is not")
-    _first(~tree.valid[:, :1], lambda row, _: f"row {row}: the root, node 0, must be valid")
+    for flaw in structure(tree):
+        raise ValueError(f"row {flaw.row}, node {flaw.node}: {flaw.what}")
     drafted = tree.valid & (index > 0)
     _first(
         drafted & ((tree.tokens < 0) | (tree.tokens >= vocab)),

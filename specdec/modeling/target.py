@@ -104,6 +104,11 @@ class Target:
         return read.bytes / read.weights
 
     @property
+    def num_layers(self) -> int | None:
+        """The number of the model's layers; None if its configuration does not say."""
+        return getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+
+    @property
     def max_length(self) -> int:
         """The number of positions that the model has."""
         return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 2**31 - 1

@@ -87,10 +87,10 @@ PARENTS = torch.tensor([[-1, 0, 0], [-1, 0, 0]])
             "row 1, node 1: its parent is 2, which must be a node before it",
         ),
         ({"parents": changed(PARENTS, (1, 2), -1)}, "row 1, node 2: its parent is -1"),
-        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1: the root, node 0, has a parent"),
+        ({"parents": changed(PARENTS, (1, 0), 0)}, "row 1, node 0: its parent is 0: it is the root, so give it -1"),
         (
             {"valid": torch.tensor([[True] * 3, [True, False, True]]), "parents": changed(PARENTS, (1, 2), 1)},
-            "row 1, node 2 is valid and its parent is not",
+            "row 1, node 2: it is valid and its parent is not",
         ),
         ({"tokens": changed(PARENTS * 0, (1, 2), 2)}, "row 1, node 2: token 2 is none of p's 2"),
         ({"p": changed(HALF, (1, 2, 0), 0.6)}, "p in row 1 at node 2 does not sum to one"),

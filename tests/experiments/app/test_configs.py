@@ -16,6 +16,7 @@ from drafters.model import ModelDrafter
 from experiments.app.config import CONF, bootstrap_of, build, plain
 from experiments.app.settings import (
     ACCURACY,
+    CHECK_DRAFTER,
     CHECK_VERIFIER,
     COMPARE,
     DEMO,
@@ -92,7 +93,7 @@ def test_the_files_are_found() -> None:
         "experiment",
         "contender",
     }
-    assert {"run", "demo", "compare", "replay", "check_verifier", "train"} <= set(APPLICATIONS)
+    assert {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train"} <= set(APPLICATIONS)
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
@@ -261,6 +262,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("report", REPORT),
         ("show", SHOW),
         ("check_verifier", CHECK_VERIFIER),
+        ("check_drafter", CHECK_DRAFTER),
         ("train", TRAIN),
     ],
 )

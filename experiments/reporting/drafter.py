@@ -1,0 +1,31 @@
+"""The table of ``experiments.check_drafter``: a line per check."""
+
+from collections.abc import Sequence
+
+from experiments.reporting.table import Cell, Column, Emphasis, Table
+from specdec.drafter_checks import Finding, Status
+from specdec.drafter_checks.fit import LEVEL
+
+_EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
+
+
+def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:
+    """A row per check: how it ended, and what was found.
+
+    Args:
+        drafter: The drafter's name.
+        target: The target's name.
+        findings: What was found.
+    """
+    columns = [
+        Column("check", "left", fold=True, max_width=36),
+        Column("verdict", "left"),
+        Column("what was found", "left", fold=True),
+    ]
+    counted = any("p-value" in finding.detail for finding in findings)
+    notes = [f"p-values below the limit are mistakes: one right drafter in {1 / LEVEL:,.0f} has one, by chance"]
+    table = Table(columns, f"{drafter}, tried with {target}", notes if counted else [])
+    for finding in findings:
+        emphasis = _EMPHASIS.get(finding.status, Emphasis.NONE)
+        table.add(finding.check, Cell(str(finding.status), emphasis=emphasis), finding.detail)
+    return table

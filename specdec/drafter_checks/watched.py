@@ -1,0 +1,129 @@
+"""A drafter that passes everything on to another one, and looks at what that one proposes."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.sampling import SamplingTensors
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed
+from specdec.wellformed import FATAL, Flaw, flaws
+
+
+class MalformedError(Exception):
+    """A tree that the engine cannot run."""
+
+
+@dataclasses.dataclass
+class Log:
+    """What is known of a drafter; shared by all that are made in one check.
+
+    Attributes:
+        depth: The largest depth of a node, as announced.
+        adapts: As announced.
+        flaws: The first flaw of every kind, by the name of its check.
+        changed: What ``propose`` changed in the slots, if anything.
+        trees: The number of trees that were looked at.
+        nodes: The number of valid drafted nodes.
+        drawn: Of those, the number that were drawn at random from a q.
+    """
+
+    depth: int
+    adapts: bool
+    flaws: dict[str, Flaw] = dataclasses.field(default_factory=dict)
+    changed: str | None = None
+    trees: int = 0
+    nodes: int = 0
+    drawn: int = 0
+
+
+class Watched(Drafter):
+    """Passes everything on to a drafter.
+
+    Args:
+        drafter: The drafter that is checked.
+        log: Takes what is found.
+    """
+
+    def __init__(self, drafter: Drafter, log: Log):
+        self.inner, self.log = drafter, log
+        self.max_nodes, self.max_depth = drafter.max_nodes, drafter.max_depth
+        self.laws = frozenset(drafter.laws)
+        self.is_chain, self.is_paths = drafter.is_chain, drafter.is_paths
+        self.hidden_layers = tuple(drafter.hidden_layers)
+        self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
+        self._leaf_probs = False
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+        """Bind the drafter."""
+        self._leaf_probs = options.get("leaf_probs", False)
+        self.inner.bind(target, max_batch_size=max_batch_size, max_length=max_length, **options)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin a request."""
+        self.inner.admit(slot, prompt_ids, sampling)
+
+    def observe(self, committed: Committed) -> None:
+        """Report what became final."""
+        self.inner.observe(committed)
+
+    def release(self, slot: int) -> None:
+        """End a request."""
+        self.inner.release(slot)
+
+    def propose(self, slots: Slots) -> DraftTree:
+        """Returns what the drafter proposes, after a look at it.
+
+        Raises:
+            MalformedError: The engine could not go on with this tree.
+        """
+        before = _copy(slots)
+        tree = self.inner.propose(slots)
+        self.log.changed = self.log.changed or _changed(before, slots)
+        self.log.trees += 1
+        for flaw in flaws(tree, self, slots, leaf_probs=self._leaf_probs):
+            self.log.flaws.setdefault(flaw.check, flaw)
+            if flaw.check in FATAL:
+                raise MalformedError(flaw.what)
+        drafted = tree.valid[:, 1:] & slots.drafting[:, None]
+        self.log.nodes += int(drafted.sum())
+        self.log.drawn += int((drafted & ((tree.law[:, 1:] == 1) | (tree.law[:, 1:] == 2))).sum())
+        return tree
+
+
+def _fields(slots: Slots) -> dict[str, Tensor | np.ndarray]:
+    """Returns all arrays of the slots, by name."""
+    found = {}
+    for owner in (slots, slots.sampling):
+        for field in dataclasses.fields(owner):
+            value = getattr(owner, field.name)
+            if isinstance(value, Tensor | np.ndarray):
+                found["sampling." * isinstance(owner, SamplingTensors) + field.name] = value
+    return found
+
+
+def _copy(slots: Slots) -> dict[str, Tensor | np.ndarray]:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value.copy() for name, value in _fields(slots).items()
+    }
+
+
+def _changed(before: dict[str, Tensor | np.ndarray], slots: Slots) -> str | None:
+    """Returns the name of the first array that is not what it was."""
+    for name, value in _fields(slots).items():
+        old = before[name]
+        same = (
+            torch.equal(value, old)
+            if isinstance(value, Tensor) and isinstance(old, Tensor)
+            else np.array_equal(value, old)
+        )
+        if not same:
+            return name
+    return None

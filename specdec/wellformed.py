@@ -1,0 +1,335 @@
+"""Is a drafted tree well formed? Every check names the first row and node that is not, and what is wrong there.
+
+The checks read every number on the host, so they are for tests, diagnostics and ``Engine(check=True)``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Drafter
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+
+SUM_TOLERANCE = 1e-4
+"""How far the sum of a float32 row may be from 1, over any vocabulary."""
+
+
+class Form(StrEnum):
+    """What is checked of a tree, in this order."""
+
+    TENSORS = "shapes, dtypes, device"
+    PARENTS = "parents"
+    VALID = "valid nodes"
+    ROOT = "root"
+    TOKENS = "tokens"
+    SIZE = "number and depth of nodes"
+    SHAPE = "is_chain, is_paths"
+    LAWS = "declared laws"
+    SIBLINGS = "distinct siblings"
+    Q = "rows of q"
+    POSSIBLE = "possible tokens"
+
+
+FATAL = frozenset({Form.TENSORS, Form.PARENTS, Form.VALID, Form.ROOT, Form.TOKENS, Form.SIZE, Form.Q})
+"""Checks that a tree must pass before those that follow mean anything, and before a rule can be asked about it."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """What is wrong with a tree.
+
+    Attributes:
+        check: The check that it fails.
+        row: The first row that fails; None if it concerns the whole tree.
+        node: The first node of that row that fails; None if it concerns the whole tree.
+        what: What is wrong, and what to give instead.
+    """
+
+    check: Form
+    row: int | None
+    node: int | None
+    what: str
+
+
+def flaws(tree: DraftTree, drafter: Drafter, slots: Slots, *, leaf_probs: bool = False) -> list[Flaw]:
+    """Returns what is wrong with a drafter's proposal, at most one flaw per check.
+
+    The list ends at the first ``FATAL`` flaw. Rows that do not draft may hold any valid tree, so only the structure of
+    those is checked.
+
+    Args:
+        tree: What the drafter returned.
+        drafter: What it announced.
+        slots: What it was asked for.
+        leaf_probs: Whether the drafter was bound with ``leaf_probs=True``.
+    """
+    found = [Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, slots)][:1]
+    if found:
+        return found
+    for check in (
+        structure(tree),
+        _root(tree, slots),
+        _tokens(tree, slots.vocab_size),
+        _size(tree, drafter),
+    ):
+        found += list(check)[:1]
+        if found:
+            return found
+    drafted = tree.valid & slots.drafting[:, None] & (torch.arange(tree.width, device=slots.device) > 0)
+    for check in (
+        _shape(tree, drafter, drafted),
+        _laws(tree, drafter, drafted, slots),
+        _siblings(tree, drafted),
+        draft_probs_flaws(tree, drafted, every=tree.valid & slots.drafting[:, None] if leaf_probs else None),
+    ):
+        found += check
+    return found
+
+
+def _tensors(tree: DraftTree, slots: Slots) -> Iterator[str]:
+    """Yields what is wrong with the tensors of a tree."""
+    if not isinstance(tree, DraftTree):
+        yield f"propose returned {type(tree).__name__}: return a DraftTree"
+        return
+    batch, width = len(slots), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
+    if width == 0 or tree.tokens.shape[0] != batch:
+        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {batch} slots"
+        return
+    parents = tree.topology.parents
+    if parents.ndim != 2 or parents.shape[0] not in (1, batch) or parents.shape[1] != width:
+        yield f"parents has the shape {_dims(parents)} and tokens {_dims(tree.tokens)}: give a parent for every node"
+        return
+    wanted = {
+        "tokens": (tree.tokens, (batch, width), (torch.int64,)),
+        "parents": (parents, tuple(parents.shape), (torch.int64,)),
+        "valid": (tree.valid, (batch, width), (torch.bool,)),
+        "law": (tree.law, (batch, width), (torch.int8,)),
+        "draft_probs": (tree.draft_probs, (batch, width, slots.vocab_size), (torch.float32, torch.float64)),
+    }
+    for name, (tensor, shape, dtypes) in wanted.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            yield f"{name} has the shape {_dims(tensor)}: give {list(shape)}"
+        elif tensor.dtype not in dtypes:
+            yield f"{name} is {_short(tensor.dtype)}: give {_short(dtypes[0])}"
+        elif tensor.device != slots.device:
+            yield f"{name} is on {tensor.device} and the slots are on {slots.device}: build the tree on slots.device"
+
+
+def structure(tree: DraftTree) -> Iterator[Flaw]:
+    """Yields what is wrong with the parents of a tree's nodes, and with which of them are valid."""
+    index = torch.arange(tree.width, device=tree.tokens.device)
+    parents = tree.parents
+    yield from _first(
+        Form.PARENTS,
+        (parents != -1) & (index == 0) | ((parents >= index) | (parents < 0)) & (index > 0),
+        lambda row, node: (
+            f"its parent is {int(parents[row, node])}, which must be a node before it"
+            if node
+            else f"its parent is {int(parents[row, 0])}: it is the root, so give it -1"
+        ),
+    )
+    above = tree.valid.gather(1, parents.clamp(0, tree.width - 1))
+    yield from _first(
+        Form.VALID,
+        (tree.valid & ~above) | (~tree.valid & (index == 0)),
+        lambda row, node: "it is valid and its parent is not" if node else "it is the root, which must be valid",
+    )
+
+
+def _root(tree: DraftTree, slots: Slots) -> list[Flaw]:
+    return _first(
+        Form.ROOT,
+        tree.tokens[:, :1] != slots.roots[:, None],
+        lambda row, _: (
+            f"its token is {int(tree.tokens[row, 0])}, and node 0 must be the root, the last token of the sequence, "
+            f"which is {int(slots.roots[row])}"
+        ),
+    )
+
+
+def _tokens(tree: DraftTree, vocab: int) -> list[Flaw]:
+    # All nodes: the target runs those that are not valid, too.
+    return _first(
+        Form.TOKENS,
+        (tree.tokens < 0) | (tree.tokens >= vocab),
+        lambda row, node: (
+            f"its token is {int(tree.tokens[row, node])}, which is none of the target's {vocab}"
+            + ("" if tree.valid[row, node] else ": give nodes that are not valid some token, too")
+        ),
+    )
+
+
+def _size(tree: DraftTree, drafter: Drafter) -> Iterator[Flaw]:
+    if tree.width - 1 > drafter.max_nodes:
+        announced = f"announced max_nodes={drafter.max_nodes}: propose fewer, or announce them"
+        yield Flaw(Form.SIZE, None, None, f"it proposed {tree.width - 1} nodes and {announced}")
+        return
+    depth = depths(tree.parents)
+    for bound, source in ((drafter.max_depth, "announced"), (tree.max_depth, "gave the tree")):
+        yield from _first(
+            Form.SIZE,
+            tree.valid & (depth > bound),
+            lambda row, node, bound=bound, source=source: (
+                f"it stands at depth {int(depth[row, node])}, and the drafter {source} max_depth={bound}"
+            ),
+        )
+    rank = _same_parent(tree, tree.valid).tril(-1).sum(-1)
+    yield from _first(
+        Form.SIZE,
+        tree.valid & (rank >= tree.max_children) & (tree.parents >= 0),
+        lambda row, node: (
+            f"it is child {int(rank[row, node]) + 1} of its parent, and the drafter gave the tree "
+            f"max_children={tree.max_children}"
+        ),
+    )
+
+
+def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
+    if drafter.is_chain:
+        siblings = _same_parent(tree, drafted).tril(-1).any(-1)
+        return _first(Form.SHAPE, siblings, lambda row, node: "it has a sibling, and the drafter says is_chain=True")
+    if not drafter.is_paths:
+        return []
+    siblings = _same_parent(tree, drafted & (tree.parents > 0)).tril(-1).any(-1)
+    found = _first(
+        Form.SHAPE,
+        siblings,
+        lambda row, node: "it has a sibling below the first level, and the drafter says is_paths=True",
+    )
+    depth = depths(tree.parents)
+    has_child = torch.zeros_like(drafted).long().scatter_add(1, tree.parents.clamp(min=0), drafted.long()) > 0
+    short = drafted & ~has_child & (depth < (depth * drafted).amax(-1, keepdim=True))
+    return found or _first(
+        Form.SHAPE, short, lambda row, node: "its path is shorter than another, and the drafter says is_paths=True"
+    )
+
+
+def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], slots: Slots) -> list[Flaw]:
+    known = torch.zeros(256, dtype=torch.bool, device=slots.device)
+    known[[int(law) for law in drafter.laws]] = True
+    greedy = (slots.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
+    return _first(
+        Form.LAWS,
+        drafted & ~known[tree.law.long() & 255] & ~greedy,
+        lambda row, node: (
+            f"its law is {_law(int(tree.law[row, node]))}, and the drafter announced laws="
+            f"{{{', '.join(law.name for law in sorted(drafter.laws))}}}"
+        ),
+    )
+
+
+def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw]:
+    same = _same_parent(tree, drafted).tril(-1) & (tree.tokens[:, :, None] == tree.tokens[:, None, :])
+    law = tree.law
+    apart = (law[:, :, None] == law[:, None, :]) | (law == DraftSampling.WITHOUT_REPLACEMENT)[:, :, None]
+    twice = same & apart & (law != DraftSampling.IID)[:, :, None]
+    return _first(
+        Form.SIBLINGS,
+        twice.any(-1),
+        lambda row, node: (
+            f"its token {int(tree.tokens[row, node])} is also that of its sibling, node "
+            f"{int(twice[row, node].nonzero()[0])}, and siblings that are {_law(int(law[row, node]))} must be distinct"
+        ),
+    )
+
+
+def draft_probs_flaws(
+    tree: DraftTree, drafted: Bool[Tensor, "batch node"], *, every: Bool[Tensor, "batch node"] | None = None
+) -> list[Flaw]:
+    """Returns what is wrong with q, and with the tokens that were drawn from it.
+
+    Args:
+        tree: The tree.
+        drafted: The nodes whose law counts.
+        every: Nodes that need a row of q whether they have children or not.
+    """
+    drawn = drafted & ((tree.law == DraftSampling.IID) | (tree.law == DraftSampling.WITHOUT_REPLACEMENT))
+    q = tree.draft_probs
+    if q is None:
+        needed = drawn if every is None else drawn | every
+        return _first(
+            Form.Q,
+            needed,
+            lambda row, node: (
+                (
+                    f"it was drawn {_law(int(tree.law[row, node]))}"
+                    if drawn[row, node]
+                    else "the rule reads q at every node"
+                )
+                + " and the tree has no draft_probs: give q"
+            ),
+        )
+    parents = tree.parents.clamp(min=0)
+    read = torch.zeros_like(drawn).long().scatter_add(1, parents, drawn.long()) > 0
+    if every is not None:
+        read = read | every
+    found = _first(Form.Q, read & (distribution_flaw(q) > 0), lambda row, node: f"q after it {describe(q[row, node])}")
+    if found:
+        return found
+    chance = q.gather(1, parents[..., None].expand(-1, -1, q.shape[2])).gather(2, tree.tokens[..., None])[..., 0]
+    return _first(
+        Form.POSSIBLE,
+        drawn & ~(chance > 0),
+        lambda row, node: (
+            f"its token {int(tree.tokens[row, node])} has probability 0 in the q that it says it was drawn from"
+        ),
+    )
+
+
+def distribution_flaw(rows: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
+    """Returns 0 for rows that are distributions, and another number for all others."""
+    bad = ~torch.isfinite(rows).all(-1) | (rows < 0).any(-1)
+    return (bad | ~((rows.double().sum(-1) - 1).abs() <= SUM_TOLERANCE)).long()
+
+
+def describe(row: Float[Tensor, " vocab"]) -> str:
+    """Returns why a row is no distribution, in words that follow its name."""
+    if not torch.isfinite(row).all():
+        return f"has an entry that is not finite (token {int((~torch.isfinite(row)).nonzero()[0])})"
+    if (row < 0).any():
+        return f"has a negative entry (token {int((row < 0).nonzero()[0])}: {float(row.min()):.3g})"
+    return f"sums to {float(row.double().sum()):.6g}, not to 1"
+
+
+def depths(parents: Int[Tensor, "batch node"]) -> Int[Tensor, "batch node"]:
+    """Returns the depth of every node from its parents alone, which must stand before it."""
+    depth, above = torch.zeros_like(parents), parents
+    while (above >= 0).any():
+        depth = depth + (above >= 0)
+        above = parents.gather(1, above.clamp(min=0)).where(above >= 0, -1)
+    return depth
+
+
+def _same_parent(tree: DraftTree, counted: Bool[Tensor, "batch node"]) -> Bool[Tensor, "batch node node"]:
+    """Marks pairs of counted nodes with one parent; the root has none."""
+    counted = counted & (tree.parents >= 0)
+    return (tree.parents[:, :, None] == tree.parents[:, None, :]) & counted[:, :, None] & counted[:, None, :]
+
+
+def _first(check: Form, wrong: Bool[Tensor, "batch node"], what: Callable[[int, int], str]) -> list[Flaw]:
+    """Returns the first node that is wrong as a flaw; ``what`` words it, from row and node."""
+    where = wrong.nonzero()
+    if not len(where):
+        return []
+    row, node = where[0].tolist()
+    return [Flaw(check, row, node, what(row, node))]
+
+
+def _law(number: int) -> str:
+    return DraftSampling(number).name if number in tuple(DraftSampling) else str(number)
+
+
+def _dims(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,67 @@
+"""The command that checks a drafter: its table, its verdict, and what it says about bad input."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.check_drafter import check
+from specdec.drafter_checks import Status
+from tests import mutants
+
+Configure = Callable[..., DictConfig]
+SMALL = ("draws=0", "rounds=6", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_drafter_that_keeps_its_contract(
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure("check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *SMALL)
+    findings = check(config)
+    text = shown(capsys)
+    assert "ModelDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
+    passed = sum(finding.status is Status.PASSED for finding in findings)
+    assert f"ModelDrafter keeps its contract: it passes {passed} checks, and" in text
+
+
+def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = f"drafter._target_={mutants.__name__}.Twins"
+    config = configure("check_drafter", f"target.name={saved / 'target'}", "drafter=none", drafter, *SMALL)
+    with pytest.raises(ValueError, match=r"^Twins breaks its contract in 1 check: trees: distinct siblings: node 2: "):
+        check(config)
+    assert "trees: distinct siblings FAILED" in shown(capsys)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["tokens=2.5"], r"^tokens=2\.5: give an integer of at least 8"),
+        (["draws=-1"], r"^draws=-1: give an integer of at least 0"),
+        (["prompts=abc"], r"^prompts='abc': give a list of texts, or null"),
+        (["prompts=[abc,3]"], r"^prompts=\['abc', 3\]: give a list of texts, or null"),
+        (["drafter=none"], r"^drafter=none drafts nothing, so there is nothing to check"),
+        (["+drafter.width=3"], r"^there is no drafter\.width: "),
+        (["engine.check=1"], r"^engine\.check=1: give true or false"),
+    ],
+)
+def test_bad_settings(configure: Configure, overrides: list[str], words: str) -> None:
+    """All of them before a model is loaded: the target does not exist."""
+    with pytest.raises(ValueError, match=words):
+        check(configure("check_drafter", "target.name=/nowhere", *overrides))
+
+
+def test_a_class_that_lacks_a_method(configure: Configure) -> None:
+    target = f"drafter._target_={__name__}.Unfinished"
+    with pytest.raises(ValueError, match=r"^drafter: Unfinished has no propose: write propose\(self, slots\), which"):
+        check(configure("check_drafter", "target.name=/nowhere", "drafter=none", target))
+
+
+class Unfinished(mutants.Drafter):
+    """Has no ``propose``."""
+
+    def bind(self, target, *, max_batch_size, max_length): ...

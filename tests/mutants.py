@@ -1,0 +1,429 @@
+"""A small honest drafter, and drafters that each break one part of the contract."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+from specdec.random import Purpose, draw, uniforms
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Committed, DraftSampling
+
+PATHS = [(0,), (1,), (0, 0), (1, 0)]
+
+
+class Honest(Drafter):
+    """Draws two paths from a fixed table: a distribution for every token above. It keeps its contract."""
+
+    shape = TreeShape.from_paths(PATHS)
+    law = DraftSampling.IID
+    laws = frozenset([DraftSampling.IID])
+    max_nodes, max_depth = 4, 2
+    is_chain = False
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.table = (2 * torch.randn(target.vocab_size, target.vocab_size, generator=generator)).softmax(-1)
+        self.target = target
+
+    def numbers(self, slots: Slots) -> Float[Tensor, "batch node"]:
+        return uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 4)
+
+    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+        return self.table[token]
+
+    def without(self, weights: Tensor, earlier: list[Tensor]) -> Tensor:
+        """What is left for the next sibling."""
+        if self.law is DraftSampling.WITHOUT_REPLACEMENT:
+            for token in earlier:
+                weights = weights.scatter(1, token[:, None], 0.0)
+        return weights
+
+    def propose(self, slots: Slots) -> DraftTree:
+        numbers, tokens, rows = self.numbers(slots), [slots.roots], []
+        for node in range(5):
+            if node > 0:
+                parent = self.shape.parents[node]
+                siblings = [tokens[other] for other in range(1, node) if self.shape.parents[other] == parent]
+                weights = self.drawn_from(slots, tokens[parent], self.shape.depths[node])
+                tokens.append(draw(self.without(weights, siblings), numbers[:, node - 1]))
+            rows.append(self.table[tokens[node]])
+        return self.finish(slots, torch.stack(tokens, 1), torch.stack(rows, 1))
+
+    def finish(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
+    ) -> DraftTree:
+        return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q)
+
+
+class HonestWithoutReplacement(Honest):
+    law = DraftSampling.WITHOUT_REPLACEMENT
+    laws = frozenset([DraftSampling.WITHOUT_REPLACEMENT])
+
+
+class HonestTop(Honest):
+    """Chooses the most probable tokens."""
+
+    law = DraftSampling.DETERMINISTIC
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def propose(self, slots: Slots) -> DraftTree:
+        top = self.table.topk(2).indices
+        first, second = top[slots.roots].unbind(1)
+        tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
+        return self.finish(slots, tokens, self.table[tokens])
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        return DraftTree.from_shape(self.shape, tokens)
+
+
+# ---------------------------------------------------------------- trees that are not well formed
+
+
+def broken(base: type[Honest], change: Callable[[DraftTree], DraftTree]) -> type[Honest]:
+    """A drafter whose trees are changed before they are returned."""
+
+    class Broken(base):
+        def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+            return change(super().finish(slots, tokens, q))
+
+    return Broken
+
+
+def at(tensor: Tensor, node: int, value: float) -> Tensor:
+    """A copy with another value at a node of every row."""
+    copy = tensor.clone()
+    copy[:, node] = value
+    return copy
+
+
+def parents_of(tree: DraftTree, *parents: int) -> DraftTree:
+    table = torch.tensor([parents], device=tree.tokens.device).expand(len(tree.tokens), -1)
+    return DraftTree.build(
+        tree.tokens,
+        table,
+        valid=tree.valid,
+        sampling=tree.law,
+        draft_probs=tree.draft_probs,
+        max_depth=4,
+        max_children=4,
+    )
+
+
+MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
+    "dtype": (lambda tree: replace(tree, tokens=tree.tokens.int()), "shapes, dtypes, device"),
+    "rows": (lambda tree: replace(tree, tokens=tree.tokens.repeat(2, 1)), "shapes, dtypes, device"),
+    "half q": (lambda tree: replace(tree, draft_probs=tree.draft_probs.bfloat16()), "shapes, dtypes, device"),
+    "parent after child": (lambda tree: parents_of(tree, -1, 0, 0, 4, 2), "parents"),
+    "two roots": (lambda tree: parents_of(tree, -1, -1, 0, 1, 2), "parents"),
+    "orphan": (lambda tree: replace(tree, valid=at(tree.valid, 1, False)), "valid nodes"),
+    "no root": (lambda tree: replace(tree, valid=torch.zeros_like(tree.valid)), "valid nodes"),
+    "wrong root": (lambda tree: replace(tree, tokens=at(tree.tokens, 0, 3)), "root"),
+    "token too large": (lambda tree: replace(tree, tokens=at(tree.tokens, 4, 10_000)), "tokens"),
+    "padding": (
+        lambda tree: replace(tree, tokens=at(tree.tokens, 4, -1), valid=at(tree.valid, 4, False)),
+        "tokens",
+    ),
+    "too deep": (lambda tree: parents_of(tree, -1, 0, 1, 2, 3), "number and depth of nodes"),
+    "law": (lambda tree: replace(tree, law=at(tree.law, 3, 2)), "declared laws"),
+    "no q": (lambda tree: replace(tree, draft_probs=None), "rows of q"),
+    "nan": (lambda tree: replace(tree, draft_probs=at(tree.draft_probs, 1, float("nan"))), "rows of q"),
+    "negative": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs - 1 / 12), "rows of q"),
+    "not normalized": (lambda tree: replace(tree, draft_probs=2 * tree.draft_probs), "rows of q"),
+    "impossible": (
+        lambda tree: replace(
+            tree,
+            draft_probs=torch.zeros_like(tree.draft_probs).scatter_(2, (tree.tokens[..., None] * 0), 1.0),
+            tokens=at(tree.tokens, 3, 5),
+        ),
+        "possible tokens",
+    ),
+}  # fmt: skip
+"""What is done to an honest tree, and the check that must notice."""
+
+
+class Twins(HonestTop):
+    """Chosen siblings with one token."""
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        tokens[:, 2] = tokens[:, 1]
+        return super().finish(slots, tokens, q)
+
+
+class SaysChain(Honest):
+    is_chain = True
+
+
+class SaysPaths(Honest):
+    """A tree with siblings below the first level, which says that its drafts are paths."""
+
+    is_paths = True
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        return parents_of(super().finish(slots, tokens, q), -1, 0, 0, 1, 1)
+
+
+class TooMany(Honest):
+    max_nodes = 3
+
+
+class LooseBound(Honest):
+    """States that no node has two children, and one has."""
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        tree = super().finish(slots, tokens, q)
+        parents = tree.parents.clone()
+        return DraftTree.build(tree.tokens, parents, sampling=self.law, draft_probs=q, max_depth=2, max_children=1)
+
+
+# ---------------------------------------------------------------- behaviour
+
+
+class NotBound(Honest):
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+        raise ValueError("this drafter is for another target")
+
+
+class Stumbles(Honest):
+    def observe(self, committed: Committed) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+class WritesSlots(HonestTop):
+    """Uses the engine's own array as scratch."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = super().propose(slots)
+        slots.host_tokens[:, -1] += 1
+        return tree
+
+
+class TouchesTheTarget(HonestTop):
+    """Shares the target's output layer, and changes it when it drafts for the first time."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        with torch.no_grad():
+            self.target.model.get_output_embeddings().weight.abs_()
+        return super().propose(slots)
+
+
+class NeedsRoom(HonestTop):
+    """Looks at a position behind the sequence that is not always there."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        for tokens, length in zip(slots.host_tokens, slots.host_lengths, strict=True):
+            _ = tokens[length + 3]
+        return super().propose(slots)
+
+
+class OwnRandomness(Honest):
+    """Draws from q, with torch's global generator."""
+
+    def numbers(self, slots: Slots) -> Tensor:
+        return torch.rand(len(slots), 4, dtype=torch.float64)
+
+
+class Neighbours(HonestTop):
+    """Every row drafts what fits the first one's root."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        first = super().propose(slots)
+        tokens = first.tokens[:1].expand(len(slots), -1).clone()
+        tokens[:, 0] = slots.roots
+        return DraftTree.from_shape(self.shape, tokens)
+
+
+class _Remembers(HonestTop):
+    """Drafts the tokens after one that it has noted for each slot."""
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
+        self.noted = torch.zeros(max_batch_size, dtype=torch.long)
+
+    def propose(self, slots: Slots) -> DraftTree:
+        top = self.table.topk(2).indices
+        first, second = top[self.noted[slots.index]].unbind(1)
+        tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
+        return DraftTree.from_shape(self.shape, tokens)
+
+
+class LastPiece(_Remembers):
+    """Notes the first token of every piece of the prompt, where that of the first was meant."""
+
+    def observe(self, committed: Committed) -> None:
+        if committed.path is None:
+            self.noted[committed.slots] = committed.tokens[:, 0]
+
+
+class NeverForgets(_Remembers):
+    """Counts the tokens of its slot, and does not begin anew with a new request."""
+
+    def observe(self, committed: Committed) -> None:
+        counts = torch.from_numpy(committed.counts)
+        self.noted[committed.slots] = (self.noted[committed.slots] + counts) % len(self.table)
+
+
+class Drifts(_Remembers):
+    """Counts the tokens of the sequence, and forgets the root of every round."""
+
+    def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
+        self.noted[slot] = 0
+
+    def observe(self, committed: Committed) -> None:
+        counts = torch.from_numpy(committed.counts) - int(committed.path is not None)
+        self.noted[committed.slots] = (self.noted[committed.slots] + counts) % len(self.table)
+
+
+# ---------------------------------------------------------------- draws
+
+
+class Colder(Honest):
+    """Draws at another temperature than its q has."""
+
+    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+        weights = self.table[token] ** 1.3
+        return weights / weights.sum(-1, keepdim=True)
+
+
+class WrongParent(Honest):
+    """Below the first level it draws from what follows the root."""
+
+    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+        return self.table[token if depth == 1 else slots.roots] * 0.5 + self.table[token] * 0.5
+
+
+class SaysIid(HonestWithoutReplacement):
+    """Draws without replacement, and says that the draws are independent."""
+
+    laws = frozenset([DraftSampling.IID])
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        return DraftTree.from_shape(self.shape, tokens, sampling=DraftSampling.IID, draft_probs=q)
+
+
+class Sorts(Honest):
+    """Puts the more probable sibling first, after both were drawn."""
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        chance = q[:, 0].gather(1, tokens[:, 1:3])
+        order = chance.argsort(1, descending=True)
+        swapped = torch.cat([tokens[:, :1], tokens[:, 1:3].gather(1, order), tokens[:, 3:].gather(1, order)], 1)
+        return super().finish(slots, swapped, self.table[swapped])
+
+
+class Drops(Honest):
+    """Leaves out drawn tokens of small probability."""
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        chance = q[:, :2].gather(2, tokens[:, [1, 3]][..., None])[..., 0]
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        valid[:, 3] = chance[:, 1] > 0.2
+        return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q, valid=valid)
+
+
+class SameForSiblings(Honest):
+    """Draws both siblings with one number."""
+
+    def numbers(self, slots: Slots) -> Tensor:
+        numbers = super().numbers(slots).clone()
+        numbers[:, 1] = numbers[:, 0]
+        return numbers
+
+
+class SameForChild(Honest):
+    """Draws a child with its parent's number, so that given the parent's token it does not come from q."""
+
+    def numbers(self, slots: Slots) -> Tensor:
+        numbers = super().numbers(slots).clone()
+        numbers[:, 2] = numbers[:, 0]
+        return numbers
+
+
+class SameEveryRound(Honest):
+    """Draws with the numbers of the first round, whichever round it is."""
+
+    def numbers(self, slots: Slots) -> Tensor:
+        return uniforms(slots.keys, torch.zeros_like(slots.rounds), Purpose.DRAFT, 4)
+
+
+class NumbersOfTheEngine(Honest):
+    """Draws with the numbers that decide what is accepted."""
+
+    def numbers(self, slots: Slots) -> Tensor:
+        return uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 4)
+
+
+class SaysChosen(SameEveryRound):
+    """Draws at random, and says that it chooses."""
+
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def without(self, weights: Tensor, earlier: list[Tensor]) -> Tensor:
+        for token in earlier:
+            weights = weights.scatter(1, token[:, None], 0.0)
+        return weights
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        return DraftTree.from_shape(self.shape, tokens)
+
+
+class HonestLeaves(Honest):
+    """Gives q everywhere if it is asked to."""
+
+    has_leaf_probs = True
+
+
+class NoLeaves(HonestLeaves):
+    """Says that it gives q at the leaves, and gives zeros."""
+
+    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        q[:, 3:] = 0
+        return super().finish(slots, tokens, q)
+
+
+HONEST: dict[str, type[Honest]] = {
+    "iid": Honest,
+    "without replacement": HonestWithoutReplacement,
+    "chosen": HonestTop,
+    "q at the leaves": HonestLeaves,
+}
+
+BEHAVIOUR: dict[type[Honest], str] = {
+    Twins: "trees: distinct siblings",
+    SaysChain: "trees: is_chain, is_paths",
+    SaysPaths: "trees: is_chain, is_paths",
+    TooMany: "trees: number and depth of nodes",
+    LooseBound: "trees: number and depth of nodes",
+    NotBound: "fits the target",
+    Stumbles: "drafts to the end",
+    WritesSlots: "slots are left alone",
+    TouchesTheTarget: "greedy outputs",
+    NeedsRoom: "ends of outputs and of the cache",
+    OwnRandomness: "same seed, same drafts",
+    Neighbours: "independent of batch mates",
+    LastPiece: "independent of the prompt's pieces",
+    NeverForgets: "a slot is used again",
+    Drifts: "no drift",
+    SaysChosen: "chosen tokens use no randomness",
+    NoLeaves: "q at the leaves",
+}
+"""Drafters that make one mistake, and the check that must notice."""
+
+DRAWS: dict[type[Honest], str] = {
+    Colder: "q is what was drawn: first node",
+    WrongParent: "q is what was drawn: deeper nodes",
+    SaysIid: "q is what was drawn: siblings",
+    Sorts: "q is what was drawn: siblings",
+    Drops: "q is what was drawn: deeper nodes",
+    SameForSiblings: "draws are independent",
+    SameForChild: "q is what was drawn: deeper nodes",
+    SameEveryRound: "draws are independent",
+    NumbersOfTheEngine: "draws are independent",
+}
+"""Drafters that draw otherwise than they say, and the check that must notice."""

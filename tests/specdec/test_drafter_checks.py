@@ -1,0 +1,171 @@
+"""The checks of a drafter: honest ones pass, and each mistake is noticed by the check that is for it.
+
+The statistical checks are seeded. A drafter that draws as it says fails one of them with probability 1e-5 over other
+seeds (``fit.LEVEL``, divided by the number of tests).
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from specdec.drafter_checks import Finding, Status, check_drafter
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import DraftSampling
+from tests import mutants
+from tests.components import DRAFTERS, fitting
+from tests.models import tiny_model
+from tests.mutants import BEHAVIOUR, DRAWS, HONEST, MALFORMED, Honest, broken
+from tests.shapes import shapes_unchecked
+from tests.verifiers.cases import complete
+from verifiers import RejectionVerifier
+
+VOCAB = 12
+ENOUGH = 1700  # drafts, a quarter of them after one of two prompts: more than fit.FEWEST after each
+FEW = {"draws": 0, "rounds": 10, "tokens": 12, "max_length": 96}  # where nothing is counted
+
+
+@pytest.fixture(autouse=True)
+def _unchecked() -> Iterator[None]:
+    """Drafters that break the contract are the point here."""
+    with shapes_unchecked():
+        yield
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target(tiny_model(vocab_size=VOCAB, layers=1))
+
+
+def failing(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.detail for finding in findings if finding.failed}
+
+
+def check(make, target: Target, **options) -> list[Finding]:
+    return check_drafter(make, target, verifier=RejectionVerifier(), **options)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_drafters_pass(target: Target, name: str) -> None:
+    findings = check(HONEST[name], target, rounds=20, draws=ENOUGH, max_length=96)
+    assert failing(findings) == {}
+    drawn = [finding for finding in findings if finding.check.startswith("q is what was drawn")]
+    wanted = Status.NOT_APPLICABLE if name == "chosen" else Status.PASSED
+    assert [finding.status for finding in drawn] == [wanted] * 3
+    assert not [finding for finding in findings if finding.status is Status.NOT_TRIED]
+
+
+STRONG = ("ngram", "medusa", "model_tree_without_replacement")
+
+
+@pytest.mark.parametrize("name", [complete(name, strong=name in STRONG) for name in DRAFTERS])
+def test_the_drafters_of_this_project_pass(name: str) -> None:
+    model = tiny_model(vocab_size=24, layers=2)
+    rule = fitting(DRAFTERS[name](model))
+    findings = check_drafter(lambda: DRAFTERS[name](model), Target(model), verifier=rule, rounds=40, draws=ENOUGH)
+    assert failing(findings) == {}
+    assert not [finding for finding in findings if finding.status is Status.NOT_TRIED]
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_trees_are_noticed(target: Target, name: str) -> None:
+    change, wanted = MALFORMED[name]
+    found = failing(check(broken(Honest, change), target, **FEW))
+    assert list(found) == [f"trees: {wanted}"]
+
+
+@pytest.mark.parametrize("drafter", BEHAVIOUR, ids=lambda drafter: drafter.__name__)
+def test_one_mistake_fails_the_check_that_is_for_it(target: Target, drafter: type[Honest]) -> None:
+    found = failing(check(drafter, target, **FEW))
+    assert list(found) == [BEHAVIOUR[drafter]]
+
+
+@pytest.mark.parametrize("drafter", DRAWS, ids=lambda drafter: drafter.__name__)
+def test_draws_that_are_not_what_q_says(target: Target, drafter: type[Honest]) -> None:
+    """The first check that fails is the one that names the place; what follows from the mistake may fail, too."""
+    found = failing(check(drafter, target, rounds=2, tokens=12, draws=ENOUGH, max_length=96))
+    assert DRAWS[drafter] in found
+    assert all(name.startswith(("q is what was drawn", "draws are")) for name in found)
+    if DRAWS[drafter] == "draws are independent":
+        assert list(found) == [DRAWS[drafter]]
+
+
+def test_a_failure_names_the_line_of_the_drafter(target: Target) -> None:
+    (detail,) = failing(check(mutants.Stumbles, target, **FEW)).values()
+    assert "ZeroDivisionError: a bug" in detail and "mutants.py, line" in detail
+
+
+def test_missing_attributes_end_it(target: Target) -> None:
+    class Bare(Drafter):
+        def bind(self, target, *, max_batch_size, max_length): ...
+
+        def propose(self, slots): ...
+
+    (finding,) = check(Bare, target)
+    assert finding.failed and "Bare has no max_nodes and no max_depth and no laws and no is_chain" in finding.detail
+
+
+def test_a_class_without_methods_ends_it(target: Target) -> None:
+    class Unfinished(Drafter):
+        def bind(self, target, *, max_batch_size, max_length): ...
+
+    (finding,) = check(Unfinished, target)
+    assert finding.failed and "Unfinished has no propose: write propose(self, slots)" in finding.detail
+
+
+def test_a_drafter_that_adapts_says_so(target: Target) -> None:
+    class Learns(mutants.Neighbours):
+        adapts = True
+
+    findings = {finding.check: finding for finding in check(Learns, target, **FEW)}
+    assert findings["independent of batch mates"].status is Status.NOT_APPLICABLE
+    assert "adapts=True" in findings["no drift"].detail
+    assert failing(list(findings.values())) == {}
+
+
+def test_a_drafter_that_never_drafts_is_no_success(target: Target) -> None:
+    class Silent(Honest):
+        def finish(self, slots, tokens, q):
+            tree = super().finish(slots, tokens, q)
+            return type(tree).root_only(slots.roots)
+
+    assert list(failing(check(Silent, target, **FEW))) == ["drafts to the end"]
+
+
+def test_a_rule_is_found_among_those_that_are_imported(target: Target) -> None:
+    findings = check_drafter(Honest, target, **FEW)
+    assert "tried with" in findings[1].detail and failing(findings) == {}
+
+
+def test_narrow_dtypes_are_not_compared() -> None:
+    target = Target(tiny_model(vocab_size=VOCAB, layers=1).bfloat16())
+    findings = {finding.check: finding for finding in check(Honest, target, **FEW)}
+    assert findings["no drift"].status is Status.NOT_APPLICABLE
+    assert "bfloat16" in findings["no drift"].detail
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompts": [[1, 2, 3]]}, "1 prompts have two tokens or more: give at least two"),
+        ({"prompts": [[1] * 90, [2] * 5], "max_length": 96}, "the longest prompt leaves room for 6 tokens of 96"),
+    ],
+)
+def test_bad_arguments(target: Target, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(Honest, target, **options)
+
+
+def test_an_unfit_rule_is_refused(target: Target) -> None:
+    class IidOnly(RejectionVerifier):
+        laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    with pytest.raises(ValueError, match="IidOnly is not made for drafts that are IID"):
+        check_drafter(Honest, target, verifier=IidOnly())
+
+
+def test_the_requests_own_sampling_is_used(target: Target) -> None:
+    """Also with a penalty, and with greedy parameters, which stand for temperature 1."""
+    for sampling in (SamplingParams(temperature=0.6, top_k=5, repetition_penalty=1.2), SamplingParams(seed=3)):
+        assert failing(check(Honest, target, sampling=sampling, **FEW)) == {}
