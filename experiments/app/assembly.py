@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
-from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
+from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
+from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
 from experiments.reporting.table import Table
@@ -75,8 +77,9 @@ def measure_methods(
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
     samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
-    prompts, spare = choose(build(config, "dataset"), spare=config.warmup_prompts)
-    facts: dict[str, Any] = {"prompts": len(prompts), "prompts_hash": fingerprint(prompts)}
+    dataset = build(config, "dataset")
+    chosen, spare = choose(dataset, spare=config.warmup_prompts)
+    facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
         resume.check_facts(before, folder, **facts)
         if complete(folder):
@@ -86,6 +89,16 @@ def measure_methods(
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     template = plain(config, "chat_template")
+    fitting = fit(
+        chosen,
+        sampling,
+        tokenizer,
+        max_length=engine.max_length,
+        policy=selection_of(dataset).too_long,
+        template=template,
+    )
+    prompts = fitting.prompts
+    facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
@@ -119,7 +132,7 @@ def measure_methods(
         bootstrap=bootstrap,
         tracker=tracker,
         tables=report.tables,
-        title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
+        title=title(target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}"),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
@@ -135,6 +148,8 @@ def measure_methods(
                 yield start + done
             start += len(jobs)
 
+    if fitting.sentence is not None:
+        print(fitting.sentence, file=sys.stderr)
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
 
@@ -219,6 +234,8 @@ def settle(config: DictConfig) -> None:
     transformers_logging.disable_progress_bar()
     # It reports every attempt to reach the hub, and what it raises at the end says it all.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
 
 
 def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
@@ -251,10 +268,14 @@ def plain_whole(config: DictConfig) -> dict[str, Any]:
     return {str(name): plain(config, str(name)) for name in config}
 
 
-def amount(prompts: Sequence[Prompt]) -> str:
+def amount(fitting: Fitting) -> str:
     """How much is measured, in words."""
+    prompts = fitting.prompts
     turns = sum(len(prompt.turns) for prompt in prompts)
-    return f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+    said = f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+    more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
+    more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
+    return said + (f" ({', '.join(more)})" if more else "")
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:

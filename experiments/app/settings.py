@@ -67,6 +67,15 @@ def section(value: Any) -> str | None:
     return None if isinstance(value, Mapping) else "give a section, such as one of the files in conf/"
 
 
+def optional_section(value: Any) -> str | None:
+    """Settings by name, or none."""
+    return (
+        None
+        if value is None or isinstance(value, Mapping)
+        else "give a section, such as {enable_thinking: false}, or null"
+    )
+
+
 def anything(value: Any) -> str | None:
     """Checked where it is used."""
     return None
@@ -98,7 +107,7 @@ _MEASURING: dict[str, Check] = {
     "resume": flag,
     "trace": flag,
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
-    "chat_template": section,
+    "chat_template": optional_section,
 }
 RUN = {**_MEASURING, "drafter": section, "method": text}
 DEMO = {

@@ -129,6 +129,7 @@ def test_prompts_that_do_not_fit_stay_failures(
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [text for text in tiny if not text.startswith("dataset.")]
     given += [*NGRAM, "dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]
+    given.append("dataset.too_long=fail")
     run(configure("run", *given, f"out={tmp_path / 'whole'}"))
     stop_at(3)
     with pytest.raises(KeyboardInterrupt):
