@@ -15,12 +15,14 @@ from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
+from experiments.app.job_lines import in_sweep
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
+from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
@@ -114,6 +116,7 @@ def measure_methods(
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}
+    size = engine.max_batch_size
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
@@ -122,7 +125,6 @@ def measure_methods(
             each.temperature: [len(job.prompt.turns) for job in jobs]
             for each, (jobs, _) in zip(samplings, prepared, strict=True)
         }
-        size = engine.max_batch_size
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
     session = Session(
@@ -136,6 +138,13 @@ def measure_methods(
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
+        passed=sum(
+            min(size, len(jobs) - number * size)
+            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+            for number in finished.get(each.temperature, ())
+        ),
+        progress_every=Every.of(config.progress_every),
+        quiet=in_sweep(),
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
 
@@ -148,7 +157,7 @@ def measure_methods(
                 yield start + done
             start += len(jobs)
 
-    if fitting.sentence is not None:
+    if fitting.sentence is not None and not in_sweep():
         print(fitting.sentence, file=sys.stderr)
     tracker.start(resolved, folder)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
@@ -220,7 +229,8 @@ def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, li
 
 def already_complete(folder: Path) -> Summary:
     """The figures of a run that has nothing left to do."""
-    print(f"{short(folder)} is complete already")
+    if not in_sweep():
+        print(f"{short(folder)} is complete already")
     summary = load_run(folder).summary
     check_finished(summary)
     return summary

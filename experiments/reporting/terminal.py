@@ -1,5 +1,6 @@
 """Tables and sentences on a terminal, or in the file or pipe that stands for one. Needs rich only."""
 
+import io
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -29,9 +30,16 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console(width: int = PIPE_WIDTH) -> Console:
-    """The terminal in its own width; a file or pipe in the given one."""
-    return Console(width=None if sys.stdout.isatty() else width)
+def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
+    """The terminal in its own width; a file or pipe in the given one.
+
+    Args:
+        width: Characters per line where there is no terminal.
+        shown: False: nothing is printed, and ``export_text`` returns what would have been.
+    """
+    if not shown:
+        return Console(width=width, file=io.StringIO(), record=True)
+    return Console(width=None if sys.stdout.isatty() else width, record=True)
 
 
 def say(out: Console, *lines: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.results.manifest import MANIFEST, ROOT, git_state, machine, versions
 from experiments.results.records import RECORDS, Record, read_records
 
-_FREE = frozenset(["resume", "out"])
+_FREE = frozenset(["resume", "out", "progress_every"])
 """Settings that may differ between the attempts."""
 _FACTS = ("chosen_hash", "prompts_hash", "device", "dtype")
 """Facts about a run that do not follow from its configuration alone, and have to be the same."""

@@ -109,5 +109,5 @@ def test_an_override_that_does_not_arrive_is_found(override: str, configure: Con
     """The check above on a table that the override is merged into, on a name that is misspelt, and on no such key."""
     config = configure("run")
     config.chat_template = {"z": "y"}
-    with pytest.raises(Exception, match="gives|Could not override"):
+    with pytest.raises(Exception, match=r"gives|Could not override"):
         arrives(override, lambda name, *given: config if "chat" in override else configure(name, *given))
