@@ -27,7 +27,7 @@ def in_sweep() -> bool:
 
 
 class JobLines(Callback):
-    """Says a line about every job of a sweep when it has ended, with its main figures and about how long the rest takes.
+    """Says a line about every job of a sweep when it has ended: its main figures, and about how long the rest takes.
 
     A job's tables are in its folder.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.reporting import terminal
 from experiments.reporting.flat import flat_figures, prompt_table
 from experiments.reporting.progress import Every, PromptProgress
-from experiments.reporting.run_tables import print_divergences, print_failures
+from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.reporting.tracking import Tracker
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
@@ -107,6 +107,7 @@ class Session:
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
+        print_noise(console, summary)
         terminal.list_written(console, written)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")
         self.tracker.summary(flat_figures(summary))

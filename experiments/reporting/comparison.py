@@ -27,6 +27,9 @@ COLUMNS = (
 )
 
 
+_TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
+
+
 def report_comparison(
     runs: Sequence[Run], out: Path, *, allow_mixed: bool = False, missing: Sequence[str] = ()
 ) -> list[Row]:
@@ -47,7 +50,7 @@ def report_comparison(
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     rows = make_rows(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing]
+    notes = [*(f"MIXED: the runs {text}" for text in mixed), *missing, *remarks(runs)]
     out.mkdir(parents=True, exist_ok=True)
     table = comparison_table(rows, title(runs))
     console = terminal.console()
@@ -64,7 +67,7 @@ def report_comparison(
     for name, content in contents.items():
         (out / name).write_text(content, encoding="utf-8")
         written.append(out / name)
-    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE")))])
+    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
     for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
         path = plot(rows, out / name, subtitle)
         written += [path] if path is not None else []
@@ -76,7 +79,8 @@ def comparison_table(rows: Sequence[Row], text: str) -> Table:
     """A row per method, temperature and run."""
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
     level = f"intervals at {rows[0].run.summary.confidence:.0%}"
-    table = Table(COLUMNS, text, [level, f"acceptance rule: {', '.join(rules) or 'none'}"])
+    runs = list({row.run.folder: row.run for row in rows}.values())
+    table = Table(COLUMNS, text, [level, f"acceptance rule: {', '.join(rules) or 'none'}", *_spread(runs)])
     for index, row in enumerate(rows):
         method = row.method
         table.add(
@@ -106,6 +110,25 @@ def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _spread(runs: Sequence[Run]) -> list[str]:
+    """How much timings vary between batches, from the calmest run to the noisiest."""
+    known = [run.summary.noise.spread for run in runs if run.summary.noise is not None]
+    found = sorted({f"±{spread:.0%}" for spread in known if spread is not None}, key=lambda text: int(text[1:-1]))
+    if not found:
+        return []
+    return [f"timings vary by {found[0]}{f' to {found[-1]}' if found[1:] else ''} between batches"]
+
+
+def _too_long(runs: Sequence[Run]) -> list[str]:
+    """What became of prompts that did not fit, each once."""
+    told = []
+    for facts in (run.manifest.get("too_long") for run in runs):
+        if facts:
+            done = [f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key]]
+            told.append(f"of {facts['of']}, {' and '.join(done)} (room for {facts['room']} tokens)")
+    return list(dict.fromkeys(told))
+
+
 def remarks(runs: Sequence[Run]) -> list[str]:
     """Sentences that a reader of the table needs: unfinished runs, different devices, failed prompts."""
     notes = [
@@ -118,6 +141,13 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         notes.append(
             f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
         )
+    noisy = [short(run.folder) for run in runs if run.summary.noise is not None and run.summary.noise.noisy]
+    if noisy:
+        notes.append(
+            f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs ({', '.join(noisy[:3])}{', …' if noisy[3:] else ''}): "
+            f"repeat them on an idle machine before you rely on tokens/s and speedup."
+        )
+    notes += [f"Prompts that were too long: {text}." for text in _too_long(runs)]
     failed = sum(run.summary.failed for run in runs)
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")

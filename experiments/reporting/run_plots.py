@@ -163,6 +163,8 @@ def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> N
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:
         notes.append("INCOMPLETE RUN")
+    if summary.noise is not None and summary.noise.noisy:
+        notes.append("NOISY TIMINGS")
     # 10 points are about 0.08 inch per character.
     width = round(figure.get_figwidth() / 0.08)
     lines = [title, *textwrap.wrap("; ".join(note for note in notes if note), width)]

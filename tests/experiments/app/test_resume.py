@@ -20,7 +20,7 @@ from specdec.engine.engine import Engine
 Configure = Callable[..., DictConfig]
 TIMES = (
     *("seconds", "tokens_per_second", "speedup", "speedup_interval", "stage_seconds"),
-    *("started", "resumed", "folder", "out"),
+    *("started", "resumed", "folder", "out", "load", "noise"),
 )
 
 
