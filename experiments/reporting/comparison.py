@@ -10,6 +10,7 @@ from experiments.reporting.cells import equality, lossiness, number, percent, ti
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
 from experiments.reporting.table import Cell, Column, Table
 from experiments.reporting.terminal import short
+from experiments.reporting.two_way import report_two_way
 from experiments.results.comparison import Row, commit_of, differences, make_rows, title
 from experiments.results.runs import Run
 
@@ -55,6 +56,8 @@ def report_comparison(
     table = comparison_table(rows, title(runs))
     console = terminal.console()
     console.print(terminal.render(table, terminal.Frame.NARROW))
+    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    two_way = report_two_way(rows, out, subtitle, console)
     terminal.say(console, *notes)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
     text = json.dumps({"title": title(runs), "notes": notes, "rows": figures}, indent=2, ensure_ascii=False)
@@ -67,7 +70,7 @@ def report_comparison(
     for name, content in contents.items():
         (out / name).write_text(content, encoding="utf-8")
         written.append(out / name)
-    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    written += two_way
     for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
         path = plot(rows, out / name, subtitle)
         written += [path] if path is not None else []
