@@ -56,7 +56,9 @@ def report_comparison(
     table = comparison_table(rows, title(runs))
     console = terminal.console()
     console.print(terminal.render(table, terminal.Frame.NARROW))
-    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    # A picture has no room for a list of folders.
+    said = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
+    subtitle = "; ".join([title(runs), *(note for note in said if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
     two_way = report_two_way(rows, out, subtitle, console)
     terminal.say(console, *notes)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]

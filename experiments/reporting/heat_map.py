@@ -77,13 +77,13 @@ def _panel(axes: Axes, grid: Grid, field: str, norm: Normalize, colors: str) -> 
         value = getattr(figures, field)
         table[grid.rows.index(row), grid.columns.index(column)] = math.nan if value is None else value
     image = axes.imshow(table, cmap=colors, norm=norm, aspect="auto")
-    image.cmap.set_bad(_MISSING)
+    axes.set_facecolor(_MISSING)  # what has no value is left transparent
     for (row, column), figures in grid.cells.items():
         value = getattr(figures, field)
         if value is not None:
             at = (grid.columns.index(column), grid.rows.index(row))
-            ink = _ink(image.cmap, norm(value))
-            _write(axes, at, value, getattr(figures, f"{field}_interval"), field, ink)
+            color = ink(image.cmap, float(norm(value)))
+            _write(axes, at, value, getattr(figures, f"{field}_interval"), field, color)
     axes.set_xticks(range(len(grid.columns)), grid.columns, fontsize=8)
     axes.set_yticks(range(len(grid.rows)), grid.rows, fontsize=8)
     if sum(map(len, grid.columns)) > 12 * len(grid.columns):
@@ -96,17 +96,18 @@ def _panel(axes: Axes, grid: Grid, field: str, norm: Normalize, colors: str) -> 
 
 
 def _write(
-    axes: Axes, at: tuple[int, int], value: float, bounds: tuple[float, float] | None, field: str, ink: str
+    axes: Axes, at: tuple[int, int], value: float, bounds: tuple[float, float] | None, field: str, color: str
 ) -> None:
     x, y = at
     unit = "x" if field == "speedup" else ""
-    axes.text(x, y - (0.14 if bounds else 0), f"{value:.2f}{unit}", ha="center", va="center", color=ink, fontsize=9)
+    axes.text(x, y - (0.14 if bounds else 0), f"{value:.2f}{unit}", ha="center", va="center", color=color, fontsize=9)
     if bounds:
         text = f"[{bounds[0]:.2f}, {bounds[1]:.2f}]"
-        axes.text(x, y + 0.24, text, ha="center", va="center", color=ink, fontsize=7)
+        axes.text(x, y + 0.24, text, ha="center", va="center", color=color, fontsize=7)
 
 
-def _ink(colors: Colormap, share: float) -> str:
-    """Black or white, whichever can be read on a colour (by its relative luminance)."""
-    red, green, blue, _ = colors(share)
-    return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "white"
+def ink(colors: Colormap, share: float) -> str:
+    """Black or white, whichever has the stronger contrast to a colour (relative luminance as WCAG 2 defines it)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colors(share)[:3]]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if luminance > 0.179 else "white"

@@ -39,7 +39,7 @@ def report_two_way(rows: Sequence[Row], out: Path, subtitle: str, console: Conso
             console.print(terminal.render(table, terminal.Frame.NARROW))
         if tables[_SHOWN:]:
             terminal.say(console, f"… and {len(tables) - _SHOWN} more tables of this kind in {name}.md")
-        text = "\n".join(f"{table.title}; {table.notes[0]}.\n\n{markdown.render(table)}" for table in tables)
+        text = "\n".join(f"{table.title} ({'; '.join(table.notes)})\n\n{markdown.render(table)}" for table in tables)
         (out / f"{name}.md").write_text(text, encoding="utf-8")
         (out / f"{name}.csv").write_text(csv.render(long_table(listed)), encoding="utf-8")
         written += [out / f"{name}.md", out / f"{name}.csv"]
@@ -54,8 +54,8 @@ def two_way_table(grid: Grid, confidence: float) -> Table:
     conditions = f", at {grid.conditions}" if grid.fixed else ""
     table = Table(
         [Column(heading, "left"), *(Column(value) for value in grid.columns)],
-        f"mean acceptance length, and speedup below it: {grid.row} by {grid.column}{conditions}",
-        [f"intervals at {confidence:.0%}"],
+        f"{grid.row} by {grid.column}{conditions}",
+        ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"],
     )
     best = max(
         (f.speedup for f in grid.cells.values() if f.speedup is not None and f.exactness == "exact"), default=None

@@ -79,7 +79,9 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
     a grid of its own: nothing is averaged over settings.
     """
     named = _settings(rows)
-    whole = [(settings, Figures.of(row.method, row.method.exactness)) for settings, row in zip(named, rows, strict=True)]
+    whole = [
+        (settings, Figures.of(row.method, row.method.exactness)) for settings, row in zip(named, rows, strict=True)
+    ]
     return _grids(whole, _axes(named))
 
 
@@ -103,7 +105,7 @@ def _settings(rows: Sequence[Row]) -> list[dict[str, str]]:
     runs = list({row.run.folder: row.run for row in rows}.values())
     given = distinguishing([run.manifest for run in runs])
     overrides = {
-        run.folder: dict(text.lstrip("+").partition("=")[::2] for text in own)
+        run.folder: {name: value for name, _, value in (text.lstrip("+").partition("=") for text in own)}
         for run, own in zip(runs, given, strict=True)
     }
     names = list(dict.fromkeys(name for own in overrides.values() for name in own))
