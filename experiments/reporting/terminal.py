@@ -49,9 +49,13 @@ def say(out: Console, *lines: str) -> None:
 
 
 def list_written(out: Console, paths: Iterable[Path]) -> None:
-    """Say which files were written, each on a line that is not broken."""
-    text = "\n".join(["wrote", *(f"  {short(path)}" for path in paths)])
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Say which files were written: a line for each folder, which is not broken."""
+    folders: dict[Path, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, []).append(path.name)
+    for folder, names in folders.items():
+        text = f"wrote into {short(folder)}: {', '.join(names)}"
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def short(path: Path) -> str:

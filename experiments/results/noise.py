@@ -1,7 +1,7 @@
 """How far a run's timings can be trusted: their spread between batches, and what else the machine was doing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from experiments.results.records import Record
 SPREAD_LIMIT = 0.15
 """Timings that vary by more than this share between batches are called noisy."""
 OTHERS_LIMIT = 0.1
-"""Other processes are no matter while they use less than this share of the cores …"""
+"""The load of other processes is ignored while they use less than this share of the cores."""
 BUSY_LIMIT = 0.75
-"""… or while all processes together use less than this share: the rest is idle."""
+"""It is also ignored while all processes together use less than this share: enough cores are idle."""
 
 _LEAST = 4
 """Batches below which nothing is said about their spread."""
@@ -98,10 +98,7 @@ def noise_of(records: Sequence[Record], baseline: str) -> Noise | None:
         cores=max((round(record.load["cores"]) for record in calls.values()), default=None),
         noisy=False,
     )
-    noisy = found.is_loaded or (spread is not None and spread > SPREAD_LIMIT)
-    return Noise(
-        spread=spread, own_cores=found.own_cores, other_cores=found.other_cores, cores=found.cores, noisy=noisy
-    )
+    return replace(found, noisy=found.is_loaded or (spread is not None and spread > SPREAD_LIMIT))
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:

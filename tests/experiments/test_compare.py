@@ -216,6 +216,16 @@ def test_wrong_commands_are_one_sentence(
     assert error.count("\n") == 1
 
 
+def test_prompts_that_did_not_fit_are_said_once(
+    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"cut": 0, "skipped": 4, "failing": 0, "of": 7, "longest": 2000, "room": 1024}
+    runs = [loaded(tmp_path / name, f"seed={name}", too_long=facts) for name in "12"]
+    report_comparison([*runs, loaded(tmp_path / "3", "seed=3")], tmp_path / "out")
+    notes = json.loads((tmp_path / "out" / "comparison.json").read_text())["notes"]
+    assert notes == ["Prompts that were too long: of 7, 4 were left out (room for 1024 tokens)."]
+
+
 # ---------------------------------------------------------------- sweeps
 
 
