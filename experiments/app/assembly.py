@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,16 @@ from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
+from experiments.app.job_lines import in_sweep
 from experiments.app.session import Plot, Session, check_finished
 from experiments.app.settings import ENGINE, Check, check_settings
 from experiments.app.tracked import tracked_run
 from experiments.contenders.base import OtherEngine
-from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
+from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
+from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
+from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
@@ -84,8 +88,9 @@ def measure_methods(
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
     samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
-    prompts, spare = choose(build(config, "dataset"), spare=config.warmup_prompts)
-    facts: dict[str, Any] = {"prompts": len(prompts), "prompts_hash": fingerprint(prompts)}
+    dataset = build(config, "dataset")
+    chosen, spare = choose(dataset, spare=config.warmup_prompts)
+    facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
         resume.check_facts(before, folder, **facts)
         if complete(folder):
@@ -95,6 +100,16 @@ def measure_methods(
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     template = plain(config, "chat_template")
+    fitting = fit(
+        chosen,
+        sampling,
+        tokenizer,
+        max_length=engine.max_length,
+        policy=selection_of(dataset).too_long,
+        template=template,
+    )
+    prompts = fitting.prompts
+    facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
@@ -110,6 +125,7 @@ def measure_methods(
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}
+    size = engine.max_batch_size
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
@@ -118,7 +134,6 @@ def measure_methods(
             each.temperature: [len(job.prompt.turns) for job in jobs]
             for each, (jobs, _) in zip(samplings, prepared, strict=True)
         }
-        size = engine.max_batch_size
         kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
         resume.note_resumed(folder, before)
     write_prompts(folder, prompts)
@@ -130,10 +145,17 @@ def measure_methods(
         bootstrap=bootstrap,
         mirror=mirror,
         tables=report.tables,
-        title=title(target, samplings, f"{amount(prompts)}, batch {engine.max_batch_size}"),
+        title=title(target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}"),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
+        passed=sum(
+            min(size, len(jobs) - number * size)
+            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+            for number in finished.get(each.temperature, ())
+        ),
+        progress_every=Every.of(config.progress_every),
+        quiet=in_sweep(),
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
 
@@ -157,6 +179,8 @@ def measure_methods(
 
     if report.opening is not None:
         report.opening(contenders, prepared[0][0])
+    if fitting.sentence is not None and not in_sweep():
+        print(fitting.sentence, file=sys.stderr)
     earlier_records = 0 if kept is None else len(kept) + len(session.before)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
@@ -248,7 +272,8 @@ def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, li
 
 def already_complete(folder: Path) -> Summary:
     """The figures of a run that has nothing left to do."""
-    print(f"{short(folder)} is complete already")
+    if not in_sweep():
+        print(f"{short(folder)} is complete already")
     summary = load_run(folder).summary
     check_finished(summary)
     return summary
@@ -262,6 +287,8 @@ def settle(config: DictConfig) -> None:
     transformers_logging.disable_progress_bar()
     # It reports every attempt to reach the hub, and what it raises at the end says it all.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
 
 
 def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
@@ -294,10 +321,14 @@ def plain_whole(config: DictConfig) -> dict[str, Any]:
     return {str(name): plain(config, str(name)) for name in config}
 
 
-def amount(prompts: Sequence[Prompt]) -> str:
+def amount(fitting: Fitting) -> str:
     """How much is measured, in words."""
+    prompts = fitting.prompts
     turns = sum(len(prompt.turns) for prompt in prompts)
-    return f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+    said = f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+    more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
+    more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
+    return said + (f" ({', '.join(more)})" if more else "")
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from experiments.reporting import terminal
-from experiments.reporting.run_tables import print_divergences, print_failures
+from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.results.manifest import MANIFEST
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
@@ -18,6 +16,9 @@ from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 from experiments.tracing.trace import FOLDER, shards
 from experiments.tracking.mirror import Mirror
+
+TABLES = "tables.txt"
+"""What a run shows at its end, in its folder."""
 
 Plot = Callable[[Summary, Path, str], Path | None]
 
@@ -37,6 +38,9 @@ class Session:
         plots: Functions that draw the pictures, by file name.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
+        passed: Prompts that the earlier attempt has done.
+        progress_every: How often a line of progress is written where there is no terminal.
+        quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
     folder: Path
@@ -49,6 +53,9 @@ class Session:
     plots: dict[str, Plot]
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
+    passed: int = 0
+    progress_every: Every | None = None
+    quiet: bool = False
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
         """Do the work, and report what is finished also if it is interrupted or fails.
@@ -75,11 +82,9 @@ class Session:
             for record in self.before if self.kept is None else ():
                 write(record)
             try:
-                screen = Console(stderr=True)
-                with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-                    bar = progress.add_task("prompts", total=steps)
+                with PromptProgress(steps, passed=self.passed, every=self.progress_every) as progress:
                     for done in work(write):
-                        progress.update(bar, completed=done)
+                        progress.update(done)
                         self.mirror.progress(records, done, steps)
                 exit_code = 0
             except KeyboardInterrupt:
@@ -94,8 +99,8 @@ class Session:
         summary = summarize(records, planned=self.planned, series=self.series, bootstrap=self.bootstrap)
         text = json.dumps({"title": self.title, **asdict(summary)}, indent=2, ensure_ascii=False)
         (self.folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
-        console = terminal.console()
-        written = [self.folder / RECORDS, self.folder / SUMMARY]
+        console = terminal.console(shown=not self.quiet)
+        written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):
             for table in self.tables(summary, self.title):
                 console.print(terminal.render(table))
@@ -104,7 +109,9 @@ class Session:
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
+        print_noise(console, summary)
         terminal.list_written(console, written)
+        (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")
         self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
         self.mirror.finish(exit_code)
         return summary

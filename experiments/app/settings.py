@@ -7,6 +7,7 @@ Every application has a table of its settings (``RUN``, ``COMPARE``, …). Secti
 import difflib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
@@ -83,6 +84,22 @@ def section(value: Any) -> str | None:
     return None if isinstance(value, Mapping) else "give a section, such as one of the files in conf/"
 
 
+def optional_section(value: Any) -> str | None:
+    """Settings by name, or none."""
+    return (
+        None
+        if value is None or isinstance(value, Mapping)
+        else "give a section, such as {enable_thinking: false}, or null"
+    )
+
+
+def pace(value: Any) -> str | None:
+    """So many prompts, so much time, or never."""
+    right = value is None or (type(value) is int and value >= 1)
+    right = right or (isinstance(value, str) and re.fullmatch(r"[1-9]\d*[smh]", value) is not None)
+    return None if right else "give a number of prompts, a time such as 30s or 5m, or null"
+
+
 def anything(value: Any) -> str | None:
     """Checked where it is used."""
     return None
@@ -132,7 +149,8 @@ _MEASURING: dict[str, Check] = {
     "resume": flag,
     "trace": flag,
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
-    "chat_template": section,
+    "chat_template": optional_section,
+    "progress_every": pace,
 }
 RUN = {**_MEASURING, "drafter": section, "method": text, "objective": objective}
 DEMO = {

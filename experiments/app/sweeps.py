@@ -19,15 +19,17 @@ def collect(sweep: Path) -> tuple[list[Run], list[str]]:
     """The runs of a sweep's jobs, and a sentence on each job that has none."""
     runs: list[Run] = []
     missing: list[str] = []
-    for path, folder in job_folders(sweep):
+    folders = job_folders(sweep)
+    given = {path: [str(text) for text in OmegaConf.load(path.with_name("overrides.yaml"))] for path, _ in folders}
+    shared = set.intersection(*map(set, given.values())) if len(given) > 1 else set()
+    for path, folder in folders:
         try:
             runs.append(load_run(folder))
         except ValueError as error:
-            overrides = OmegaConf.load(path.with_name("overrides.yaml"))
-            job = path.parent.parent.name
+            own = " ".join(text for text in given[path] if text not in shared)
             note = path.parent.parent / ERROR
             reason = note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else error
-            missing.append(f"NO RESULT of job {job} ({' '.join(map(str, overrides))}): {reason}")
+            missing.append(f"NO RESULT of job {path.parent.parent.name} ({own}): {reason}")
     return runs, missing
 
 

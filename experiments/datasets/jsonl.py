@@ -1,18 +1,20 @@
 """Prompts from files of the kind that the field's benchmarks ship as: JSONL, or the hub's Parquet."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.datasets.files import rows
-from experiments.datasets.prompt import Prompt
+from experiments.datasets.prompt import Prompt, Selection
 
 _IDS = ("question_id", "id", "task_id", "prompt_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl:
+class Jsonl(Selection):
     """One JSON object per line: a conversation under ``turns``, or one prompt under another key.
+
+    Which of them a run takes is set as in every dataset (``Selection``).
 
     A row's id is its ``question_id``, ``id``, ``task_id`` or ``prompt_id``, else the line's number. Other keys are
     left alone. Blank lines are skipped.
@@ -25,9 +27,7 @@ class Jsonl:
             continued. (``turns`` are always a conversation.)
         template: What becomes of that text: ``{}`` stands for it.
         category: Category of rows that name none.
-        tasks: New names for categories; several may share one.
-        count: Prompts to take; None for all.
-        seed: Seed of the choice.
+        tasks: New names for categories; several may share one. None for no new names.
     """
 
     file: str
@@ -35,9 +35,7 @@ class Jsonl:
     chat: bool = False
     template: str = "{}"
     category: str = ""
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    count: int | None = None
-    seed: int = 0
+    tasks: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if "{}" not in self.template:
@@ -72,7 +70,8 @@ class Jsonl:
                 raise ValueError(f'{where}: "{key}" must be a non-empty string')
             turns, chat = [self.template.replace("{}", value)], self.chat
         category = str(row.get("category") or self.category)
-        return Prompt(id=_id(row, number), turns=tuple(turns), category=self.tasks.get(category, category), chat=chat)
+        category = (self.tasks or {}).get(category, category)
+        return Prompt(id=_id(row, number), turns=tuple(turns), category=category, chat=chat)
 
 
 def _id(row: Any, number: int) -> str:

@@ -1,8 +1,10 @@
 """Prompts, and which of a dataset's prompts a run takes."""
 
+import difflib
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,12 +23,14 @@ class Prompt:
         turns: What the user says, turn by turn; a method's own answers stand between them.
         category: The task's category; results are reported by category, too.
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
+        last_tokens: Of a text to be continued, only so many tokens at its end are given to the target; None: all.
     """
 
     id: str
     turns: tuple[str, ...]
     category: str = ""
     chat: bool = False
+    last_tokens: int | None = None
 
 
 class Dataset(Protocol):
@@ -51,28 +55,105 @@ class Dataset(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which of a dataset's prompts a run takes: the settings that all datasets of this package share.
+
+    Attributes:
+        count: Prompts to take; None for all.
+        per_category: Prompts to take of every category, in place of ``count``; a category that has fewer gives all.
+        only: Categories to take, or one of them; None for all.
+        too_long: What becomes of a prompt that does not fit into the engine: ``"skip"``, ``"cut"`` or ``"fail"``
+            (``experiments.measuring.fitting``).
+        seed: Seed of the choice.
+    """
+
+    count: int | None = None
+    per_category: int | None = None
+    only: str | Sequence[str] | None = None
+    too_long: str = "skip"
+    seed: int = 0
+
+
+TOO_LONG = ("skip", "cut", "fail")
+"""What may become of a prompt that is too long."""
+
+
+def selection_of(dataset: Dataset | Selection) -> Selection:
+    """The settings of the choice; a dataset of your own may have no more than a count and a seed."""
+    return dataset if isinstance(dataset, Selection) else Selection(count=dataset.count, seed=dataset.seed)
+
+
 def choose(dataset: Dataset, *, spare: int = 0) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts to measure, in the dataset's order, and up to ``spare`` others to warm up with.
 
-    Which are measured depends on the dataset's seed and count only.
+    Which are measured depends on the dataset's prompts and the settings of its choice only.
 
     Raises:
-        ValueError: The count is not positive, ids are not unique, or the dataset raises it.
+        ValueError: A number is not positive, a category does not exist, ids are not unique, or the dataset raises it.
     """
-    if dataset.count is not None and dataset.count < 1:
-        raise ValueError(f"dataset.count={dataset.count}: give at least 1, or null for all prompts")
+    choice = selection_of(dataset)
+    _check(choice)
     prompts = dataset.load()
     if len({prompt.id for prompt in prompts}) != len(prompts):
         raise ValueError("two prompts of the dataset have the same id: ids must be unique")
-    order = random.Random(dataset.seed).sample(range(len(prompts)), len(prompts))
-    count = len(prompts) if dataset.count is None else min(dataset.count, len(prompts))
-    measured = [prompts[index] for index in sorted(order[:count])]
-    return measured, [prompts[index] for index in order[count : count + spare]]
+    wanted = _categories(choice, prompts)
+    # Drawn over all prompts, so that those of a category are the same whichever categories are taken.
+    order = random.Random(choice.seed).sample(range(len(prompts)), len(prompts))
+    order = [index for index in order if not wanted or prompts[index].category in wanted]
+    taken: list[int] = []
+    seen: Counter[str] = Counter()
+    for index in order:
+        category = prompts[index].category
+        if choice.per_category is not None:
+            full = seen[category] == choice.per_category
+        else:
+            full = choice.count is not None and len(taken) == choice.count
+        if not full:
+            taken.append(index)
+            seen[category] += 1
+    rest = [index for index in order if index not in set(taken)] if spare else []
+    return [prompts[index] for index in sorted(taken)], [prompts[index] for index in rest[:spare]]
+
+
+def _check(choice: Selection) -> None:
+    if choice.count is not None and choice.count < 1:
+        raise ValueError(f"dataset.count={choice.count}: give at least 1, or null for all prompts")
+    if choice.per_category is not None and choice.per_category < 1:
+        raise ValueError(
+            f"dataset.per_category={choice.per_category}: give at least 1, or null to take dataset.count in all"
+        )
+    if choice.too_long not in TOO_LONG:
+        raise ValueError(f"dataset.too_long={choice.too_long!r}: give one of {', '.join(TOO_LONG)}")
+    if not all(isinstance(name, str) for name in _only(choice)):
+        raise ValueError(f"dataset.only={choice.only!r}: give names of categories, as in dataset.only=[qa,rag]")
+
+
+def _only(choice: Selection) -> list[str]:
+    return [choice.only] if isinstance(choice.only, str) else list(choice.only or ())
+
+
+def _categories(choice: Selection, prompts: Sequence[Prompt]) -> set[str]:
+    """The categories to take, all of which exist; empty for all."""
+    wanted = set(_only(choice))
+    known = sorted({prompt.category for prompt in prompts})
+    for name in sorted(wanted - set(known)):
+        if not any(known):
+            raise ValueError(f"dataset.only={name}: the prompts of this dataset have no categories")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose among {', '.join(known)}"
+        raise ValueError(f"dataset.only: the dataset has no category {name!r}: {hint}")
+    return wanted
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """A hash of the prompts' ids and texts: whether two runs measured the same."""
-    text = json.dumps([(prompt.id, prompt.turns, prompt.category, prompt.chat) for prompt in prompts])
+    facts = [
+        # The limit only where there is one: so the hashes of all other prompts are what they have been.
+        (p.id, p.turns, p.category, p.chat, *(() if p.last_tokens is None else (p.last_tokens,)))
+        for p in prompts
+    ]
+    text = json.dumps(facts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

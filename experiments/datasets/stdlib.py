@@ -1,31 +1,30 @@
 """Prompts from the standard library's held-out modules, which no bundled model has seen."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
-from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt
+from experiments.datasets.prompt import CHARACTERS_PER_TOKEN, Prompt, Selection
 from experiments.datasets.sources import held_out_files, read_source, stdlib_root
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stdlib:
+class Stdlib(Selection):
     """Windows of source files that end where a documented function's or class's body is about to begin.
 
     The prompt ends with the docstring's last line; the line break is the target's to write, because tokenizers join
     it with the indentation that follows.
 
     Attributes:
-        count: Prompts to take; None for all (thousands).
+        count: Prompts to take; None for all (thousands). The rest of the choice is set as in ``Selection``.
         prompt_tokens: Length of a prompt, about; shorter near the top of a file.
-        seed: Seed of the choice.
     """
 
     count: int | None = 20
     prompt_tokens: int = 128
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 8:
@@ -35,20 +34,44 @@ class Stdlib:
         """Every window that holds the whole header and docstring, by file and line."""
         length = round(self.prompt_tokens * CHARACTERS_PER_TOKEN)
         prompts = []
-        for path in held_out_files():
-            source = read_source(path)
-            name = path.relative_to(stdlib_root()).as_posix()
-            # Where each line begins; ast counts line breaks only, unlike splitlines.
-            starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
-            for header, end in _documented(path):
-                begin, stop = starts[header - 1], starts[end] - 1
-                if stop - begin > length:
-                    continue
-                # From the start of a line: the first one within reach.
-                first = source.find("\n", stop - length - 1) + 1 if stop > length else 0
-                category = name.split("/")[0].removesuffix(".py")
-                prompts.append(Prompt(id=f"{name}:{end}", turns=(source[first:stop],), category=category))
+        for place in places():
+            if place.stop - place.begin > length:
+                continue
+            # From the start of a line: the first one within reach.
+            first = place.source.find("\n", place.stop - length - 1) + 1 if place.stop > length else 0
+            prompts.append(Prompt(id=place.id, turns=(place.source[first : place.stop],), category=place.category))
         return prompts
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a held-out file where a documented function's or class's body is about to begin.
+
+    Attributes:
+        id: File and line.
+        category: The module.
+        source: The file's text.
+        begin: Where the header starts, in characters.
+        stop: Where the docstring's last line ends.
+    """
+
+    id: str
+    category: str
+    source: str
+    begin: int
+    stop: int
+
+
+def places() -> Iterator[Place]:
+    """All such places, by file and line."""
+    for path in held_out_files():
+        source = read_source(path)
+        name = path.relative_to(stdlib_root()).as_posix()
+        category = name.split("/")[0].removesuffix(".py")
+        # Where each line begins; ast counts line breaks only, unlike splitlines.
+        starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
+        for header, end in _documented(path):
+            yield Place(f"{name}:{end}", category, source, starts[header - 1], starts[end] - 1)
 
 
 @cache

@@ -117,7 +117,22 @@ def render(
         )
         return tuple(tokenizer(str(text), add_special_tokens=False)["input_ids"])  # the template wrote them
     pairs = zip(answers, said[1:], strict=True)
-    return tuple(encode_prompt(tokenizer, said[0] + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
+    ids = tuple(encode_prompt(tokenizer, said[0] + "".join(a + BETWEEN_TURNS + turn for a, turn in pairs)))
+    return ids if prompt.last_tokens is None else last_of(ids, prompt, tokenizer)
+
+
+def last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The last ``prompt.last_tokens`` tokens. One that the tokenizer puts before every text stays in front of them.
+
+    Raises:
+        ValueError: The text has fewer.
+    """
+    size = prompt.last_tokens
+    assert size is not None
+    if len(ids) < size:
+        raise ValueError(f"prompt {prompt.id} has {len(ids)} tokens, and {size} were asked for: give a smaller number")
+    first = ids[: 1 if ids[0] in tokenizer.all_special_ids and size > 1 else 0]
+    return first + ids[len(ids) - (size - len(first)) :]
 
 
 def stream_of(prompt_id: str, turn: int, sample: int) -> int:

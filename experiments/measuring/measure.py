@@ -11,6 +11,7 @@ import torch
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
+from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.records import Record
@@ -128,6 +129,7 @@ class _Answer:
         seconds: Time of the whole call.
         stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
+        load: How busy the machine was meanwhile.
     """
 
     job: Job
@@ -137,6 +139,7 @@ class _Answer:
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
+    load: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -208,16 +211,18 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
     try:
         batch = list(jobs.values())
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
+            meter = LoadMeter()
             begin = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)
             seconds = time.perf_counter() - begin - watch.seconds
+            load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         text, where = f"{type(error).__name__}: {error}", traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
     return {
-        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch)
+        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
         for (row, job), done in zip(jobs.items(), completions, strict=True)
     }
 
@@ -256,6 +261,7 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         error=done.error,
         seconds=answer.seconds,
         stage_seconds=answer.stage_seconds,
+        load=answer.load,
         accepted=tuple(step.accepted for step in rounds),
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),

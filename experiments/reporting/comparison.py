@@ -12,6 +12,7 @@ from experiments.reporting.comparison_plots import acceptance_lines, comparison_
 from experiments.reporting.formats import USUAL, write_formats
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.terminal import short
+from experiments.reporting.two_way import report_two_way
 from experiments.results.comparison import Row, commit_of, differences, leaders, make_rows, title
 from experiments.results.runs import Run
 
@@ -31,6 +32,9 @@ COLUMNS = (
     Column("equal\nto plain"),
 )
 BOLD = "bold: the largest figure of the exact methods at a temperature, and figures whose interval reaches it"
+
+
+_TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
 
 
 def report_comparison(
@@ -59,11 +63,15 @@ def report_comparison(
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     rows = make_rows(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing]
+    notes = [*(f"MIXED: the runs {text}" for text in mixed), *missing, *remarks(runs)]
     out.mkdir(parents=True, exist_ok=True)
     table = comparison_table(rows, title(runs))
     console = terminal.console()
     console.print(terminal.render(table, terminal.Frame.NARROW))
+    # A picture has no room for a list of folders.
+    said = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
+    subtitle = "; ".join([title(runs), *(note for note in said if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    two_way = report_two_way(rows, out, subtitle, console)
     terminal.say(console, *notes)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
     text = json.dumps({"title": title(runs), "notes": notes, "rows": figures}, indent=2, ensure_ascii=False)
@@ -78,7 +86,7 @@ def report_comparison(
         figures=lambda: comparison_figures(rows),
     )
     written.append(out / "comparison.json")
-    subtitle = "; ".join([title(runs), *(note for note in notes if note.startswith(("MIXED", "INCOMPLETE")))])
+    written += two_way
     for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
         path = plot(rows, out / name, subtitle)
         written += [path] if path is not None else []
@@ -98,7 +106,9 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
     level = f"intervals at {rows[0].run.summary.confidence:.0%}"
     best = _best(rows) if show_best else {}
-    remarks = [level, f"acceptance rule: {', '.join(rules) or 'none'}", *([BOLD] if any(best.values()) else []), *notes]
+    runs = list({row.run.folder: row.run for row in rows}.values())
+    rule = f"acceptance rule: {', '.join(rules) or 'none'}"
+    remarks = [level, rule, *([BOLD] if any(best.values()) else []), *_spread(runs), *notes]
     table = Table(COLUMNS, text, remarks)
     for index, row in enumerate(rows):
         method = row.method
@@ -169,6 +179,25 @@ def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _spread(runs: Sequence[Run]) -> list[str]:
+    """How much timings vary between batches, from the calmest run to the noisiest."""
+    known = [run.summary.noise.spread for run in runs if run.summary.noise is not None]
+    found = sorted({f"±{spread:.0%}" for spread in known if spread is not None}, key=lambda text: int(text[1:-1]))
+    if not found:
+        return []
+    return [f"timings vary by {found[0]}{f' to {found[-1]}' if found[1:] else ''} between batches"]
+
+
+def _too_long(runs: Sequence[Run]) -> list[str]:
+    """What became of prompts that did not fit, each once."""
+    told = []
+    for facts in (run.manifest.get("too_long") for run in runs):
+        if facts:
+            done = [f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key]]
+            told.append(f"of {facts['of']}, {' and '.join(done)} (room for {facts['room']} tokens)")
+    return list(dict.fromkeys(told))
+
+
 def remarks(runs: Sequence[Run]) -> list[str]:
     """Sentences that a reader of the table needs: unfinished runs, different devices, failed prompts."""
     notes = [
@@ -181,6 +210,13 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         notes.append(
             f"The runs were made on different devices ({', '.join(devices)}): compare no tokens/s across them."
         )
+    noisy = [short(run.folder) for run in runs if run.summary.noise is not None and run.summary.noise.noisy]
+    if noisy:
+        notes.append(
+            f"NOISY TIMINGS in {len(noisy)} of {len(runs)} runs ({', '.join(noisy[:3])}{', …' if noisy[3:] else ''}): "
+            f"repeat them on an idle machine before you rely on tokens/s and speedup."
+        )
+    notes += [f"Prompts that were too long: {text}." for text in _too_long(runs)]
     failed = sum(run.summary.failed for run in runs)
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")

@@ -170,6 +170,8 @@ def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> N
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:
         notes.append("INCOMPLETE RUN")
+    if summary.noise is not None and summary.noise.noisy:
+        notes.append("NOISY TIMINGS")
     style.title(figure, title, "; ".join(note for note in notes if note))
 
 

@@ -126,13 +126,19 @@ def print_failures(console: Console, summary: Summary, limit: int = 5) -> None:
             console.print(f"… and for {len(method.errors) - limit} more reasons, listed in summary.json")
 
 
+def print_noise(console: Console, summary: Summary) -> None:
+    """Warn where the timings are worth nothing."""
+    if summary.noise is not None and summary.noise.warning is not None:
+        console.print(summary.noise.warning, style="yellow", highlight=False, markup=False)
+
+
 def _notes(summary: Summary) -> list[str]:
     verifiers = {method.exactness for method in summary.methods if method.exactness is not None}
     parts = [f"acceptance rule: {', '.join(sorted(verifiers))}"] if verifiers else []
     if not summary.complete:
         done = min((m.finished + m.failed for m in summary.methods), default=0)
         parts.insert(0, f"INCOMPLETE: {done} of {summary.planned} prompts")
-    return parts
+    return [*parts, *(summary.noise.notes if summary.noise is not None else [])]
 
 
 def _positions(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:

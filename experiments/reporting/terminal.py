@@ -1,5 +1,6 @@
 """Tables and sentences on a terminal, or in the file or pipe that stands for one. Needs rich only."""
 
+import io
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -29,9 +30,16 @@ class Frame(Enum):
     """No padding at all: fits in 80 characters."""
 
 
-def console(width: int = PIPE_WIDTH) -> Console:
-    """The terminal in its own width; a file or pipe in the given one."""
-    return Console(width=None if sys.stdout.isatty() else width)
+def console(width: int = PIPE_WIDTH, *, shown: bool = True) -> Console:
+    """The terminal in its own width; a file or pipe in the given one.
+
+    Args:
+        width: Characters per line where there is no terminal.
+        shown: False: nothing is printed, and ``export_text`` returns what would have been.
+    """
+    if not shown:
+        return Console(width=width, file=io.StringIO(), record=True)
+    return Console(width=None if sys.stdout.isatty() else width, record=True)
 
 
 def say(out: Console, *lines: str) -> None:
@@ -41,9 +49,13 @@ def say(out: Console, *lines: str) -> None:
 
 
 def list_written(out: Console, paths: Iterable[Path]) -> None:
-    """Say which files were written, each on a line that is not broken."""
-    text = "\n".join(["wrote", *(f"  {short(path)}" for path in paths)])
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Say which files were written: a line for each folder, which is not broken."""
+    folders: dict[Path, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, []).append(path.name)
+    for folder, names in folders.items():
+        text = f"wrote into {short(folder)}: {', '.join(names)}"
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def short(path: Path) -> str:

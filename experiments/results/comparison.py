@@ -20,7 +20,7 @@ _SAME: dict[str, Callable[[Run], str]] = {
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
 _EXACT = ("exact", "exact (declared)")
 """What rules say that promise the target's own distribution, checked or not."""
-_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace")
+_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
 
@@ -46,7 +46,10 @@ def differences(runs: Sequence[Run]) -> list[str]:
     found = []
     for name, value in _SAME.items():
         if len({value(run) for run in runs}) > 1:
-            values = [f"{_SHOWN[name](run)} ({run.folder.name})" for run in runs]
+            # Each value once, with the first run that has it.
+            first = {value(run): run for run in reversed(runs)}
+            alike = sorted(first.values(), key=list(runs).index)
+            values = [f"{_SHOWN[name](run)} ({run.folder.name})" for run in alike]
             more = f" and {len(values) - 3} more" if len(values) > 3 else ""
             found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
     return found

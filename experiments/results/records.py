@@ -52,6 +52,8 @@ class Record:
         seconds: Wall time of the whole batch, from prompts to outputs; None if it failed as a whole. Records that
             share a batch carry the same figure: do not add it up over them.
         stage_seconds: Time of each stage, for the whole batch likewise.
+        load: How busy the machine was meanwhile, in cores: ``own`` (this process), ``others`` (all others; of a short
+            time it may be below 0), and how many ``cores`` there are. Empty where that is not known.
         accepted: Accepted tokens of every round, before any cut.
         expected_accepted: Their expectations.
         proposed_depth: Depth of every round's longest branch.
@@ -82,6 +84,7 @@ class Record:
     traceback: str | None = None
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    load: Mapping[str, float] = field(default_factory=dict)
     accepted: tuple[int, ...] = ()
     expected_accepted: tuple[float, ...] = ()
     proposed_depth: tuple[int, ...] = ()

@@ -16,9 +16,9 @@ from experiments.results.manifest import ROOT, git_state, machine, versions
 from experiments.results.origin import MANIFEST, flatten
 from experiments.results.records import RECORDS, Record, read_records
 
-_FREE = frozenset(["resume", "out"])
+_FREE = frozenset(["resume", "out", "progress_every"])
 """Settings that may differ between the attempts."""
-_FACTS = ("prompts_hash", "device", "dtype")
+_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype")
 """Facts about a run that do not follow from its configuration alone, and have to be the same."""
 
 
@@ -30,7 +30,7 @@ def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> N
     """
     for name in _FACTS:
         if name in facts and manifest.get(name) != facts[name]:
-            what = "other prompts" if name == "prompts_hash" else f"{name} {manifest.get(name)}, now {facts[name]}"
+            what = "other prompts" if name.endswith("_hash") else f"{name} {manifest.get(name)}, now {facts[name]}"
             raise ValueError(f"resume=true: the run in {folder} had {what}: its results cannot be continued here")
 
 

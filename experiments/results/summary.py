@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from experiments.results import metrics, timing
 from experiments.results.lossless import Lossless, judge
+from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
 
@@ -115,12 +116,14 @@ class Summary:
             conversation being a prompt.
         confidence: Level of the intervals.
         methods: The baseline first.
+        noise: How far the timings can be trusted; None where nothing was timed.
     """
 
     complete: bool
     planned: int
     confidence: float
     methods: tuple[MethodSummary, ...]
+    noise: Noise | None = None
 
     @property
     def failed(self) -> int:
@@ -153,7 +156,13 @@ def summarize(
         for (temperature, method), own in by_series.items()
     )
     complete = len(methods) == series and all(method.finished + method.failed == planned for method in methods)
-    return Summary(complete=complete, planned=planned, confidence=bootstrap.confidence, methods=methods)
+    return Summary(
+        complete=complete,
+        planned=planned,
+        confidence=bootstrap.confidence,
+        methods=methods,
+        noise=noise_of(records, baseline),
+    )
 
 
 def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Bootstrap) -> MethodSummary:

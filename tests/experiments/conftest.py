@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from experiments.app.config import CONF
+from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
@@ -53,9 +54,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _prompts_are_read_once() -> Iterator[None]:
     """Reading the standard library takes longer than a tiny run, and gives the same prompts every time."""
-    load = functools.cache(Stdlib.load)
+    read = Stdlib.load
+
+    @functools.cache
+    def load(prompt_tokens: int) -> list[Prompt]:
+        return read(Stdlib(prompt_tokens=prompt_tokens))  # nothing else of it decides which prompts there are
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset)))
+        patch.setattr(Stdlib, "load", lambda dataset: list(load(dataset.prompt_tokens)))
         yield
 
 

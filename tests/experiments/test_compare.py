@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from experiments import results
 from experiments.app.cli import launch
+from experiments.app.config import CONF
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
 from experiments.results.comparison import Row, differences, leaders, make_rows
@@ -97,6 +98,7 @@ def test_the_table_the_files_and_the_pictures(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "comparison.md", "comparison.csv", "comparison.json", "comparison.png", "acceptance.png",
         "comparison.svg", "acceptance.svg",
+        "two_way.md", "two_way.csv", "heat_map.png",
     }  # fmt: skip
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [(row["temperature"], row["name"]) for row in found["rows"]] == [
@@ -304,6 +306,16 @@ def test_wrong_commands_are_one_sentence(
     assert error.count("\n") == 1
 
 
+def test_prompts_that_did_not_fit_are_said_once(
+    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"cut": 0, "skipped": 4, "failing": 0, "of": 7, "longest": 2000, "room": 1024}
+    runs = [loaded(tmp_path / name, f"seed={name}", too_long=facts) for name in "12"]
+    report_comparison([*runs, loaded(tmp_path / "3", "seed=3")], tmp_path / "out")
+    notes = json.loads((tmp_path / "out" / "comparison.json").read_text())["notes"]
+    assert notes == ["Prompts that were too long: of 7, 4 were left out (room for 1024 tokens)."]
+
+
 # ---------------------------------------------------------------- sweeps
 
 
@@ -324,6 +336,45 @@ def test_a_sweep_ends_with_the_comparison_and_lists_failed_jobs(
     shown = capsys.readouterr()
     assert "NO RESULT of job 0" in shown.out
     assert "error: branches=0" in shown.err
+
+
+# The grid of each ablation, cut to a few jobs, and the rows and columns of its table. Drafters that need no model stand
+# in for those that are swept, because the tiny drafting model's folder cannot be given to all of them.
+ABLATIONS = {
+    "drafter": ([], "drafter", "temperature"),
+    "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),
+    "temperature": (["sampling.temperature=0,1"], "drafter", "temperature"),
+    "quantization": (["target.dtype=float32"], "target.quantization", "drafter.quantization"),
+    "context": (["dataset.tokens=8,12,16", "dataset.longest=16"], "dataset.tokens", "drafter"),
+    "category": (["dataset.per_category=2", "dataset.only=[asyncio,email]"], "category", "drafter"),
+}
+
+
+def test_every_ablation_is_tried() -> None:
+    names = {path.stem.removeprefix("ablate_") for path in (CONF / "experiment").glob("ablate_*.yaml")}
+    assert names == {*ABLATIONS, "acceptance"}, "the last one has a test of its own, below"
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_is_one_command(
+    name: str, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    own, row, column = ABLATIONS[name]
+    stays = ("target", "bootstrap", "threads")
+    given = [text for text in tiny if text.startswith(stays)]
+    given += [f"experiment=ablate_{name}", *own, "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
+    given += ["dataset.prompt_tokens=16"] if name != "context" else []
+    if "drafter" not in (row, column):
+        given.append(f"drafter.name={saved / 'drafter'}")
+    else:
+        given = [text for text in given if not text.startswith("drafter=")] + ["drafter=ngram,none"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    launch(run, "run")
+    assert "NO RESULT" not in capfd.readouterr().out
+    file = "categories" if name == "category" else "two_way"
+    heading = (tmp_path / "sweep" / f"{file}.csv").read_text().splitlines()[0].split(",")
+    assert heading[: heading.index("mean_acceptance_length")][-2:] == [row, column]
 
 
 @pytest.mark.usefixtures("no_pictures")

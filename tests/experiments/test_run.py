@@ -50,7 +50,8 @@ def test_a_run_leaves_everything_behind(
     names = {path.name for path in folder.iterdir()}
     names -= {"categories.png", "categories.svg"}  # drawn where two categories have several prompts each
     pictures = {f"{name}.{kind}" for name in ("acceptance_by_position", "time") for kind in ("png", "svg")}
-    assert names == {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", *pictures}
+    texts = {"records.jsonl", "summary.json", "manifest.json", "prompts.jsonl", "tokens.json", "tables.txt"}
+    assert names == texts | pictures
 
     summary = summary_file(folder)
     samples = 6 if "sampling.n=2" in more else 3
@@ -209,17 +210,35 @@ def test_a_run_of_failures_is_a_failure(
     assert summary_file(tmp_path / "out")["methods"][1]["failed"] == 3
 
 
-def test_prompts_that_do_not_fit_are_failures(
-    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+@pytest.mark.parametrize(("policy", "finished", "failed"), [("skip", 2, 0), ("cut", 3, 0), ("fail", 2, 1)])
+def test_prompts_that_do_not_fit_are_said_once(
+    policy: str,
+    finished: int,
+    failed: int,
+    configure: Configure,
+    saved: Path,
+    tiny: list[str],
+    tmp_path: Path,
+    capsys: Any,
 ) -> None:
     lines = [{"prompt": "x" * size} for size in (10, 100, 20)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]
     tiny.remove("dataset.prompt_tokens=16")
-    run(configure("run", *tiny, *local(saved, "ngram"), *more))
+    summary = run(configure("run", *tiny, *local(saved, "ngram"), *more, f"dataset.too_long={policy}"))
+    assert summary.complete
     for method in summary_file(tmp_path / "out")["methods"]:
-        assert (method["finished"], method["failed"]) == (2, 1)
-    assert "100 prompt tokens and max_new_tokens=12 exceed the engine's max_length=64" in capsys.readouterr().out
+        assert (method["finished"], method["failed"]) == (finished, failed)
+    told = capsys.readouterr()
+    beginning = "1 of 3 prompts do not fit into engine.max_length=64 with sampling.max_new_tokens=12"
+    assert told.err.count(beginning) == 1
+    reason = "100 prompt tokens and max_new_tokens=12 exceed the engine's max_length=64"
+    assert (reason in told.out) == (policy == "fail")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["prompts"] == finished + failed
+    counted = {"skip": "skipped", "cut": "cut", "fail": "failing"}[policy]
+    nothing = {"cut": 0, "skipped": 0, "failing": 0, "of": 3, "longest": 112, "room": 64}
+    assert manifest["too_long"] == nothing | {counted: 1}
 
 
 def test_a_broken_tracker_changes_nothing(
@@ -258,7 +277,7 @@ def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 BAD = [
-    (["dataset=nope"], "there is no dataset 'nope': choose among gsm8k, humaneval, jsonl, "),
+    (["dataset=nope"], "there is no dataset 'nope': choose among context, gsm8k, humaneval, jsonl, "),
     (["drafter=nope"], "there is no drafter 'nope': did you mean none?"),
     (["sampling.temperature=-1"], "temperature=-1: give 0 (greedy) or a positive number"),
     (["sampling.temperature=hot"], "sampling.temperature='hot': give a number"),

@@ -1,0 +1,84 @@
+"""Prompts that are too long: what is left of them, by hand."""
+
+import pytest
+
+from experiments.datasets.prompt import Prompt
+from experiments.measuring.fitting import fit, needed_tokens
+from experiments.measuring.jobs import render
+from specdec.requests import SamplingParams
+from tests.experiments.conftest import byte_tokenizer
+
+SAMPLING = SamplingParams(max_new_tokens=10)
+SHORT = Prompt(id="short", turns=("ab",))
+LONG = Prompt(id="long", turns=("0123456789" * 10,))
+CHAT = Prompt(id="chat", turns=("begin " + "x" * 100 + " end", "more"), chat=True)
+
+
+def fitted(*prompts: Prompt, policy: str, room: int = 60) -> tuple[list[Prompt], str | None]:
+    found = fit(prompts, SAMPLING, byte_tokenizer(), max_length=room, policy=policy)
+    return found.prompts, found.sentence
+
+
+def test_what_fits_is_left_alone() -> None:
+    for policy in ("skip", "cut", "fail"):
+        assert fitted(SHORT, LONG, policy=policy, room=110) == ([SHORT, LONG], None)
+
+
+def test_one_token_too_many_is_too_long() -> None:
+    prompts, sentence = fitted(SHORT, LONG, policy="skip", room=109)
+    assert prompts == [SHORT]
+    assert sentence == (
+        "1 of 2 prompts do not fit into engine.max_length=109 with sampling.max_new_tokens=10 "
+        "(the longest needs 110): 1 left out; dataset.too_long=cut shortens them"
+    )
+
+
+def test_a_text_keeps_its_end() -> None:
+    (prompt,), sentence = fitted(LONG, policy="cut")
+    assert byte_tokenizer().decode(list(render(prompt, byte_tokenizer()))) == ("0123456789" * 5)
+    assert sentence is not None
+    assert "1 shortened; dataset.too_long=skip leaves them out" in sentence
+
+
+def test_a_token_before_every_text_stays_in_front() -> None:
+    tokenizer = byte_tokenizer()
+    plain = tokenizer("wxyz")["input_ids"]
+    first = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    marked = Prompt(id="a", turns=("<|endoftext|>wxyz",), last_tokens=3)
+    assert render(marked, tokenizer) == (first, *plain[-2:])
+    assert render(Prompt(id="a", turns=("wxyz",), last_tokens=3), tokenizer) == tuple(plain[-3:])
+
+
+def test_too_few_tokens_are_an_error() -> None:
+    with pytest.raises(ValueError, match="prompt a has 4 tokens, and 5 were asked for"):
+        render(Prompt(id="a", turns=("wxyz",), last_tokens=5), byte_tokenizer())
+
+
+def test_a_conversation_needs_room_for_all_of_its_answers() -> None:
+    # 110 bytes, a blank line, "more", and two answers of ten.
+    assert needed_tokens(CHAT, SAMPLING, byte_tokenizer()) == 110 + 2 + 4 + 20
+
+
+def test_a_conversation_loses_the_middle_of_its_longest_turn() -> None:
+    (prompt,), sentence = fitted(CHAT, policy="cut", room=90)
+    assert prompt.turns[1] == "more"
+    assert prompt.turns[0].startswith("begin x")
+    assert prompt.turns[0].endswith("x end")
+    assert "[...]" in prompt.turns[0]
+    assert needed_tokens(prompt, SAMPLING, byte_tokenizer()) <= 90
+    assert needed_tokens(prompt, SAMPLING, byte_tokenizer()) > 80, "not more than it must"
+    assert sentence is not None
+
+
+def test_a_conversation_of_which_nothing_would_be_left_is_left_out() -> None:
+    prompts, sentence = fitted(SHORT, CHAT, policy="cut", room=45)
+    assert prompts == [SHORT]
+    assert sentence is not None
+    assert "1 left out" in sentence
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ValueError, match="no prompt fits: 1 of 1 prompts do not fit"):
+        fitted(LONG, policy="skip")
+    with pytest.raises(ValueError, match="there are no prompts"):
+        fitted(policy="skip")

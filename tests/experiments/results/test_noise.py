@@ -1,0 +1,133 @@
+"""Noise in timings: figures of synthetic records, and the limits beyond which a run is called noisy."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from experiments.reporting.run_tables import run_table
+from experiments.results.noise import Noise, noise_of
+from experiments.results.records import PLAIN, Record
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import summarize
+
+IDLE = {"cores": 4, "own": 1.0, "others": 0.1}
+
+
+def record(batch: int, per_round: float, *, method: str = PLAIN, tokens: int = 50, **more: object) -> Record:
+    """Ten rounds of so many seconds, and a prefill of 1 s."""
+    made = Record(
+        prompt=f"p{batch}",
+        method=method,
+        temperature=0.0,
+        batch=batch,
+        prompt_tokens=tokens,
+        token_ids=tuple(range(10)),
+        finish_reason="length",
+        seconds=1 + 10 * per_round,
+        stage_seconds={"prefill": 1.0},
+        load=IDLE,
+        accepted=(0,) * 10,
+        expected_accepted=(0.0,) * 10,
+        proposed_depth=(0,) * 10,
+        proposed_nodes=(0,) * 10,
+    )
+    return replace(made, **more)
+
+
+def noise(times: Sequence[float], load: Mapping[str, float] = IDLE) -> Noise:
+    found = noise_of([record(batch, time, load=load) for batch, time in enumerate(times)], PLAIN)
+    assert found is not None
+    return found
+
+
+def test_equal_times_have_no_spread() -> None:
+    found = noise([0.1] * 8)
+    assert found.spread == pytest.approx(0)
+    assert not found.noisy
+    assert found.warning is None
+
+
+def test_the_spread_is_the_standard_deviation_over_the_median() -> None:
+    chance = random.Random(0)
+    # 400 draws: the estimate from quartiles is off by more than 15 % with odds of about 1 in 100; seeded.
+    found = noise([chance.gauss(0.1, 0.02) for _ in range(400)])
+    assert found.spread == pytest.approx(0.2, rel=0.15)
+    assert found.noisy
+    assert "varies by ±" in str(found.warning)
+    # The mutant: a tenth of that is within the limit.
+    assert not noise([chance.gauss(0.1, 0.002) for _ in range(400)]).noisy
+
+
+def test_a_single_slow_batch_does_not_decide() -> None:
+    assert not noise([0.1, 0.101, 0.1, 0.099, 0.1, 0.1, 0.1, 5.0]).noisy
+
+
+def test_what_the_length_explains_is_no_noise() -> None:
+    """A round takes longer after a longer prompt: 0.1 s at 100 tokens, 0.4 s at 1600."""
+    lengths = [100, 400, 700, 1000, 1300, 1600]
+    records = [record(n, 0.1 + 0.0002 * (size - 100), tokens=size) for n, size in enumerate(lengths)]
+    found = noise_of(records, PLAIN)
+    assert found is not None
+    assert found.spread == pytest.approx(0, abs=1e-9)
+    # The mutant: the same times at one length are noise.
+    alike = noise_of([record(n, 0.1 + 0.0002 * (size - 100)) for n, size in enumerate(lengths)], PLAIN)
+    assert alike is not None
+    assert alike.noisy
+
+
+def test_few_batches_say_nothing_about_the_spread() -> None:
+    found = noise([0.1, 5.0, 0.1])
+    assert found.spread is None
+    assert found.other_cores == pytest.approx(0.1)
+    assert not found.noisy
+
+
+def test_temperatures_are_compared_with_themselves() -> None:
+    records = [record(n, 0.1) for n in range(4)] + [record(n, 0.3, temperature=1.0) for n in range(4)]
+    found = noise_of(records, PLAIN)
+    assert found is not None
+    assert found.spread == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("load", "noisy"),
+    [
+        ({"cores": 4, "own": 1.0, "others": 0.3}, False),  # below a tenth of the cores
+        ({"cores": 4, "own": 1.0, "others": 1.5}, False),  # more than a quarter of the cores is idle
+        ({"cores": 4, "own": 2.0, "others": 1.5}, True),
+        ({"cores": 2, "own": 1.0, "others": 0.9}, True),
+        ({"cores": 4, "own": 4.0, "others": 0.3}, False),
+        ({"cores": 64, "own": 1.0, "others": 20.0}, False),
+    ],
+)
+def test_load_of_other_processes(load: dict[str, float], noisy: bool) -> None:
+    found = noise([0.1] * 5, load=load)
+    assert found.noisy is noisy
+    if noisy:
+        assert f"other processes used {load['others']:.1f} of the {load['cores']} cores" in str(found.warning)
+
+
+def test_load_is_a_mean_over_time_and_counts_a_batch_once() -> None:
+    slow = {"cores": 4, "own": 1.0, "others": 3.0}
+    below = {"cores": 4, "own": 1.0, "others": -0.2}  # of a short time, as the system counts in steps
+    records = [record(0, 0.9, load=slow), record(0, 0.9, prompt="other", load=slow), record(1, 0.0, load=below)]
+    found = noise_of(records, PLAIN)
+    assert found is not None
+    assert found.other_cores == pytest.approx((10 * 3.0 - 1 * 0.2) / 11)
+
+
+def test_nothing_known() -> None:
+    assert noise_of([], PLAIN) is None
+    assert noise_of([record(0, 0.1, load={})], PLAIN) is None
+    failed = record(0, 0.1, finish_reason="error", error="boom")
+    assert noise_of([failed], PLAIN) is None
+
+
+def test_the_table_says_it() -> None:
+    load = {"cores": 2, "own": 1.0, "others": 0.96}
+    records = [record(n, 0.1, method=method, load=load) for n in range(4) for method in (PLAIN, "fast")]
+    summary = summarize(records, planned=4, bootstrap=Bootstrap(resamples=100))
+    assert "timings vary by ±0% between batches" in run_table(summary, "").notes
+    assert "other processes used 1.0 of 2 cores" in run_table(summary, "").notes
