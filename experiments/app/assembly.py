@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
-from experiments.app.session import Plot, Session, check_finished
+from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.settings import ENGINE, Check, check_settings
 from experiments.datasets.prompt import Prompt, choose, fingerprint, warmup_texts
 from experiments.measuring.jobs import Job, prepare
@@ -208,6 +208,7 @@ def already_complete(folder: Path) -> Summary:
     print(f"{short(folder)} is complete already")
     summary = load_run(folder).summary
     check_finished(summary)
+    check_lossless(summary)
     return summary
 
 

@@ -241,9 +241,11 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
     rounds = metrics.decided(done.steps)
     far = answer.watch.distances.get(job.sampling.stream or 0, [])[: len(rounds)]
     compared = _comparable(answer, plain)
-    divergence, margin = None, None
+    different = None
     if compared is not None:
-        divergence, margin = find_divergence(contender.engine.target.model, job, done.token_ids, compared.token_ids)
+        different = find_divergence(
+            contender.engine, job, done.token_ids, compared.token_ids, exactness=contender.exactness
+        )
     return Record(
         **known,
         token_ids=done.token_ids,
@@ -258,9 +260,12 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
         distance_tv=tuple(_rounded(each.tv) for each in far),
         distance_kl=tuple(_rounded(each.kl) for each in far),
-        equals_plain=divergence is None if compared is not None else None,
-        divergence=divergence,
-        margin=margin,
+        equals_plain=different is None if compared is not None else None,
+        divergence=different.index if different is not None else None,
+        tokens_at_divergence=different.tokens if different is not None else (),
+        texts_at_divergence=different.texts if different is not None else (),
+        margin=different.margin if different is not None else None,
+        tie_bound=different.tie_bound if different is not None else None,
     )
 
 

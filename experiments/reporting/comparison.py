@@ -1,6 +1,5 @@
 """A comparison of runs: its table, its remarks, and the files that it leaves."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,10 @@ from experiments.reporting.cells import equality, lossiness, number, percent, ti
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
 from experiments.reporting.table import Cell, Column, Table
 from experiments.reporting.terminal import short
+from experiments.reporting.verdicts import counted, say_verdict, sentence
 from experiments.results.comparison import Row, commit_of, differences, make_rows, title
+from experiments.results.lossless import NOT_LOSSLESS
+from experiments.results.plain_json import json_text
 from experiments.results.runs import Run
 
 COLUMNS = (
@@ -47,18 +49,19 @@ def report_comparison(
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     rows = make_rows(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing]
+    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *verdicts(rows)]
     out.mkdir(parents=True, exist_ok=True)
     table = comparison_table(rows, title(runs))
     console = terminal.console()
     console.print(terminal.render(table, terminal.Frame.NARROW))
-    terminal.say(console, *notes)
+    for note in notes:
+        say_verdict(console, note, bad=NOT_LOSSLESS in note)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
-    text = json.dumps({"title": title(runs), "notes": notes, "rows": figures}, indent=2, ensure_ascii=False)
+    text = json_text({"title": title(runs), "notes": notes, "rows": figures})
     contents = {
         "comparison.md": document(table, runs, notes),
         "comparison.csv": csv.render(table),
-        "comparison.json": text + "\n",
+        "comparison.json": text,
     }
     written = []
     for name, content in contents.items():
@@ -104,6 +107,17 @@ def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     given = [text for text in runs[0].manifest.get("overrides", []) if text in common and not text.startswith("out=")]
     lines += ["", f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`."]
     return "\n".join(lines) + "\n"
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """What the rows say about losslessness: one sentence on all, and one on each that is not lossless."""
+    overall = counted([row.method for row in rows])
+    bad = [
+        sentence(", ".join(row.name), row.method.lossless)
+        for row in rows
+        if row.method.lossless is not None and row.method.not_lossless
+    ]
+    return [*([] if overall is None else [overall]), *bad]
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

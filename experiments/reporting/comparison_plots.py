@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.reporting.run_plots import METHOD_COLORS
+from experiments.reporting.verdicts import title_picture
 from experiments.results.comparison import Row
 
 _MARKERS = "osD^vP*X<>"
@@ -46,7 +47,7 @@ def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | No
     left.set_ylim(len(names) - 0.5, -0.5)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     confidence = rows[0].run.summary.confidence
-    _title(figure, f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals", subtitle)
+    _title(figure, f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals", subtitle, rows)
     figure.savefig(path, dpi=150)
     return path
 
@@ -93,7 +94,7 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
         fontsize=8,
         frameon=False,
     )
-    _title(figure, "Acceptance by position in the draft", subtitle)
+    _title(figure, "Acceptance by position in the draft", subtitle, rows)
     figure.savefig(path, dpi=150)
     return path
 
@@ -115,7 +116,7 @@ def _points(
         axes.annotate(f"{value:.2f}", (value, y), fontsize=6.5, color=color, bbox=paper, zorder=1.5, **place)
 
 
-def _title(figure: Figure, title: str, subtitle: str) -> None:
+def _title(figure: Figure, title: str, subtitle: str, rows: Sequence[Row]) -> None:
     # 10 points are about 0.08 inch per character.
     lines = [title, *textwrap.wrap(subtitle, round(figure.get_figwidth() / 0.08))]
-    figure.suptitle("\n".join(lines), fontsize=10)
+    title_picture(figure, lines, [", ".join(row.name) for row in rows if row.method.not_lossless])

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from experiments.results.lossless import promises_exact
 from experiments.tracing.figures import DraftSetFigures
 
 _MARKERS = "osD^vP*X<>"
@@ -45,8 +46,8 @@ def reach_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str) -> Pa
 def _panel(panel: Axes, each: DraftSetFigures, rules: list[tuple[str, str]]) -> None:
     for row in each.rows:
         # Lossy rules are not to be mixed with the others: grey and dotted.
-        exact = row.exactness == "exact"
-        index = [rule for rule in rules if (rule[1] == "exact") is exact].index((row.rule, row.exactness))
+        exact = promises_exact(row.exactness)
+        index = [rule for rule in rules if promises_exact(rule[1]) is exact].index((row.rule, row.exactness))
         panel.plot(
             range(1, len(row.reach) + 1),
             row.reach,

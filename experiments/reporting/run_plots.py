@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
+from experiments.reporting.verdicts import title_picture
 from experiments.results.summary import MethodSummary, Summary
 
 STAGE_COLORS = {
@@ -158,7 +159,7 @@ def _milliseconds(method: MethodSummary, stage: str) -> float:
 
 
 def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> None:
-    """Title a picture: what it shows, the run's conditions, the kind of rule, and whether the run is complete."""
+    """Title a picture: what it shows, the run's conditions, the kind of rule, and what is wrong with the run."""
     rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:
@@ -166,7 +167,7 @@ def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> N
     # 10 points are about 0.08 inch per character.
     width = round(figure.get_figwidth() / 0.08)
     lines = [title, *textwrap.wrap("; ".join(note for note in notes if note), width)]
-    figure.suptitle("\n".join(lines), fontsize=10)
+    title_picture(figure, lines, summary.not_lossless)
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

@@ -1,6 +1,7 @@
 """The manifest: the configuration, versions, machine, code and seeds that made a result."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import specdec
+from experiments.results.plain_json import json_text
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
 MANIFEST = "manifest.json"
@@ -40,6 +42,14 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
     return manifest
+
+
+def note_in_manifest(folder: Path, **facts: object) -> None:
+    """Add facts to the manifest of a run at its end; whatever happens, the file is the old one or the new one."""
+    path = folder / MANIFEST
+    new = path.with_suffix(".new")
+    new.write_text(json_text({**read_manifest(folder), **facts}), encoding="utf-8")
+    os.replace(new, path)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
