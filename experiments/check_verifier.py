@@ -2,23 +2,28 @@
 
 A rule of your own needs a class and a YAML in ``conf/verifier/``, or ``verifier._target_=package.module.Class``. It is
 tried on built-in tables, dense and degenerate, by enumerating all drafts, so there is no sampling noise. A rule that is
-EXACT_WRT another distribution is compared with that one; the table shows its distance to the target, too.
+EXACT_WRT another distribution is compared with that one; the table shows its distance to the target, too. A rule of
+your own that passes as exact is remembered in the project's folder, and results call it exact from then on, instead of
+"exact (declared)".
 
 Where drafter and target share their noise, nothing is random once the tree is given, so another check decides: over
 many seeds, every output has to equal plain decoding's token for token, whatever was drafted, and plain decoding has to
 follow the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
+from rich.console import Console
 
 from experiments.app.cli import launch
 from experiments.app.config import build, settings_of
 from experiments.app.settings import CHECK_VERIFIER
-from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
+from experiments.measuring.exactness import LAWS, SHAPES, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
+from experiments.measuring.work import check_size, check_time, work_of
 from experiments.reporting import terminal
-from experiments.reporting.exactness import exactness_table, shared_table
+from experiments.reporting.exactness import Progress, exactness_table, shared_table
+from experiments.results.checked import remember, ships, stated_exactness
 from specdec.interfaces import Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 
@@ -37,7 +42,12 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
     name = type(rule).__name__
     if rule.noise is Noise.SHARED:
         return _check_shared(rule, config)
-    done = list(cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures)))
+    temperatures = list(config.temperatures)
+    work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    check_time(work, config.vocab, config.max_minutes)
+    with Progress(work) as progress:
+        found = cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance)
+        done = list(found)
     if not done:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
     console = terminal.console(NARROW)
@@ -56,12 +66,16 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
             f"exact with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
         )
     console.print(f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}.")
+    if rule.exactness is Exactness.EXACT:
+        _remember(rule, config, console, cases=len(done), largest_total_variation=worst.tv)
     return done
 
 
 def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     """Try a rule with shared noise, and print the verdict."""
     name = type(rule).__name__
+    # The known rule that it is compared with is enumerated on drafts of this law.
+    check_size([(shape, DraftSampling.WITHOUT_REPLACEMENT) for shape in SHAPES], config.vocab)
     done = list(shared_cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures), config.streams))
     console = terminal.console(NARROW)
     console.print(terminal.render(shared_table(rule, done), terminal.Frame.TIGHT))
@@ -77,7 +91,34 @@ def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
         f"from plain decoding's, which follows the target (smallest p-value {p_value:.2g}). "
         f"It says of itself: {rule.exactness.value}, noise {rule.noise.value}."
     )
+    _remember(rule, config, console, cases=len(done), smallest_p_value=p_value)
     return done
+
+
+def _remember(rule: Verifier, config: DictConfig, console: Console, **found: object) -> None:
+    """Remember that a rule which does not ship with the package has passed, if the check was not a weak one."""
+    if ships(rule):
+        return
+    name = type(rule).__name__
+    weak = [f"{key}={config[key]:g}" for key, enough in STRENGTH.items() if not enough(config[key])]
+    if weak:
+        say = f"A check with {', '.join(weak)} is a weak one and is not remembered"
+        terminal.say(console, f"{say}: results call {name} {stated_exactness(rule)}.")
+        return
+    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
+    file = remember(rule, temperatures=list(config.temperatures), **how, **found)
+    if file is None:
+        terminal.say(console, f"The source of {name} cannot be read, so it is not remembered: put it into a file.")
+        return
+    terminal.say(console, f"Remembered in {terminal.short(file)}: results call {name} exact until its code changes.")
+
+
+STRENGTH: dict[str, Callable[[float], bool]] = {
+    "vocab": lambda value: value >= 3,
+    "threshold": lambda value: value <= 1e-9,
+    "streams": lambda value: value >= 1000,
+}
+"""What a check needs so that a rule which passes it is called exact in results."""
 
 
 def _words(laws: Sequence[DraftSampling]) -> str:

@@ -4,6 +4,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
+from experiments.results.checked import stated_exactness
 from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
@@ -33,11 +35,11 @@ class Contender:
     engine: Engine
     speculate: bool = True
 
-    @property
+    @cached_property
     def exactness(self) -> str | None:
-        """What the verifier promises; None where there is none."""
+        """What the verifier promises, and whether that is only declared; None where there is none."""
         verifier = self.engine.verifier if self.speculate else None
-        return verifier.exactness.value if verifier is not None else None
+        return stated_exactness(verifier) if verifier is not None else None
 
 
 def measure(
