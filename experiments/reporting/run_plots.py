@@ -20,6 +20,8 @@ STAGE_COLORS = {
     "commit": "#cc79a7",
     "other": "#dddddd",
 }
+_HALF_LINE = 55
+"""Characters of a legend's entry of which two fit side by side."""
 METHOD_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
@@ -42,7 +44,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
         [handles[index] for index in order],
         [labels[index] for index in order],
         loc="outside lower center",
-        ncols=2,
+        ncols=2 if max(len(label) for label in labels) <= _HALF_LINE else 1,
         fontsize=8,
         frameon=False,
     )

@@ -96,12 +96,13 @@ def comparison_table(summary: Summary, title: str) -> Table:
 
 def _fastest(summary: Summary, temperature: float) -> MethodSummary | None:
     """The exact method of the largest speedup, where several are compared."""
-    rivals = [
-        method
-        for method in summary.methods
-        if method.temperature == temperature and promises_exact(method.exactness) and method.speedup is not None
-    ]
+    rivals = [method for method in summary.methods if method.temperature == temperature and _may_win(method)]
     return max(rivals, key=lambda method: method.speedup or 0.0) if len(rivals) > 1 else None
+
+
+def _may_win(method: MethodSummary) -> bool:
+    """Whether a speedup may be called the best: of a rule that is exact, and whose outputs do not show otherwise."""
+    return promises_exact(method.exactness) and not method.not_lossless and method.speedup is not None
 
 
 def print_divergences(console: Console, summary: Summary, limit: int = 5) -> None:

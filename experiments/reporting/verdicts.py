@@ -72,19 +72,18 @@ def title_picture(figure: Figure, lines: Sequence[str], not_lossless: Sequence[s
         return
     # The title has a single color: its first line is left free, and the warning stands there.
     title = figure.suptitle("\n".join([" ", *lines]), fontsize=10)
-    figure.add_artist(
-        figure.axes[0].annotate(
-            warning(not_lossless),
-            xy=(0.5, 1.0),
-            xycoords=title,
-            ha="center",
-            va="top",
-            color=RED,
-            fontsize=10,
-            fontweight="bold",
-            annotation_clip=False,
-        )
+    note = figure.axes[0].annotate(
+        warning(not_lossless),
+        xy=(0.5, 1.0),
+        xycoords=title,
+        ha="center",
+        va="top",
+        color=RED,
+        fontsize=10,
+        fontweight="bold",
+        annotation_clip=False,
     )
+    note.set_in_layout(False)  # the title has its place already: the panel must not make room again
 
 
 def warning(not_lossless: Sequence[str], most: int = 3) -> str:
