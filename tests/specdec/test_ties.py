@@ -147,21 +147,43 @@ def engine_of(model: PreTrainedModel, batch: int = 2) -> Engine:
     return Engine(Target(model), NGramDrafter(), RejectionVerifier(), max_batch_size=batch, max_length=64)
 
 
+def near_tie(model: PreTrainedModel, margin: float) -> SamplingParams:
+    """Parameters that bring token 0 to the top, and token 1 below it by a margin."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([SEQUENCE])).logits[0, -1].tolist()
+    rise = torch.zeros(len(logits))
+    rise[0], rise[1] = 4 - logits[0], 4 - margin - logits[1]
+    return replace(GREEDY, logits_processor=lambda ids, given: given + rise)
+
+
 def test_an_engine_that_computes_something_else_does_not_excuse_itself(model: PreTrainedModel) -> None:
     alone = examined(model, (0, 1)).bound
     assert alone is not None
     engine = engine_of(model)
-    honest = examined(model, (0, 1), runner=engine.runner).bound
-    assert honest is not None and alone <= honest <= RUNNER_AT_MOST * alone
+    close = near_tie(model, 1.5 * alone)
+    own = examined(model, (0, 1), close).bound
+    assert own is not None
+    honest = examined(model, (0, 1), close, runner=engine.runner).bound
+    assert honest is not None and own <= honest <= RUNNER_AT_MOST * own
     shift(engine, 5.0)
-    assert examined(model, (0, 1), runner=engine.runner).bound == RUNNER_AT_MOST * alone
+    assert examined(model, (0, 1), close, runner=engine.runner).bound == RUNNER_AT_MOST * own
+
+
+@pytest.mark.parametrize("factor", [0.5, 100.0])
+def test_the_engine_runs_only_where_it_decides(model: PreTrainedModel, factor: float) -> None:
+    """A margin below the bound of the model's own passes is a tie, and one far above it is none, whatever follows."""
+    alone = examined(model, (0, 1)).bound
+    assert alone is not None
+    engine = engine_of(model)
+    engine.runner.run = None  # type: ignore[assignment]
+    examined(model, (0, 1), near_tie(model, factor * alone), runner=engine.runner)
 
 
 def test_the_engine_goes_on_as_before(model: PreTrainedModel) -> None:
     """An examination leaves all slots free, and nothing in them that a later request would read."""
     engine = engine_of(model, batch=1)
     before = engine.generate([SEQUENCE, [7, 7]], GREEDY)
-    examined(model, (0, 1), runner=engine.runner)
+    ties._run_runner(engine.runner, SEQUENCE, (3, 4, 5))
     after = engine.generate([SEQUENCE, [7, 7]], GREEDY)
     assert [done.token_ids for done in before] == [done.token_ids for done in after]
 

@@ -96,8 +96,8 @@ def test_an_honest_method_is_never_called_broken(name: str, dtype: str, quantiza
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_many_honest_outputs_in_bfloat16(name: str, quantization: str | None) -> None:
-    """On hundreds of prompts, about one in three of which diverges, every divergence is a tie."""
-    found = verdict(engine_of("bfloat16", DRAFTERS[name]("bfloat16"), quantization=quantization, batch=4), 60, 128)
+    """On many prompts, about one in three of which diverges, every divergence is a tie."""
+    found = verdict(engine_of("bfloat16", DRAFTERS[name]("bfloat16"), quantization=quantization, batch=4), 20, 96)
     assert found.verdict is not Verdict.NOT_LOSSLESS, found
 
 
