@@ -32,8 +32,9 @@ def sentence(name: str, lossless: Lossless) -> str:
         return f"{name}: equal to plain decoding in all of {count}"
     if lossless.verdict is Verdict.TIES:
         several = f"{lossless.divergences} divergence{'s' if lossless.divergences != 1 else ''} in {count}"
+        ties = "all ties" if lossless.divergences != 1 else "a tie"
         return (
-            f"{name}: {several}, all ties of the dtype (largest margin {lossless.largest_margin:.4g} nats, "
+            f"{name}: {several}, {ties} of the dtype (largest margin {lossless.largest_margin:.4g} nats, "
             f"bound {lossless.tie_bound:.4g})"
         )
     worst = f"; worst {place(lossless.worst)}" if lossless.worst is not None else ""

@@ -15,7 +15,7 @@ from specdec.exactness import ties
 from specdec.exactness.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from tests.models import tiny_model
+from tests.models import ARCHITECTURES, tiny_model
 from verifiers.rejection import RejectionVerifier
 
 GREEDY = SamplingParams(max_new_tokens=8)
@@ -105,6 +105,19 @@ def test_the_bound_follows_the_dtype() -> None:
         assert bound is not None and FLOOR_ULPS * unit <= bound < 40 * unit
         bounds[dtype] = bound
     assert bounds[torch.float64] <= bounds[torch.float32] < 1e-3 * bounds[torch.bfloat16]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_can_be_fed_in_pieces(architecture: str) -> None:
+    """In float32 the pieces agree to a few units, also through sliding windows and the engine's own kernels."""
+    model = tiny_model(architecture, vocab_size=32)
+    long = [*SEQUENCE, *range(12)]
+    bound = examine(model, long, (0, 1), GREEDY, prompt_length=6).bound
+    assert bound is not None and bound < 1e-4
+    expected = ties._run_model(model, long, ())
+    for cuts in ties._cuts(len(long), 6):
+        with torch.inference_mode():
+            torch.testing.assert_close(ties._run_runner(engine_of(model).runner, long, cuts), expected)
 
 
 def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) -> None:

@@ -71,6 +71,13 @@ def test_ties() -> None:
     )
 
 
+def test_one_tie() -> None:
+    found = judge([TIE])
+    assert found is not None
+    wanted = "fast: 1 divergence in 1 output, a tie of the dtype (largest margin 0.1 nats, bound 0.3)"
+    assert sentence("fast", found) == wanted
+
+
 def test_not_lossless() -> None:
     """The worst is the largest of those that nothing explains, even if a tie of a wide bound has a larger margin."""
     found = judge([EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)])
