@@ -19,8 +19,8 @@ from rich.console import Console
 from experiments.app.cli import launch
 from experiments.app.config import build, settings_of
 from experiments.app.settings import CHECK_VERIFIER
-from experiments.measuring.exactness import LAWS, SHAPES, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
-from experiments.measuring.work import check_size, check_time, work_of
+from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
+from experiments.measuring.work import check_time, work_of, work_of_shared
 from experiments.reporting import terminal
 from experiments.reporting.exactness import Progress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
@@ -46,8 +46,7 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
     work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
     check_time(work, config.vocab, config.max_minutes)
     with Progress(work) as progress:
-        found = cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance)
-        done = list(found)
+        done = list(cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance))
     if not done:
         raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
     console = terminal.console(NARROW)
@@ -74,9 +73,12 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
 def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     """Try a rule with shared noise, and print the verdict."""
     name = type(rule).__name__
-    # The known rule that it is compared with is enumerated on drafts of this law.
-    check_size([(shape, DraftSampling.WITHOUT_REPLACEMENT) for shape in SHAPES], config.vocab)
-    done = list(shared_cases(rule, config.vocab, config.tables, config.seed, list(config.temperatures), config.streams))
+    temperatures, streams = list(config.temperatures), config.streams
+    work = work_of_shared(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    check_time(work, config.vocab, config.max_minutes)
+    settings = (config.vocab, config.tables, config.seed, temperatures, streams)
+    with Progress(work) as progress:
+        done = list(shared_cases(rule, *settings, advance=progress.advance))
     console = terminal.console(NARROW)
     console.print(terminal.render(shared_table(rule, done), terminal.Frame.TIGHT))
     differing = sum(case.differing for case in done)

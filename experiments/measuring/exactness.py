@@ -151,9 +151,16 @@ def cases(
 
 
 def shared_cases(
-    rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequence[float], streams: int
+    rule: Verifier,
+    vocab: int,
+    tables: int,
+    seed: int,
+    temperatures: Sequence[float],
+    streams: int,
+    *,
+    advance: Callable[[str, DraftSampling], object] = lambda shape, law: None,
 ) -> Iterator[SharedCase]:
-    """Every combination for a rule with shared noise, with all ways of drafting."""
+    """Every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
     for shape_name, shape in SHAPES.items():
         for law in SHARED_LAWS:
             if not takes(rule, shape, law):
@@ -173,6 +180,7 @@ def shared_cases(
                             KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT
                         )
                         rejection += independent.expected_accepted
+                        advance(shape_name, law)
                     yield SharedCase(
                         shape_name, law, rows, temperature, differing, p_value, accepted / tables, rejection / tables
                     )

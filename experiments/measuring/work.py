@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from experiments.measuring.exactness import KNOWN, LAWS, ROWS, SHAPES, takes
+from experiments.measuring.exactness import KNOWN, LAWS, ROWS, SHAPES, SHARED_LAWS, takes
 from specdec.exactness.drafts import MOST_NUMBERS, num_drafts, sample_drafts
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
@@ -31,6 +31,7 @@ class Work:
         drafts: How many drafts every part enumerates per table.
         turns: How many tables every part goes through: kinds of rows, temperatures and tables of each.
         pace: Seconds per draft, measured on a sample, by part; empty where there is little work.
+        kinds: The drafts that are enumerated for a part, where they are not its own.
         tables: Tables of every kind.
         rows: How many rows of tables are made, one by one.
         row_seconds: Seconds per row.
@@ -39,6 +40,7 @@ class Work:
     drafts: Mapping[Part, int]
     turns: int
     pace: Mapping[Part, float]
+    kinds: Mapping[Part, Part] = field(default_factory=dict)
     tables: int = 1
     rows: int = 0
     row_seconds: float = 0.0
@@ -66,18 +68,40 @@ def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[floa
     Raises:
         ValueError: One kind of drafts is too many to be enumerated; names the largest vocabulary that is not.
     """
-    parts = [(name, law) for name, shape in SHAPES.items() for law in LAWS if takes(rule, shape, law)]
-    check_size(parts, vocab)
-    drafts = {part: num_drafts(SHAPES[part[0]], part[1], vocab) for part in parts}
+    parts = {(name, law): (name, law) for name, shape in SHAPES.items() for law in LAWS if takes(rule, shape, law)}
+    return _work(rule, parts, vocab, tables, temperatures, seed)
+
+
+def work_of_shared(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[float], *, seed: int = 0) -> Work:
+    """The work of ``shared_cases``: what takes long is the known rule that it is compared with, over all drafts.
+
+    Raises:
+        ValueError: As for ``work_of``.
+    """
+    without = DraftSampling.WITHOUT_REPLACEMENT
+    parts = {
+        (name, law): (name, without) for name, shape in SHAPES.items() for law in SHARED_LAWS if takes(rule, shape, law)
+    }
+    return _work(KNOWN["rejection"], parts, vocab, tables, temperatures, seed)
+
+
+def _work(
+    rule: Verifier, parts: Mapping[Part, Part], vocab: int, tables: int, temperatures: Sequence[float], seed: int
+) -> Work:
+    """The work of a rule on parts, each with the drafts of a part that are enumerated for it."""
+    kinds = list(dict.fromkeys(parts.values()))
+    check_size(kinds, vocab)
+    drafts = {part: num_drafts(SHAPES[kind[0]], kind[1], vocab) for part, kind in parts.items()}
     # One-hot rows are tried at temperature 0 alone.
     turns = tables * (len(temperatures) * (len(ROWS) - 1) + 1)
-    rows = _rows(parts, vocab) * tables
+    rows = _rows(kinds, vocab) * tables
     if max(turns * sum(drafts.values()), rows) <= _FEW:
         return Work(drafts, turns, {})
-    pace = {part: pace_of(rule, part, vocab, seed) for part in parts}
+    paces = {kind: pace_of(rule, kind, vocab, seed) for kind in kinds}
+    pace = {part: paces[kind] for part, kind in parts.items()}
     begin = time.thread_time()
     Tables.random(vocab, 1, seed=seed)
-    return Work(drafts, turns, pace, tables, rows, (time.thread_time() - begin) / (1 + vocab))
+    return Work(drafts, turns, pace, parts, tables, rows, (time.thread_time() - begin) / (1 + vocab))
 
 
 def check_size(parts: Sequence[Part], vocab: int) -> None:
@@ -171,5 +195,6 @@ def _rows(parts: Sequence[Part], vocab: int) -> int:
 
 def _seconds_at(work: Work, vocab: int) -> float:
     """The time with a smaller vocabulary, whose drafts and rows take no longer each."""
-    verifying = sum(pace * num_drafts(SHAPES[name], law, vocab) for (name, law), pace in work.pace.items())
-    return work.turns * verifying + _rows(list(work.pace), vocab) * work.tables * work.row_seconds
+    kinds = {part: work.kinds.get(part, part) for part in work.pace}
+    verifying = sum(work.pace[part] * num_drafts(SHAPES[name], law, vocab) for part, (name, law) in kinds.items())
+    return work.turns * verifying + _rows(list(kinds.values()), vocab) * work.tables * work.row_seconds

@@ -27,7 +27,7 @@ class Record:
         category: Its category.
         sample: Number of the sample, from 0.
         method: Name of the method.
-        exactness: What its verifier promises (``Exactness``); None for plain decoding.
+        exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         temperature: The request's temperature.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.

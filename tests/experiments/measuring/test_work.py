@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.measuring.exactness import LAWS, SHAPES, cases
-from experiments.measuring.work import Work, check_size, check_time, duration, pace_of, work_of
+from experiments.measuring.exactness import LAWS, SHAPES, cases, shared_cases
+from experiments.measuring.work import Work, check_size, check_time, duration, pace_of, work_of, work_of_shared
 from experiments.reporting.exactness import Progress
 from specdec.exactness.drafts import enumerate_drafts, num_drafts
 from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers import BlockVerifier, TransportVerifier
+from verifiers import BlockVerifier, SharedNoiseVerifier, TransportVerifier
 
 IID = DraftSampling.IID
 
@@ -35,6 +35,16 @@ def test_the_work_is_what_the_check_does() -> None:
     assert {done.count(part) for part in work.drafts} == {work.turns} == {10}
     assert work.total == sum(work.drafts[part] for part in done)
     assert work.seconds is None, "so few need no estimate"
+
+
+def test_the_work_of_a_rule_with_shared_noise() -> None:
+    rule = SharedNoiseVerifier()
+    work = work_of_shared(rule, 2, 1, [1])
+    done: list[tuple[str, DraftSampling]] = []
+    list(shared_cases(rule, 2, 1, 0, [1], 100, advance=lambda shape, law: done.append((shape, law))))
+    assert sorted(set(done)) == sorted(work.drafts)
+    assert {done.count(part) for part in work.drafts} == {work.turns} == {3}
+    assert work.drafts["2", DraftSampling.COUPLED] == 2, "the known rule beside it gets two tokens in either order"
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused_at_once() -> None:
