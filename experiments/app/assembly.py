@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.job_lines import in_sweep
-from experiments.app.session import Plot, Session, check_finished
+from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.settings import ENGINE, Check, check_settings
 from experiments.app.tracked import tracked_run
 from experiments.contenders.base import OtherEngine
@@ -276,6 +276,7 @@ def already_complete(folder: Path) -> Summary:
         print(f"{short(folder)} is complete already")
     summary = load_run(folder).summary
     check_finished(summary)
+    check_lossless(summary)
     return summary
 
 

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments.reporting.progress import duration
+from experiments.results.lossless import promises_exact
 
 SUMMARY = "summary.json"
 _BASELINE = "plain"
@@ -105,7 +106,7 @@ def _method(method: Mapping[str, Any], *, several: bool) -> str:
         parts.append(f"speedup {method['speedup']:.2f}x")
     if method["tokens_per_second"] is not None:
         parts.append(f"{method['tokens_per_second']:.1f} tokens/s")
-    if method["exactness"] not in (None, "exact"):
+    if method["exactness"] is not None and not promises_exact(method["exactness"]):
         parts.append(str(method["exactness"]))
     if (method.get("lossless") or {}).get("verdict") == "not lossless":
         parts.append("NOT LOSSLESS")

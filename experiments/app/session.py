@@ -1,6 +1,5 @@
 """A measurement from its first record to its last picture, whatever happens in between."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +8,9 @@ from experiments.reporting import terminal
 from experiments.reporting.progress import Every, PromptProgress
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
-from experiments.results.manifest import MANIFEST
+from experiments.reporting.verdicts import print_verdicts, sentence
+from experiments.results.manifest import MANIFEST, note_in_manifest
+from experiments.results.plain_json import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
@@ -66,6 +67,7 @@ class Session:
 
         Raises:
             ValueError: Every prompt failed with some method.
+            NotLosslessError: An exact method's greedy outputs are not plain decoding's. All is written before.
         """
         records: list[Record] = []
         exit_code = 1
@@ -93,12 +95,16 @@ class Session:
             finally:
                 summary = self._report(records, exit_code)
         check_finished(summary)
+        check_lossless(summary)
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
         summary = summarize(records, planned=self.planned, series=self.series, bootstrap=self.bootstrap)
-        text = json.dumps({"title": self.title, **asdict(summary)}, indent=2, ensure_ascii=False)
-        (self.folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        text = json_text({"title": self.title, **asdict(summary)})
+        (self.folder / SUMMARY).write_text(text, encoding="utf-8")
+        if (self.folder / MANIFEST).exists():
+            verdicts = {m.method: asdict(m.lossless) for m in summary.methods if m.lossless is not None}
+            note_in_manifest(self.folder, lossless=verdicts)
         console = terminal.console(shown=not self.quiet)
         written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):
@@ -111,9 +117,10 @@ class Session:
         print_failures(console, summary)
         print_noise(console, summary)
         terminal.list_written(console, written)
+        print_verdicts(console, summary)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")
         self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
-        self.mirror.finish(exit_code)
+        self.mirror.finish(exit_code or int(bool(summary.not_lossless)))
         return summary
 
 
@@ -126,3 +133,18 @@ def check_finished(summary: Summary) -> None:
     for method in summary.methods:
         if not method.finished:
             raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")
+
+
+class NotLosslessError(ValueError):
+    """A method whose rule is exact has emitted other greedy outputs than plain decoding, and no tie explains it."""
+
+
+def check_lossless(summary: Summary) -> None:
+    """End a run with an error where a method is not lossless, after its results were written.
+
+    Raises:
+        NotLosslessError: Names the methods, with the evidence.
+    """
+    bad = [sentence(m.method, m.lossless) for m in summary.methods if m.lossless is not None and m.not_lossless]
+    if bad:
+        raise NotLosslessError("; ".join(bad))

@@ -206,6 +206,7 @@ CHECK_VERIFIER: dict[str, Check] = {
     "temperatures": several(number(lambda value: value > 0, ""), "at least one temperature, each above 0"),
     "streams": integer(100),
     "threshold": number(lambda value: value > 0, "a number above 0"),
+    "max_minutes": number(lambda value: value > 0, "a number above 0"),
 }
 CHECK_DRAFTER: dict[str, Check] = {
     "target": section,

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from experiments.results.lossless import DECLARED
 from specdec.engine.text import Detokenizer
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -17,12 +18,15 @@ class OtherEngine(ABC):
 
     Attributes:
         exactness: What its authors promise about the output, in the words of ``Record.exactness``.
+        tells_tokens: Whether the tokens of its outputs are its own. Else they are made from its text again, and are
+            not compared with plain decoding's token for token.
         target: The model that it decodes with; ``bind`` sets it.
         max_batch_size: The largest number of prompts per call; ``bind`` sets it.
         max_length: The largest number of tokens of prompt and output together; ``bind`` sets it.
     """
 
-    exactness: str = "exact (declared)"
+    exactness: str = DECLARED
+    tells_tokens = True
     verifier = None
     target: Target
     max_batch_size: int

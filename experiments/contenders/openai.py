@@ -21,8 +21,8 @@ class OpenAIServer(OtherEngine):
     The time of a call includes the way to the server and back, and whatever else the server does meanwhile. Tokens are
     those that the server returns (``choices[0].token_ids``: vLLM with ``extra: {return_token_ids: true}``). From a
     server that returns none, the text is tokenized again, which may differ by a token where a word can be spelled in
-    several ways; an output that the server says has ended by itself then gets the target's EOS. Such outputs cannot be
-    compared token for token where they differ, and servers report no rounds.
+    several ways; an output that the server says has ended by itself then gets the target's EOS. Such outputs are not
+    compared token for token. Servers report no rounds.
 
     Args:
         base_url: The address up to the version: ``http://127.0.0.1:8000/v1``.
@@ -79,7 +79,7 @@ class OpenAIServer(OtherEngine):
         choice = answer.json()["choices"][0]
         tokens = choice.get("token_ids")
         if tokens is None:
-            tokens = self._tokens(choice, sampling)
+            tokens, self.tells_tokens = self._tokens(choice, sampling), False
         return self.completion(prompt, sampling, tokens)
 
     def _request(self, prompt: Sequence[int], sampling: SamplingParams) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.grading.grade import Grade
+from experiments.results.lossless import EXACT
 from experiments.results.records import PLAIN
 from experiments.results.statistics import Bootstrap, Interval
 
@@ -53,7 +54,7 @@ class Accuracy:
     @property
     def label(self) -> str:
         """The method's name, with a warning where its output is not the target's."""
-        if self.exactness in (None, "exact"):
+        if self.exactness in (None, EXACT):
             return self.method
         return f"{self.method}, {self.exactness}" if ")" in self.exactness else f"{self.method} ({self.exactness})"
 

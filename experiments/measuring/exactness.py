@@ -3,8 +3,9 @@
 There is no sampling noise, except for rules with shared noise, which are tried over many seeds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, outcome
@@ -104,8 +105,25 @@ class SharedCase:
     rejection: float
 
 
-def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequence[float]) -> Iterator[Case]:
-    """Every combination of a shape, a law, tables and a temperature that the rule takes."""
+def cases(
+    rule: Verifier,
+    vocab: int,
+    tables: int,
+    seed: int,
+    temperatures: Sequence[float],
+    *,
+    advance: Callable[[str, DraftSampling], object] = lambda shape, law: None,
+) -> Iterator[Case]:
+    """Every combination of a shape, a law, tables and a temperature that the rule takes.
+
+    Args:
+        rule: The rule.
+        vocab: Tokens of the tables.
+        tables: Tables of every kind.
+        seed: Seed of the tables.
+        temperatures: Of p and q.
+        advance: Called with the shape's name and the law when one table of a case is done.
+    """
     for shape_name, shape in SHAPES.items():
         for law in LAWS:
             if not takes(rule, shape, law):
@@ -117,7 +135,7 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
                     results: dict[str, list[float]] = {other: [] for other in ("", *known)}
                     tv = target_tv = 0.0
                     for number in range(tables):
-                        made = Tables.random(vocab, shape.max_depth, seed=seed + number, kinds=kinds)
+                        made = _tables(vocab, shape.max_depth, seed + number, kinds)
                         made = made.tempered(temperature) if temperature else made
                         drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
                         for other, verifier in (("", rule), *known.items()):
@@ -127,14 +145,22 @@ def cases(rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequ
                                 # NaN counts as infinitely wrong.
                                 tv = max(tv, result.tv) if result.tv == result.tv else float("inf")
                                 target_tv = max(target_tv, result.target_tv)
+                        advance(shape_name, law)
                     means = {other: sum(values) / len(values) for other, values in results.items()}
                     yield Case(shape_name, law, rows, temperature, tv, target_tv, means.pop(""), means)
 
 
 def shared_cases(
-    rule: Verifier, vocab: int, tables: int, seed: int, temperatures: Sequence[float], streams: int
+    rule: Verifier,
+    vocab: int,
+    tables: int,
+    seed: int,
+    temperatures: Sequence[float],
+    streams: int,
+    *,
+    advance: Callable[[str, DraftSampling], object] = lambda shape, law: None,
 ) -> Iterator[SharedCase]:
-    """Every combination for a rule with shared noise, with all ways of drafting."""
+    """Every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
     for shape_name, shape in SHAPES.items():
         for law in SHARED_LAWS:
             if not takes(rule, shape, law):
@@ -143,7 +169,7 @@ def shared_cases(
                 for temperature in temperatures if rows != "one-hot" else (0.0,):
                     differing, p_value, accepted, rejection = 0, 1.0, 0.0, 0.0
                     for number in range(tables):
-                        made = Tables.random(vocab, shape.max_depth, seed=seed + number, kinds=kinds)
+                        made = _tables(vocab, shape.max_depth, seed + number, kinds)
                         made = made.tempered(temperature) if temperature else made
                         result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
                         differing += result.differing
@@ -154,9 +180,16 @@ def shared_cases(
                             KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT
                         )
                         rejection += independent.expected_accepted
+                        advance(shape_name, law)
                     yield SharedCase(
                         shape_name, law, rows, temperature, differing, p_value, accepted / tables, rejection / tables
                     )
+
+
+@lru_cache(maxsize=16)
+def _tables(vocab: int, depth: int, seed: int, kinds: tuple[str, ...]) -> Tables:
+    """The same tables for all laws and temperatures: large ones take long to make, row by row."""
+    return Tables.random(vocab, depth, seed=seed, kinds=kinds)
 
 
 def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:

@@ -4,6 +4,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
+from experiments.results.checked import stated_exactness
 from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
@@ -35,13 +37,13 @@ class Contender:
     engine: Engine | OtherEngine
     speculate: bool = True
 
-    @property
+    @cached_property
     def exactness(self) -> str | None:
-        """What the verifier, or another engine, promises; None for plain decoding."""
+        """What the verifier promises, and whether that is only declared; None for plain decoding."""
         if isinstance(self.engine, OtherEngine):
             return self.engine.exactness
         verifier = self.engine.verifier if self.speculate else None
-        return verifier.exactness.value if verifier is not None else None
+        return stated_exactness(verifier) if verifier is not None else None
 
 
 def measure(
@@ -249,10 +251,13 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         return Record(**known, finish_reason="error", error=answer.error, traceback=answer.traceback)
     rounds = metrics.decided(done.steps)
     far = answer.watch.distances.get(job.sampling.stream or 0, [])[: len(rounds)]
-    compared = _comparable(answer, plain)
-    divergence, margin = None, None
+    other = contender.engine
+    compared = None if isinstance(other, OtherEngine) and not other.tells_tokens else _comparable(answer, plain)
+    different = None
     if compared is not None:
-        divergence, margin = find_divergence(contender.engine.target.model, job, done.token_ids, compared.token_ids)
+        different = find_divergence(
+            contender.engine, job, done.token_ids, compared.token_ids, exactness=contender.exactness
+        )
     return Record(
         **known,
         token_ids=done.token_ids,
@@ -268,9 +273,12 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         proposed_nodes=tuple(step.proposed_nodes for step in rounds),
         distance_tv=tuple(_rounded(each.tv) for each in far),
         distance_kl=tuple(_rounded(each.kl) for each in far),
-        equals_plain=divergence is None if compared is not None else None,
-        divergence=divergence,
-        margin=margin,
+        equals_plain=different is None if compared is not None else None,
+        divergence=different.index if different is not None else None,
+        tokens_at_divergence=different.tokens if different is not None else (),
+        texts_at_divergence=different.texts if different is not None else (),
+        margin=different.margin if different is not None else None,
+        tie_bound=different.tie_bound if different is not None else None,
     )
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from experiments.reporting import style
-from experiments.reporting.cells import lossiness, number, times, with_interval
+from experiments.reporting import cells, style
+from experiments.reporting.cells import number, times, with_interval
 from experiments.reporting.run_plots import plot_title
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting.table import Column, Table
 from experiments.results.records import PLAIN
 from experiments.results.summary import MethodSummary, Summary
 
@@ -47,7 +47,7 @@ def category_table(summary: Summary) -> Table | None:
                 continue
             table.add(
                 name,
-                Cell(method.label, emphasis=lossiness(method.exactness)),
+                cells.method_name(method),
                 f"{method.temperature:g}",
                 str(found.prompts),
                 with_interval(number(found.mean_acceptance_length), found.mean_acceptance_length_interval),

@@ -1,6 +1,7 @@
 """Figures as the cells of a table: how many digits, and a dash where there is nothing to say."""
 
 from experiments.reporting.table import Cell, Emphasis
+from experiments.results.lossless import NOT_LOSSLESS, Verdict, promises_exact
 from experiments.results.statistics import Interval
 from experiments.results.summary import MethodSummary
 
@@ -39,13 +40,24 @@ def signed(value: float | None, bounds: Interval | None) -> Cell:
     return Cell(f"{value:+.3f}", () if bounds is None else (f"[{bounds[0]:+.3f}, {bounds[1]:+.3f}]",))
 
 
-def equality(method: MethodSummary) -> str:
-    """How many greedy outputs equal plain decoding's."""
+def equality(method: MethodSummary) -> Cell:
+    """How many greedy outputs equal plain decoding's, and the verdict on the others."""
     if method.compared_with_plain is None:
-        return NOTHING
-    return f"{method.equal_to_plain} of {method.compared_with_plain}"
+        return Cell(NOTHING)
+    text = f"{method.equal_to_plain} of {method.compared_with_plain}"
+    if method.not_lossless:
+        return Cell(text, (NOT_LOSSLESS,), joint=", ", emphasis=Emphasis.MISSED)
+    ties = method.lossless is not None and method.lossless.verdict is Verdict.TIES
+    return Cell(text, ("else ties",) if ties else (), joint=", ")
+
+
+def method_name(method: MethodSummary) -> Cell:
+    """A method's name with the warnings that belong to it."""
+    if method.not_lossless:
+        return Cell(method.label, (NOT_LOSSLESS,), joint=", ", emphasis=Emphasis.MISSED)
+    return Cell(method.label, emphasis=lossiness(method.exactness))
 
 
 def lossiness(exactness: str | None) -> Emphasis:
     """How a rule's name stands out: a rule that is not exact does."""
-    return Emphasis.NONE if exactness in (None, "exact") else Emphasis.LOSSY
+    return Emphasis.NONE if exactness is None or promises_exact(exactness) else Emphasis.LOSSY

@@ -1,6 +1,5 @@
 """A comparison of runs: its table, its remarks, and the files that it leaves."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,10 @@ from experiments.reporting.formats import USUAL, write_formats
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.terminal import short
 from experiments.reporting.two_way import report_two_way
+from experiments.reporting.verdicts import counted, say_verdict, sentence
 from experiments.results.comparison import Row, commit_of, differences, leaders, make_rows, title
+from experiments.results.lossless import NOT_LOSSLESS
+from experiments.results.plain_json import json_text
 from experiments.results.runs import Run
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def report_comparison(
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
     rows = make_rows(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *missing, *remarks(runs)]
+    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *verdicts(rows)]
     out.mkdir(parents=True, exist_ok=True)
     table = comparison_table(rows, title(runs))
     console = terminal.console()
@@ -72,10 +74,11 @@ def report_comparison(
     said = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
     subtitle = "; ".join([title(runs), *(note for note in said if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
     two_way = report_two_way(rows, out, subtitle, console)
-    terminal.say(console, *notes)
+    for note in notes:
+        say_verdict(console, note, bad=NOT_LOSSLESS in note)
     figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
-    text = json.dumps({"title": title(runs), "notes": notes, "rows": figures}, indent=2, ensure_ascii=False)
-    (out / "comparison.json").write_text(text + "\n", encoding="utf-8")
+    text = json_text({"title": title(runs), "notes": notes, "rows": figures})
+    (out / "comparison.json").write_text(text, encoding="utf-8")
     written = write_formats(
         formats,
         out,
@@ -196,6 +199,17 @@ def _too_long(runs: Sequence[Run]) -> list[str]:
             done = [f"{facts[key]} {word}" for key, word in _TOO_LONG.items() if facts[key]]
             told.append(f"of {facts['of']}, {' and '.join(done)} (room for {facts['room']} tokens)")
     return list(dict.fromkeys(told))
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """What the rows say about losslessness: one sentence on all, and one on each that is not lossless."""
+    overall = counted([row.method for row in rows])
+    bad = [
+        sentence(", ".join(row.name), row.method.lossless)
+        for row in rows
+        if row.method.lossless is not None and row.method.not_lossless
+    ]
+    return [*([] if overall is None else [overall]), *bad]
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

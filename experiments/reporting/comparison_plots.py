@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.reporting import style
+from experiments.reporting.verdicts import warning
 from experiments.results.comparison import Row
 
 _LINES = ("-", "--", ":")
@@ -45,7 +46,12 @@ def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | No
     left.set_ylim(len(names) - 0.5, -0.5)
     style.legend(figure, *left.get_legend_handles_labels())
     confidence = rows[0].run.summary.confidence
-    style.title(figure, f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals", subtitle)
+    style.title(
+        figure,
+        f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals",
+        subtitle,
+        alarm=_alarm(rows),
+    )
     return style.save(figure, path)
 
 
@@ -89,7 +95,7 @@ def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | N
         panel.set_ylabel("rounds that accepted so far,\nof those that drafted so far")
     listed = [name for name in names if name in handles]
     style.legend(figure, [handles[name] for name in listed], [", ".join(name) for name in listed])
-    style.title(figure, "Acceptance by position in the draft (1 = first drafted token)", subtitle)
+    style.title(figure, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows))
     return style.save(figure, path)
 
 
@@ -109,3 +115,7 @@ def _points(
         place = {"xytext": (4, 0), "textcoords": "offset points", "ha": "left", "va": "center"}
         paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85}  # over the line at 1
         axes.annotate(f"{value:.2f}", (high, y), fontsize=style.SMALLEST, color=color, bbox=paper, **place)
+
+
+def _alarm(rows: Sequence[Row]) -> str:
+    return warning([", ".join(row.name) for row in rows if row.method.not_lossless])

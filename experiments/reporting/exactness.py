@@ -1,12 +1,23 @@
-"""The tables of ``experiments.check_verifier``: narrow enough for 80 columns."""
+"""The tables of ``experiments.check_verifier``, narrow enough for 80 columns, and its progress."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import rich.progress
+from rich.console import Console
 
 from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, SharedCase
+from experiments.measuring.work import Work, duration
+from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Column, Table
 from specdec.interfaces import Verifier
-from specdec.types import Exactness
+from specdec.types import DraftSampling, Exactness
+
+_LONG = 10.0
+"""Seconds from which on a check shows its progress."""
 
 HEADERS = {
     "rejection": "RS",
@@ -68,6 +79,54 @@ def shared_table(rule: Verifier, done: Sequence[SharedCase]) -> Table:
             f"{case.rejection:.3f}",
         )
     return table
+
+
+class Progress:
+    """How far a long check is: a bar on a terminal, a line per tenth elsewhere. A short check shows nothing.
+
+    Args:
+        work: What the check is going to do.
+        clock: Tells the time in seconds.
+    """
+
+    def __init__(self, work: Work, clock: Callable[[], float] = time.monotonic):
+        self._work, self._clock = work, clock
+        self._console = Console(stderr=True)
+        self._long = work.seconds is not None and work.seconds >= _LONG
+        self._total = work.turns * sum(work.turn_seconds(part) for part in work.drafts)
+        self._done = 0.0
+        self._shown = 0
+        self._bar = rich.progress.Progress(
+            *rich.progress.Progress.get_default_columns(),
+            console=self._console,
+            transient=True,
+            disable=not (self._long and self._console.is_terminal),
+        )
+        self._task = self._bar.add_task("drafts", total=self._total)
+
+    def __enter__(self) -> Self:
+        self._begin = self._clock()
+        if self._long:
+            assert self._work.seconds is not None
+            text = f"about {self._work.total:,} drafts to verify, estimated at {duration(self._work.seconds)}"
+            terminal.say(self._console, text)
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, shape: str, law: DraftSampling) -> None:
+        """Note that one table of a shape and a law is done."""
+        self._done += self._work.turn_seconds((shape, law))
+        self._bar.update(self._task, completed=self._done)
+        tenths = int(10 * self._done / self._total + 1e-9)
+        if self._long and not self._console.is_terminal and tenths > self._shown:
+            self._shown = tenths
+            passed = duration(self._clock() - self._begin)
+            terminal.say(self._console, f"{tenths * 10}% of the drafts verified in {passed}")
 
 
 def _empty_table(rule: Verifier, headings: Sequence[str], note: str) -> Table:

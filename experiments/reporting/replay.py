@@ -12,6 +12,7 @@ from experiments.reporting.cells import NOTHING, lossiness, number, signed
 from experiments.reporting.replay_plot import gain_plot, reach_plot
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results.comparison import commit_of
+from experiments.results.lossless import promises_exact
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
 from experiments.tracing.orderings import Ordering
 
@@ -129,7 +130,7 @@ def _rule_cells(row: RuleFigures, each: DraftSetFigures) -> list[Cell | str]:
         number(row.reach[0], 3) if row.reach else NOTHING,
         number(each.bound, 3),
         " ".join(f"{value:.2f}" for value in row.reach[1:]) or NOTHING,
-        NOTHING if row.exactness == "exact" else distances,
+        NOTHING if promises_exact(row.exactness) else distances,
     ]
 
 

@@ -10,6 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.reporting import style
+from experiments.results.lossless import promises_exact
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
 
 _SAME = 0.005
@@ -26,8 +27,8 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
     temperatures = sorted({each.drafts.temperature for each in done})
     kinds = list(dict.fromkeys(each.label for each in done))
     rules = list(dict.fromkeys((row.rule, row.exactness) for each in done for row in each.rows))
-    rules.sort(key=lambda rule: rule[1] != "exact")  # stable: the others keep their order
-    gains = [row.gain for each in done for row in each.rows if row.gain is not None and row.exactness == "exact"]
+    rules.sort(key=lambda rule: not promises_exact(rule[1]))  # stable: the others keep their order
+    gains = [row.gain for each in done for row in each.rows if row.gain is not None and promises_exact(row.exactness)]
     # A rule far below the baseline would leave no colour for the differences among the good ones.
     largest = max([gain for gain in gains if gain > 0] or [abs(gain) for gain in gains] or [1.0]) or 1.0
     norm = TwoSlopeNorm(0.0, vmin=-largest, vmax=largest)
@@ -44,7 +45,7 @@ def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, bas
         image = _matrix(panel, [cells.get(rule, {}) for rule in rules], kinds, norm)
         panel.set_yticks(range(len(rules)), [rule if kind == "exact" else f"{rule} ({kind})" for rule, kind in rules])
         panel.set_ylabel(f"T = {temperature:g}")
-        lossy = sum(kind != "exact" for _, kind in rules)
+        lossy = sum(not promises_exact(kind) for _, kind in rules)
         if 0 < lossy < len(rules):
             panel.axhline(len(rules) - lossy - 0.5, color="black", linewidth=1)
     panels[-1].set_xticks(range(len(kinds)), _short(kinds))
@@ -61,7 +62,7 @@ def _matrix(panel: Axes, rows: Sequence[dict[str, RuleFigures]], kinds: Sequence
     for y, found in enumerate(rows):
         for x, kind in enumerate(kinds):
             row = found.get(kind)
-            if row is not None and row.exactness == "exact":
+            if row is not None and promises_exact(row.exactness):
                 colors[y, x] = row.gain or 0.0
     image = panel.imshow(colors, cmap="PuOr", norm=norm, aspect="auto")
     for y, found in enumerate(rows):
@@ -70,7 +71,7 @@ def _matrix(panel: Axes, rows: Sequence[dict[str, RuleFigures]], kinds: Sequence
             if row is None:
                 panel.text(x, y, "-", ha="center", va="center", color=style.FAINT)
                 continue
-            exact = row.exactness == "exact"
+            exact = promises_exact(row.exactness)
             sure = exact and _sure(row)
             dark = exact and abs(norm(row.gain or 0.0) - 0.5) > 0.36  # where black would be hard to read
             panel.text(
@@ -96,7 +97,7 @@ def reach_plot(each: DraftSetFigures, path: Path, subtitle: str) -> Path:
     which it is known. It is an average over draws, so it has an interval: on the drafts that happened to be drawn a
     rule may lie above its mean. Rules that are not exact may lie above it anyway, and are left out.
     """
-    rows = [row for row in each.rows if row.exactness == "exact" and row.reach]
+    rows = [row for row in each.rows if promises_exact(row.exactness) and row.reach]
     groups = _alike(rows)
     figure = style.new_figure(style.COLUMN, 2.4 + 0.14 * (len(groups) + 1))
     axes = figure.subplots()

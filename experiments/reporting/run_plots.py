@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from experiments.reporting import style
+from experiments.reporting.verdicts import warning
 from experiments.results.summary import MethodSummary, Summary
 
 STAGE_COLORS = {
@@ -172,7 +173,7 @@ def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> N
         notes.append("INCOMPLETE RUN")
     if summary.noise is not None and summary.noise.noisy:
         notes.append("NOISY TIMINGS")
-    style.title(figure, title, "; ".join(note for note in notes if note))
+    style.title(figure, title, "; ".join(note for note in notes if note), alarm=warning(summary.not_lossless))
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

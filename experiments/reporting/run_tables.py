@@ -16,6 +16,8 @@ from experiments.reporting.cells import (
     with_interval,
 )
 from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.verdicts import place
+from experiments.results.lossless import promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.summary import MethodSummary, Summary
 
@@ -94,25 +96,20 @@ def comparison_table(summary: Summary, title: str) -> Table:
 
 def _fastest(summary: Summary, temperature: float) -> MethodSummary | None:
     """The exact method of the largest speedup, where several are compared."""
-    rivals = [
-        method
-        for method in summary.methods
-        if method.temperature == temperature and method.exactness == "exact" and method.speedup is not None
-    ]
+    rivals = [method for method in summary.methods if method.temperature == temperature and _may_win(method)]
     return max(rivals, key=lambda method: method.speedup or 0.0) if len(rivals) > 1 else None
 
 
+def _may_win(method: MethodSummary) -> bool:
+    """Whether a speedup may be called the best: of a rule that is exact, and whose outputs do not show otherwise."""
+    return promises_exact(method.exactness) and not method.not_lossless and method.speedup is not None
+
+
 def print_divergences(console: Console, summary: Summary, limit: int = 5) -> None:
-    """Say where greedy outputs first differ from plain decoding's, with the margin that tells a tie from a bug."""
+    """Say where greedy outputs first differ from plain decoding's, with what tells a tie from a bug."""
     for method in summary.methods:
         for found in method.divergences[:limit]:
-            margin = "unknown" if found.margin is None else f"{found.margin:.4f} nats"
-            turn = f", turn {found.turn + 1}," if found.turn else ""
-            terminal.say(
-                console,
-                f"{method.method} leaves plain decoding on {found.prompt}{turn} at output token {found.index}: "
-                f"margin of the two best tokens {margin}",
-            )
+            terminal.say(console, f"{method.method} leaves plain decoding {place(found)}")
         if len(method.divergences) > limit:
             console.print(f"… and on {len(method.divergences) - limit} more prompts, listed in summary.json")
 

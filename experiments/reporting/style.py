@@ -73,10 +73,34 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def title(figure: Figure, text: str, subtitle: str) -> None:
-    """Title a picture: what it shows, and under which conditions, in as many lines as that takes."""
+def title(figure: Figure, text: str, subtitle: str, *, alarm: str = "") -> None:
+    """Title a picture: what it shows, and under which conditions, in as many lines as that takes.
+
+    Args:
+        figure: The picture, with its panels.
+        text: What it shows.
+        subtitle: The conditions.
+        alarm: What a reader must not miss: a red line above the title.
+    """
     width = round(figure.get_figwidth() * _CHARACTERS_PER_INCH)
-    figure.suptitle("\n".join([*textwrap.wrap(text, width), *textwrap.wrap(subtitle, width)]), fontsize=8)
+    lines = [*textwrap.wrap(text, width), *textwrap.wrap(subtitle, width)]
+    if not alarm:
+        figure.suptitle("\n".join(lines), fontsize=8)
+        return
+    # The title has a single color: its first line is left free, and the warning stands there.
+    made = figure.suptitle("\n".join([" ", *lines]), fontsize=8)
+    note = figure.axes[0].annotate(
+        alarm,
+        xy=(0.5, 1.0),
+        xycoords=made,
+        ha="center",
+        va="top",
+        color=WRONG,
+        fontsize=9,
+        fontweight="bold",
+        annotation_clip=False,
+    )
+    note.set_in_layout(False)  # the title has its place already: the panel must not make room again
 
 
 def legend(figure: Figure, handles: Sequence[object], labels: Sequence[str], *, ncols: int | None = None) -> None:

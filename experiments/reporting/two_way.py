@@ -10,6 +10,7 @@ from experiments.reporting.cells import NOTHING, number, times, with_interval
 from experiments.reporting.heat_map import heat_map
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results.comparison import Row
+from experiments.results.lossless import promises_exact
 from experiments.results.two_way import Figures, Grid, category_grids, grids
 
 _SHOWN = 4
@@ -58,7 +59,7 @@ def two_way_table(grid: Grid, confidence: float) -> Table:
         ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"],
     )
     best = max(
-        (f.speedup for f in grid.cells.values() if f.speedup is not None and f.exactness == "exact"), default=None
+        (f.speedup for f in grid.cells.values() if f.speedup is not None and promises_exact(f.exactness)), default=None
     )
     for row in grid.rows:
         table.add(row, *(_cell(grid.cells.get((row, column)), best) for column in grid.columns))
@@ -70,7 +71,7 @@ def _cell(figures: Figures | None, best: float | None) -> Cell:
         return Cell(NOTHING)
     length = with_interval(number(figures.mean_acceptance_length), figures.mean_acceptance_length_interval)
     speed = with_interval(times(figures.speedup), figures.speedup_interval)
-    stands_out = figures.speedup is not None and figures.speedup == best and figures.exactness == "exact"
+    stands_out = figures.speedup is not None and figures.speedup == best and promises_exact(figures.exactness)
     return Cell(length.line, (speed.line,), joint="; ", emphasis=Emphasis.BEST if stands_out else Emphasis.NONE)
 
 

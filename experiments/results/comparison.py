@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.results.lossless import Verdict
+from experiments.results.lossless import Verdict, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.statistics import Interval
@@ -18,8 +18,6 @@ _SAME: dict[str, Callable[[Run], str]] = {
 }
 """What runs must share, unless they are mixed on purpose."""
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
-_EXACT = ("exact", "exact (declared)")
-"""What rules say that promise the target's own distribution, checked or not."""
 _NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
@@ -119,7 +117,7 @@ def leaders(
 
 def _competes(method: MethodSummary) -> bool:
     broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
-    return method.exactness in _EXACT and not broken
+    return promises_exact(method.exactness) and not broken
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -7,6 +7,18 @@ from enum import StrEnum
 
 from experiments.results.records import Record
 
+EXACT = "exact"
+"""What a rule promises whose output follows the target, where a check has confirmed it."""
+DECLARED = "exact (declared)"
+"""The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
+NOT_LOSSLESS = "NOT LOSSLESS"
+"""The verdict that no table, picture or exit code may hide."""
+
+
+def promises_exact(exactness: str | None) -> bool:
+    """Whether a rule promises the target's own distribution, checked or not."""
+    return exactness in (EXACT, DECLARED)
+
 
 class Verdict(StrEnum):
     """What a comparison of greedy outputs with plain decoding's shows."""
@@ -20,44 +32,97 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where a greedy output first differs from plain decoding's.
+
+    Attributes:
+        prompt, turn, sample: Whose output it is.
+        index: Number of the output token, from 0.
+        tokens: The method's token and plain decoding's; None where that output has ended. Empty if not recorded.
+        texts: The two as text.
+        margin: How far the lower of the two is below the largest logit, in nats (``Record.margin``).
+        tie_bound: The margin that the dtype explains at this place, in nats.
+    """
+
+    prompt: str
+    turn: int = 0
+    sample: int = 0
+    index: int
+    tokens: tuple[int | None, ...] = ()
+    texts: tuple[str | None, ...] = ()
+    margin: float | None
+    tie_bound: float | None = None
+
+    @classmethod
+    def of(cls, record: Record) -> "Divergence":
+        """The divergence of a record that has one."""
+        assert record.divergence is not None, "the record equals plain decoding's"
+        return cls(
+            prompt=record.prompt,
+            turn=record.turn,
+            sample=record.sample,
+            index=record.divergence,
+            tokens=record.tokens_at_divergence,
+            texts=record.texts_at_divergence,
+            margin=record.margin,
+            tie_bound=record.tie_bound,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lossless:
     """The verdict on one method, with its evidence.
 
     Attributes:
         verdict: What the comparison shows.
-        divergences: Outputs that differ from plain decoding's.
-        unexplained: Those of them that differ by more than the dtype explains.
-        largest_margin: The largest margin at a divergence, in nats; None without divergences, or where one output
+        compared: Outputs that were compared with plain decoding's.
+        divergences: Those of them that differ.
+        unexplained: Those of the divergences that are larger than the dtype explains.
+        largest_margin: The margin of the worst divergence, in nats; None without divergences, or where one output
             ends and the other goes on after the same tokens, which no dtype explains.
         tie_bound: The margin that the dtype explains at that very place, in nats; None without divergences.
+        worst: The worst divergence: of those that the dtype does not explain, or else of all, that of the largest
+            margin.
     """
 
     verdict: Verdict
+    compared: int = 0
     divergences: int
     unexplained: int
     largest_margin: float | None
     tie_bound: float | None
+    worst: Divergence | None = None
 
 
 def judge(records: Sequence[Record]) -> Lossless | None:
     """The verdict over one method's records at one temperature; None where nothing could be compared.
 
-    Sampled outputs, outputs of lossy rules and failures are not compared.
+    Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where an earlier
+    version of this program has left a margin without the bound that it is judged by.
     """
-    compared = [r for r in records if not r.failed and r.equals_plain is not None and r.exactness == "exact"]
-    if not compared:
-        return None
+    compared = [r for r in records if not r.failed and r.equals_plain is not None and promises_exact(r.exactness)]
     divergent = [record for record in compared if not record.equals_plain]
+    if not compared or any(record.margin is not None and record.tie_bound is None for record in divergent):
+        return None
     if not divergent:
-        return Lossless(verdict=Verdict.EQUAL, divergences=0, unexplained=0, largest_margin=None, tie_bound=None)
+        return Lossless(
+            verdict=Verdict.EQUAL,
+            compared=len(compared),
+            divergences=0,
+            unexplained=0,
+            largest_margin=None,
+            tie_bound=None,
+        )
     unexplained = sum(not explained(record) for record in divergent)
     worst = max(divergent, key=lambda record: (not explained(record), _margin(record)))
     return Lossless(
         verdict=Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES,
+        compared=len(compared),
         divergences=len(divergent),
         unexplained=unexplained,
         largest_margin=worst.margin,
         tie_bound=worst.tie_bound,
+        worst=Divergence.of(worst),
     )
 
 

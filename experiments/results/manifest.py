@@ -4,6 +4,7 @@ It asks torch about the machine. Reading a manifest needs no torch, and is in ``
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 import specdec
-from experiments.results.origin import MANIFEST
+from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.plain_json import json_text
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
 
@@ -43,6 +45,14 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
     return manifest
+
+
+def note_in_manifest(folder: Path, **facts: object) -> None:
+    """Add facts to the manifest of a run at its end; whatever happens, the file is the old one or the new one."""
+    path = folder / MANIFEST
+    new = path.with_suffix(".new")
+    new.write_text(json_text({**read_manifest(folder), **facts}), encoding="utf-8")
+    os.replace(new, path)
 
 
 def versions() -> dict[str, str | None]:

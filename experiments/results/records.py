@@ -39,7 +39,7 @@ class Record:
         category: Its category.
         sample: Number of the sample, from 0.
         method: Name of the method.
-        exactness: What its verifier promises (``Exactness``); None for plain decoding.
+        exactness: What its verifier promises (``Exactness``), or "exact (declared)"; None for plain decoding.
         temperature: The request's temperature.
         batch: Number of the batch that it ran in, equal for all methods; one turn of it is the unit that was timed.
             -1 for a prompt that did not run.
@@ -63,9 +63,11 @@ class Record:
         equals_plain: The output is the one of plain decoding; None where that is not to be expected (sampled, or a
             later turn after answers that differed) or cannot be known.
         divergence: Index of the first output token that differs.
+        tokens_at_divergence: The method's token and plain decoding's there; None where that output has ended.
+        texts_at_divergence: The two as text.
         margin: How far the lower of the two differing tokens is below the largest logit there, in nats: near 0, a tie
-            of this dtype. None if one output ends where the other goes on.
-        tie_bound: The largest margin that this dtype explains at that place, in nats.
+            of this dtype. None if one output ends where the other goes on, or if a token is impossible there.
+        tie_bound: The largest margin that this dtype explains at that place, in nats (``specdec.exactness.ties``).
     """
 
     prompt: str
@@ -93,6 +95,8 @@ class Record:
     distance_kl: tuple[float | None, ...] = ()
     equals_plain: bool | None = None
     divergence: int | None = None
+    tokens_at_divergence: tuple[int | None, ...] = ()
+    texts_at_divergence: tuple[str | None, ...] = ()
     margin: float | None = None
     tie_bound: float | None = None
 

@@ -5,22 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.results import metrics, timing
-from experiments.results.lossless import Lossless, judge
+from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, Verdict, judge
 from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
-
-
-@dataclass(frozen=True, kw_only=True)
-class Divergence:
-    """Where a greedy output first differs from plain decoding's: at which output token, and by what margin."""
-
-    prompt: str
-    turn: int = 0
-    sample: int
-    index: int
-    margin: float | None
-    tie_bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +90,15 @@ class MethodSummary:
 
     @property
     def label(self) -> str:
-        """The method's name, with a warning where its output is not the target's."""
-        return self.method if self.exactness in (None, "exact") else f"{self.method} ({self.exactness})"
+        """The method's name, with a warning where its output is not the target's, or is so only by its own account."""
+        if self.exactness in (None, EXACT):
+            return self.method
+        return f"{self.method}, {DECLARED}" if self.exactness == DECLARED else f"{self.method} ({self.exactness})"
+
+    @property
+    def not_lossless(self) -> bool:
+        """Its greedy outputs differ from plain decoding's by more than the dtype explains, though its rule is exact."""
+        return self.lossless is not None and self.lossless.verdict is Verdict.NOT_LOSSLESS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +123,11 @@ class Summary:
     @property
     def failed(self) -> int:
         return sum(method.failed for method in self.methods)
+
+    @property
+    def not_lossless(self) -> tuple[str, ...]:
+        """Names of the methods that are not lossless at some temperature."""
+        return tuple(dict.fromkeys(method.method for method in self.methods if method.not_lossless))
 
 
 def summarize(
@@ -201,18 +201,7 @@ def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Boo
         stage_seconds=timing.stage_seconds(timed),
         equal_to_plain=sum(bool(record.equals_plain) for record in compared) if compared else None,
         compared_with_plain=len(compared) if compared else None,
-        divergences=tuple(
-            Divergence(
-                prompt=r.prompt,
-                turn=r.turn,
-                sample=r.sample,
-                index=r.divergence,
-                margin=r.margin,
-                tie_bound=r.tie_bound,
-            )
-            for r in compared
-            if r.divergence is not None
-        ),
+        divergences=tuple(Divergence.of(r) for r in compared if r.divergence is not None),
         lossless=judge(records),
         by_category={c: _category(c, records, baseline, bootstrap) for c in categories} if len(categories) > 1 else {},
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from experiments.results.checked import stated_exactness
 from experiments.results.statistics import mean_of_all
 from experiments.tracing.bounds import sibling_bound
 from experiments.tracing.compressed import unpack
@@ -72,7 +73,7 @@ class Bound:
 def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Score], Bound]:
     """Ask rules about all rows of some drafts; those that do not fit, or refuse on the way, say why."""
     scores = {
-        name: Score(drafts, name, verifier.exactness.value, refusal(verifier, drafts))
+        name: Score(drafts, name, stated_exactness(verifier), refusal(verifier, drafts))
         for name, verifier in verifiers.items()
     }
     parts: dict[str, list[np.ndarray]] = {name: [] for name in verifiers}

@@ -1,5 +1,6 @@
 """All drafts that a drafter could make from tables, each with its probability; or a random sample of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ Laws = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftS
 Grows = Callable[[int, Tensor], Tensor]
 """Decides whether a node is drafted before its token is drawn, from its index and its parent's prefix in every row."""
 
-_MOST_NUMBERS = 200_000_000  # in one table of an enumeration: 1.6 GB
+MOST_NUMBERS = 200_000_000
+"""Numbers in one table of an enumeration at most: 1.6 GB."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def enumerate_drafts(
 
     def every(chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         count = int(chances.count_nonzero())
-        if count * (shape.num_nodes + 1) * tables.vocab > _MOST_NUMBERS:
+        if count * (shape.num_nodes + 1) * tables.vocab > MOST_NUMBERS:
             raise ValueError(
                 f"{shape} over {tables.vocab} tokens has at least {count:,} drafts, too many to enumerate: "
                 f"estimate from a sample, or take a smaller tree or vocabulary"
@@ -77,6 +79,16 @@ def enumerate_drafts(
     return _draft(
         tables, shape, laws, every, 1, declared=declared, declared_q=declared_q, grows=grows, leaf_probs=leaf_probs
     )
+
+
+def num_drafts(shape: TreeShape, law: DraftSampling, vocab: int) -> int:
+    """Returns how many drafts ``enumerate_drafts`` makes of tables without zeros, with one law for all nodes."""
+    if law is DraftSampling.DETERMINISTIC:
+        return 1
+    if law is DraftSampling.IID:
+        return vocab**shape.num_nodes
+    # Ordered choices of distinct tokens; siblings beyond the vocabulary are not drafted.
+    return math.prod(math.perm(vocab, min(len(children), vocab)) for children in shape.children)
 
 
 def sample_drafts(

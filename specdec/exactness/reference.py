@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.coupling import winners
@@ -16,6 +18,7 @@ from specdec.engine.slot_table import SlotTable
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.slots import Slots
 from specdec.types import Noise
 
 
@@ -39,18 +42,10 @@ def reference_decode(
     """
     sampling = sampling.seeded(0)
     sequence = list(prompt_ids)
-    output = model.get_output_embeddings()
-    assert output is not None, "a causal LM has one"
-    length = len(sequence) + sampling.max_new_tokens
     for step in range(sampling.max_new_tokens):
-        table = SlotTable(1, length, output.weight.shape[0], model.device)
-        table.admit(0, sequence, sampling, speculate=False)
-        state = table.rows(np.zeros(1, dtype=np.int64))
-        tokens = torch.tensor([sequence], device=model.device)
-        logits = model(tokens).logits[:, -1:]
-        scores = adjust(logits, state.sampling, tokens[:, None, -1:])
-        scores = process(sampling.processors, tokens, scores[:, 0])[:, None]
-        p = distribution(scores, state.sampling)
+        logits = model(torch.tensor([sequence], device=model.device)).logits[:, -1:]
+        state = _state(sequence, sampling, logits.shape[2], model.device)
+        p = distribution(_scores(logits, sequence, state)[None, None], state.sampling)
         if noise is Noise.SHARED:
             here = torch.full_like(state.keys, len(sequence))[:, None]
             token = winners(p, shared_noise(state.keys, here, p.shape[2])).argmax()
@@ -64,15 +59,30 @@ def reference_decode(
     return sequence[len(prompt_ids) :]
 
 
-@torch.inference_mode()
-def top_two_margin(model: PreTrainedModel, sequence: Sequence[int], repetition_penalty: float = 1.0) -> float:
-    """Returns the difference of the two largest next-token logits after ``sequence``, in nats, from one plain forward.
+def next_scores(
+    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], sampling: SamplingParams
+) -> Float[Tensor, " vocab"]:
+    """Returns the logits that follow a sequence with repetition penalty and logits processors applied, in float32.
 
-    Near zero, greedy decoding could go either way in this dtype: a difference of outputs there is a tie and not a bug.
+    Args:
+        logits: The model's, of one row and one node.
+        sequence: All tokens before.
+        sampling: The request's parameters.
     """
-    tokens = torch.tensor([list(sequence)], device=model.device)
-    logits = model(tokens).logits[0, -1].float()
-    seen = logits[tokens[0]]
-    logits[tokens[0]] = torch.where(seen > 0, seen / repetition_penalty, seen * repetition_penalty)
-    first, second = np.asarray(logits.topk(2).values.cpu())
-    return float(first - second)
+    state = _state(sequence, sampling.seeded(0), logits.shape[2], logits.device)
+    return _scores(logits, sequence, state)
+
+
+def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Slots:
+    """Returns the state of a request that has come as far as the end of a sequence."""
+    table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
+    table.admit(0, sequence, sampling, speculate=False)
+    return table.rows(np.zeros(1, dtype=np.int64))
+
+
+def _scores(
+    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], state: Slots
+) -> Float[Tensor, " vocab"]:
+    tokens = torch.tensor([list(sequence)], device=logits.device)
+    scores = adjust(logits, state.sampling, tokens[:, None, -1:])
+    return process(state.processors[0], tokens, scores[:, 0])[0]

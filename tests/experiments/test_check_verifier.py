@@ -1,6 +1,8 @@
 """The verdict on a verifier: right on exact and lossy rules, and an error for one that promises too much."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from experiments.check_verifier import check
 from experiments.measuring.exactness import Case, SharedCase
+from experiments.results.checked import stated_exactness
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers import CascadeVerifier, RejectionVerifier, SharedNoiseVerifier
@@ -100,3 +103,77 @@ def test_shared_noise_that_promises_too_much(configure: Configure) -> None:
     target = f"verifier._target_={AlwaysTheFirst.__module__}.AlwaysTheFirst"
     with pytest.raises(ValueError, match=r"says that its noise is shared, and [0-9]+ outputs are not those of plain"):
         check(configure("check_verifier", target, "streams=500", *SMALL))
+
+
+# ---------------------------------------------------------------- what is remembered, and what is refused
+
+
+class Checked(RejectionVerifier):
+    """A rule that does not ship with the package, and is exact."""
+
+
+OWN = f"verifier._target_={Checked.__module__}.Checked"
+STRONG = ("vocab=3", "tables=1", "temperatures=[1]")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".specdec").mkdir()
+    return tmp_path / ".specdec" / "checked.json"
+
+
+def test_a_rule_that_passes_is_remembered(
+    configure: Configure, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stated_exactness(Checked()) == "exact (declared)"
+    check(configure("check_verifier", OWN, *STRONG))
+    assert stated_exactness(Checked()) == "exact"
+    assert "Remembered in .specdec/checked.json" in capsys.readouterr().out
+    (entry,) = json.loads(project.read_text())["rules"].values()
+    assert entry["rule"].endswith("Checked") and entry["vocab"] == 3 and entry["largest_total_variation"] < 1e-12
+
+
+@pytest.mark.parametrize("weak", ["vocab=2", "threshold=0.5"])
+def test_a_weak_check_is_not_remembered(
+    configure: Configure, project: Path, weak: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(configure("check_verifier", OWN, *STRONG, weak))
+    assert stated_exactness(Checked()) == "exact (declared)" and not project.exists()
+    assert f"A check with {weak} is a weak one" in capsys.readouterr().out
+
+
+def test_rules_that_ship_fail_or_are_lossy_are_not_remembered(configure: Configure, project: Path) -> None:
+    check(configure("check_verifier", "verifier=rejection", *STRONG))
+    check(configure("check_verifier", "verifier=lenient", *STRONG))
+    with pytest.raises(ValueError, match="says that it is exact and is not"):
+        check(configure("check_verifier", f"verifier._target_={NoResidual.__module__}.NoResidual", *STRONG))
+    assert not project.exists()
+
+
+OUTSIDE = """
+from verifiers.rejection import RejectionVerifier
+
+class Mine(RejectionVerifier):
+    pass
+"""
+
+
+def test_a_rule_from_a_folder_outside(
+    configure: Configure, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside_rules.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    check(configure("check_verifier", "verifier._target_=outside_rules.Mine", *STRONG))
+    assert "outside_rules.Mine" in project.read_text()
+
+
+@pytest.mark.parametrize("rule", ["transport", "shared_noise"])
+def test_too_large_a_vocabulary_is_refused(configure: Configure, rule: str) -> None:
+    with pytest.raises(ValueError, match=r"^vocab=50: .* drafts, .*: give vocab=1[12] or less$"):
+        check(configure("check_verifier", f"verifier={rule}", "vocab=50"))
+
+
+def test_too_long_a_check_is_refused(configure: Configure) -> None:
+    with pytest.raises(ValueError, match=r"^vocab=12: .*max_minutes=1e-06 allows: give .*, or raise max_minutes$"):
+        check(configure("check_verifier", "verifier=block", "vocab=12", "tables=4", "max_minutes=1e-6"))

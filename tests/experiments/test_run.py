@@ -5,19 +5,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
+from drafters.ngram import NGramDrafter
 from experiments.app.cli import launch, sentence
+from experiments.app.session import NotLosslessError
 from experiments.demo import demo
+from experiments.results.checked import remember
 from experiments.results.records import read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
+from experiments.run import main as run_main
 from experiments.run import run
 from specdec.engine.engine import Engine
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from verifiers.rejection import RejectionVerifier
 
 ROOT = Path(__file__).parents[2]
 Configure = Callable[..., DictConfig]
@@ -175,11 +183,10 @@ def test_a_crash_keeps_finished_prompts(
 
     calls = []
 
-    def full_disk(*arguments: object) -> tuple[None, None]:
+    def full_disk(*arguments: object, **more: object) -> None:
         calls.append(arguments)
         if len(calls) > 2:
             raise OSError("no space left")
-        return None, None
 
     # Not in the engine, where it would be a failed prompt.
     monkeypatch.setattr(measure, "find_divergence", full_disk)
@@ -188,6 +195,98 @@ def test_a_crash_keeps_finished_prompts(
     summary = summary_file(tmp_path / "out")
     assert not summary["complete"]
     assert summary["methods"][1]["finished"] == 2
+
+
+class WrongRoot(NGramDrafter):
+    """Puts another token where the sequence's last one belongs: the output is another sequence's."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = super().propose(slots)
+        tokens = tree.tokens.clone()
+        tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size
+        return replace(tree, tokens=tokens)
+
+
+class OwnRule(RejectionVerifier):
+    """A rule that does not ship with the package."""
+
+
+BROKEN = ["drafter=ngram", "method=broken", f"drafter._target_={WrongRoot.__module__}.WrongRoot"]
+
+
+def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    config = configure("run", *tiny, *BROKEN, "target.dtype=float32")
+    with pytest.raises(NotLosslessError, match=r"^broken: NOT LOSSLESS: . of 3 outputs leave plain decoding's"):
+        run(config)
+    folder = tmp_path / "out"
+    found = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert found["complete"] and found["methods"][1]["lossless"]["verdict"] == "not lossless"
+    worst = found["methods"][1]["lossless"]["worst"]
+    assert worst["tokens"][0] != worst["tokens"][1] and worst["margin"] > worst["tie_bound"] > 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["lossless"]["broken"]["verdict"] == "not lossless" and manifest["planned"] == 3
+    shown = capsys.readouterr().out
+    assert "NOT LOSSLESS" in shown[: shown.index("wrote")], "in the table"
+    assert "broken: NOT LOSSLESS" in shown[shown.index("wrote") :], "and at the end"
+    assert (folder / "acceptance_by_position.png").exists()
+    config.resume = True
+    with pytest.raises(NotLosslessError):
+        run(config)  # it is complete, and as broken as before
+
+
+def test_an_honest_run_ends_with_its_verdict(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    summary = run(configure("run", *tiny, *local(saved, "ngram"), "target.dtype=float32"))
+    assert summary.methods[0].lossless is None, "plain decoding is what the others are compared with"
+    assert capsys.readouterr().out.rstrip().endswith("ngram: equal to plain decoding in all of 3 outputs")
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["lossless"]["ngram"]["verdict"] == "equal"
+
+
+def test_a_sampled_run_has_no_verdict(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "ngram"), "sampling.temperature=1"))
+    assert summary_file(tmp_path / "out")["methods"][1]["lossless"] is None
+    assert "equal to plain decoding in all" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["lossless"] == {}
+
+
+def test_an_own_rule_is_exact_by_its_own_account(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".specdec").mkdir()
+    own = f"verifier._target_={OwnRule.__module__}.OwnRule"
+    run(configure("run", *tiny, *local(saved, "ngram"), own))
+    assert summary_file(tmp_path / "out")["methods"][1]["exactness"] == "exact (declared)"
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["exactness"]["ngram"] == "exact (declared)"
+    assert "acceptance rule: exact (declared)" in capsys.readouterr().out
+    remember(OwnRule())
+    run(configure("run", *tiny, *local(saved, "ngram"), own, f"out={tmp_path / 'again'}"))
+    assert summary_file(tmp_path / "again")["methods"][1]["exactness"] == "exact"
+
+
+def test_the_command_and_a_sweep_exit_with_an_error(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Of a sweep's two jobs the first is broken and the second is not: both have results, and the sweep fails."""
+    given = [text for text in tiny if not text.startswith("out=")]
+    honest = f"{NGramDrafter.__module__}.NGramDrafter"
+    words = [*given, "drafter=ngram", f"drafter._target_={WrongRoot.__module__}.WrongRoot,{honest}"]
+    words += ["target.dtype=float32", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert "error: ngram: NOT LOSSLESS" in shown.err
+    comparison = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
+    assert [row["lossless"]["verdict"] for row in comparison["rows"]] == ["not lossless", "equal"]
+    assert "2 rows: 1 equal to plain decoding, 1 NOT LOSSLESS." in comparison["notes"][-2]
+    assert "NOT LOSSLESS" in (tmp_path / "sweep" / "comparison.md").read_text()
 
 
 def test_a_failing_prompt_is_counted_and_the_run_goes_on(

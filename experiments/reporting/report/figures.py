@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.table import Cell, Column, Table
 from experiments.results.comparison import commit_of, distinguishing
-from experiments.results.lossless import Lossless, Verdict
+from experiments.results.lossless import Lossless, Verdict, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary
@@ -59,8 +59,8 @@ def _finding(method: MethodSummary, run: str) -> Finding:
     name = f"{method.label}{f', {run}' if run else ''}, temperature {method.temperature:g}"
     found = method.lossless
     if found is not None:
-        return Finding(*_judged(found, name, equality(method)))
-    if method.exactness not in (None, "exact"):
+        return Finding(*_judged(found, name, equality(method).text))
+    if method.exactness is not None and not promises_exact(method.exactness):
         distance = "" if method.distance_tv is None else f": total variation to p {method.distance_tv:.3f} per round"
         return Finding("lossy", name, "lossy rule", f"The rule does not promise the target's distribution{distance}.")
     if not method.finished:
@@ -124,7 +124,6 @@ def figures_table(runs: Sequence[Run]) -> tuple[Table, list[str]]:
 
 
 def _whole(method: MethodSummary) -> list[Cell | str]:
-    broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
     return [
         ALL,
         str(method.finished),
@@ -134,7 +133,7 @@ def _whole(method: MethodSummary) -> list[Cell | str]:
         percent(method.draft_acceptance_rate),
         number(method.proposed_nodes_per_round, 1),
         percent(method.distinct_4_gram_rate),
-        Cell(equality(method), emphasis=Emphasis.MISSED if broken else Emphasis.NONE),
+        equality(method),
     ]
 
 

@@ -31,7 +31,8 @@ class FakeEngine:
         self.name = name
         self.max_batch_size = max_batch_size
         self.verifier = SimpleNamespace(exactness=Exactness.LOSSY)
-        self.target = SimpleNamespace(device=torch.device("cpu"), model=tiny_model(vocab_size=64))
+        self.target = SimpleNamespace(device=torch.device("cpu"), model=tiny_model(vocab_size=64), tokenizer=None)
+        self.runner = None
         self.outputs: dict[bool, list[int]] = {False: [5, 6, 7], True: [5, 6, 7]}
         self.raise_at: dict[int, BaseException] = {}
         self.error_at: set[int] = set()
@@ -156,11 +157,16 @@ def test_divergences(tokens: list[int], index: int) -> None:
     list(measure(contenders(engine), jobs(1), write=records.append))
     assert records[1].equals_plain is False
     assert records[1].divergence == index
-    model = engine.target.model
+    plain = engine.outputs[False] if tokens else [5]
+    pair = (tokens[index] if index < len(tokens) else None, plain[index] if index < len(plain) else None)
+    assert records[1].tokens_at_divergence == pair
+    if None in pair:
+        assert records[1].margin is None
+        return
     with torch.inference_mode():
-        logits = model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
-    top = logits.topk(2).values
-    assert records[1].margin == pytest.approx(float(top[0] - top[1]), abs=1e-5)
+        logits = engine.target.model(torch.tensor([[1, 1, *tokens[:index]]])).logits[0, -1]
+    assert records[1].margin == pytest.approx(float(logits.max() - logits[list(pair)].min()), abs=1e-5)
+    assert records[1].tie_bound is None, "a lossy rule is not judged"
 
 
 def test_sampled_outputs_are_not_compared() -> None:

@@ -49,7 +49,20 @@ PAIRS = [
     record("a", "plain", 0, 2.0, 10, category="x"),
     record("a", "fast", 0, 1.0, 10, category="x", equals_plain=True),
     record("b", "plain", 1, 4.0, 20, category="y"),
-    record("b", "fast", 1, 1.0, 20, category="y", equals_plain=False, divergence=3, margin=0.001),
+    record(
+        "b",
+        "fast",
+        1,
+        1.0,
+        20,
+        category="y",
+        equals_plain=False,
+        divergence=3,
+        margin=0.001,
+        tie_bound=0.002,
+        tokens_at_divergence=(7, 9),
+        texts_at_divergence=(" [a]", " b"),
+    ),
 ]
 
 
@@ -177,7 +190,10 @@ def test_the_table_of_a_run() -> None:
         "exact",
     ):
         assert expected in text
-    assert "fast leaves plain decoding on b at output token 3: margin of the two best tokens 0.0010 nats" in text
+    assert (
+        "fast leaves plain decoding on b at output token 3: ' [a]' (token 7) instead of ' b' (token 9), margin" in text
+    )
+    assert "1 of 2, else ties" in text
 
 
 def test_the_table_of_a_comparison() -> None:

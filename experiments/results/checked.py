@@ -1,0 +1,212 @@
+"""Which exact rules a check has confirmed: what ``check_verifier`` has passed is remembered in the project's folder.
+
+A rule states in its class that it is exact. The rules that ship with the package are checked by the package's own
+tests. Any other rule is "exact (declared)" in all results until ``python -m experiments.check_verifier`` has passed it,
+and again as soon as its code or an argument changes, because what is remembered is a digest of both.
+
+The file is ``.specdec/checked.json`` at the root of the project: the nearest folder, from the working directory
+upwards, that has a ``.specdec``, a ``.git`` or a ``pyproject.toml``; without any, the working directory. It can be
+deleted or left out of version control: rules are then declared until they are checked again.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from experiments.results.lossless import DECLARED, EXACT
+from experiments.results.plain_json import json_text
+
+if TYPE_CHECKING:
+    from specdec.interfaces import Verifier
+
+FOLDER = ".specdec"
+CHECKED = "checked.json"
+_ROOT_MARKS = (FOLDER, ".git", "pyproject.toml")
+_SHIPPED = "verifiers"
+"""The package whose public rules are checked by the package's own tests."""
+_CORE = "specdec"
+"""What a rule is built on; its version stands for its source."""
+
+
+def stated_exactness(rule: "Verifier") -> str:
+    """What results say of a rule: its promise, and whether an exact one is only declared."""
+    promise = str(rule.exactness.value)
+    return DECLARED if promise == EXACT and not (ships(rule) or is_checked(rule)) else promise
+
+
+def ships(rule: "Verifier") -> bool:
+    """Whether a rule is a public one of this package, which its own tests check."""
+    kind, package = type(rule), sys.modules.get(_SHIPPED)
+    return kind.__name__ in getattr(package, "__all__", ()) and getattr(package, kind.__name__, None) is kind
+
+
+def is_checked(rule: "Verifier") -> bool:
+    """Whether ``check_verifier`` has passed this very rule: this code with these arguments.
+
+    Raises:
+        ValueError: The project's file is damaged.
+    """
+    path = checked_file()
+    known = _read(path) if path.is_file() else {}
+    return bool(known) and digest(rule) in known
+
+
+def remember(rule: "Verifier", **how: object) -> Path | None:
+    """Remember that a rule has passed its check.
+
+    Args:
+        rule: The rule.
+        **how: How it was checked.
+
+    Returns:
+        The file that remembers it; None where the rule's source cannot be read, so that an edit could not be noticed.
+    """
+    found = digest(rule)
+    if found is None:
+        return None
+    path = checked_file()
+    known = _read(path) if path.is_file() else {}
+    known[found] = {
+        "rule": f"{type(rule).__module__}.{type(rule).__qualname__}",
+        "arguments": {name: repr(value) for name, value in getattr(rule, "__dict__", {}).items()},
+        "checked": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "specdec": _version(),
+        **how,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json_text({"rules": known}), encoding="utf-8")
+    os.replace(new, path)
+    return path
+
+
+def checked_file() -> Path:
+    """Where the project of the working directory remembers its checks."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if any((folder / mark).exists() for mark in _ROOT_MARKS):
+            return folder / FOLDER / CHECKED
+    return here / FOLDER / CHECKED
+
+
+def digest(rule: "Verifier") -> str | None:
+    """A short name of a rule's code and arguments; None where its source cannot be read.
+
+    The code is that of the modules that define its class and the bases of it, and of the project's other modules that
+    those use. The framework's and installed packages' code is not read: specdec's version stands for it.
+    """
+    sources = [_source(module) for module in _modules(type(rule))]
+    if not sources or None in sources:
+        return None
+    kind = type(rule)
+    parts = [
+        str(_version()),
+        f"{kind.__module__}.{kind.__qualname__}",
+        _canonical(getattr(rule, "__dict__", repr(rule))),
+        *map(str, sources),
+    ]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _modules(kind: type) -> list[ModuleType]:
+    """The modules of a class and its bases, and those that they use, by name; only such as belong to the project."""
+    waiting = [sys.modules.get(each.__module__) for each in kind.__mro__ if not _is_core(each.__module__)]
+    found: dict[str, ModuleType] = {}
+    while waiting:
+        module = waiting.pop()
+        if module is None or module.__name__ in found:
+            continue
+        found[module.__name__] = module
+        waiting += _used(module)
+    return [found[name] for name in sorted(found)]
+
+
+def _used(module: ModuleType) -> Iterator[ModuleType]:
+    """The project's modules from which a module has names."""
+    for value in list(vars(module).values()):
+        used = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
+        if used is not None and not _is_core(used.__name__) and _is_project(used):
+            yield used
+
+
+def _is_core(module: str) -> bool:
+    return module.partition(".")[0] in (_CORE, "builtins", "abc", "typing")
+
+
+def _is_project(module: ModuleType) -> bool:
+    """Whether a module is neither Python's nor an installed package's."""
+    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    file = getattr(module, "__file__", None)
+    return file is not None and not any(Path(file).is_relative_to(folder) for folder in _installed())
+
+
+def _installed() -> set[str]:
+    paths = sysconfig.get_paths()
+    return {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
+
+
+def _source(module: ModuleType) -> str | None:
+    """A module's source as it is on the disk; None where there is none, as in an interactive session."""
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
+    """A text that is equal for equal arguments, in every process."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if id(value) in above:
+        return "itself"
+    above = (*above, id(value))
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, FunctionType):
+        try:
+            return f"function {inspect.getsource(value)}"
+        except OSError:
+            return f"function {value.__module__}.{value.__qualname__}"
+    if isinstance(value, type | ModuleType):
+        return f"{getattr(value, '__module__', '')}.{value.__name__}"
+    if isinstance(value, Mapping):
+        items = sorted((_canonical(key, above), _canonical(each, above)) for key, each in value.items())
+        return f"{name}{items}"
+    if isinstance(value, list | tuple):
+        return f"{name}{[_canonical(each, above) for each in value]}"
+    if isinstance(value, set | frozenset):
+        return f"{name}{sorted(_canonical(each, above) for each in value)}"
+    if hasattr(value, "tolist"):  # tensors and arrays
+        return f"{name} {getattr(value, 'dtype', '')} {value.tolist()!r}"
+    return f"{name} {_canonical(vars(value), above) if hasattr(value, '__dict__') else repr(value)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
+        if isinstance(rules, dict):
+            return rules
+        problem = "its rules are not an object"
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise ValueError(f"{path} is damaged ({problem}): remove it, and check your rules again")
+
+
+def _version() -> str | None:
+    try:
+        return version(_CORE)
+    except PackageNotFoundError:
+        return None

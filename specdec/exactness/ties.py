@@ -1,0 +1,182 @@
+"""Could rounding have exchanged two tokens? What a dtype explains at one place of a sequence, measured at that place.
+
+Greedy decoding takes the largest logit. The logits of a place depend a little on how the sequence went through the
+model: all at once, token by token, or as the nodes of a draft tree, because other shapes run other kernels, which round
+differently. So two exact methods may part where two logits are nearly equal, and nowhere else. Whether a place is one
+of those is measured: the same sequence is fed to the same model in several other pieces.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from inspect import signature
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.batch import ForwardBatch, Wants
+from specdec.exactness.reference import next_scores
+from specdec.execution.eager import evaluating
+from specdec.modeling.runner import ModelRunner
+from specdec.requests import SamplingParams
+from specdec.topology import Topology
+
+FACTOR = 3.0
+"""How many times the largest measured change goes into the bound. A few passes do not find the worst case: the rounds
+that parted ran other pieces still, and a divergence shows only where they were unlucky. The range of a handful of
+normal numbers is about 2.7 standard deviations, so this allows for eight of them. Of 299 divergences of the bundled
+models in bfloat16, with and without int8 weights, the worst had half of its bound."""
+FLOOR_ULPS = 4.0
+"""The part of the bound that holds without any measured change, in units in the last place of the place's largest
+logit, because the errors of all logits of a place are of about one size. Two logits that are rounded to the dtype can
+change their difference by two units from one forward to another though nothing else changed; as much again is left
+for the layers before, in case no pass happened to show it."""
+RUNNER_AT_MOST = 2.0
+"""How many times the bound of the model's own passes the engine's passes may bring it to. Kernels that round otherwise
+stay far below; an engine that computes something else must not excuse itself."""
+_MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
+LONGEST_TAIL = 64
+"""Tokens at most that are fed one by one, or a few at a time, which bounds the cost of an examination."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """How far two tokens are apart at a place, and how far the dtype explains.
+
+    Attributes:
+        margin: How far the lower of the two logits is below the largest one of that place, in nats. None if one of the
+            two tokens is impossible there (a logits processor forbids it) or the logits are not finite.
+        bound: The largest margin that the dtype explains there, in nats; None without a margin, or if none was asked
+            for.
+    """
+
+    margin: float | None
+    bound: float | None
+
+
+@torch.inference_mode()
+def examine(
+    model: PreTrainedModel,
+    sequence: Sequence[int],
+    tokens: tuple[int, int],
+    sampling: SamplingParams,
+    *,
+    prompt_length: int,
+    runner: ModelRunner | None = None,
+    bounded: bool = True,
+) -> Tie:
+    """Returns whether two methods may have parted after ``sequence`` because of rounding.
+
+    The margin is taken from one forward over the whole sequence, with repetition penalty and logits processors as the
+    engine applies them. It counts from the largest logit of all, so that a wrong token is not excused by a near-tie of
+    two others.
+
+    The bound is ``FACTOR`` times the largest change, from one pass to another, of the difference of any two of the
+    three logits concerned (the two tokens' and the largest), plus ``FLOOR_ULPS`` units in the last place of the dtype.
+    That is the coarsest of the weights', the logits' and float32, in which the engine compares logits. Passes of the
+    engine's own runner, whose kernels differ from the model's, count up to ``RUNNER_AT_MOST``; they are made where they
+    decide, which is above the bound of the model's own.
+
+    Args:
+        model: The target.
+        sequence: Prompt and output up to the place.
+        tokens: What the two methods went on with.
+        sampling: How they decoded, greedily.
+        prompt_length: How many tokens of the sequence are the prompt's.
+        runner: The engine's, whose slots must all be free; None leaves its passes out.
+        bounded: False leaves the bound out, which costs a forward instead of many.
+    """
+    whole = _run_model(model, sequence, ())
+    scores = next_scores(whole[None, None], sequence, sampling)
+    watched = [*tokens, int(scores.argmax())]
+    margin = float(scores.max() - scores[list(tokens)].min())
+    if not math.isfinite(margin):
+        return Tie(None, None)
+    if not bounded:
+        return Tie(margin, None)
+
+    def watch(logits: Tensor) -> np.ndarray:
+        return next_scores(logits[None, None], sequence, sampling)[watched].double().cpu().numpy()
+
+    eps = max(torch.finfo(dtype).eps for dtype in (model.dtype, whole.dtype, torch.float32))
+    floor = FLOOR_ULPS * eps * _binade(float(whole[whole > _MASKED].abs().max()))
+    passes = [watch(whole)]
+    passes += [watch(_run_model(model, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]
+    bound = FACTOR * _largest_change(passes) + floor
+    # Elsewhere they could not change what the margin is judged to be.
+    if runner is not None and bound < margin <= RUNNER_AT_MOST * bound:
+        passes += [watch(_run_runner(runner, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]
+        bound = min(FACTOR * _largest_change(passes) + floor, RUNNER_AT_MOST * bound)
+    return Tie(margin, bound) if math.isfinite(bound) else Tie(None, None)
+
+
+def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
+    """Yields ways to cut a sequence into pieces: the last few tokens as one piece, and the output in steps.
+
+    Of six tokens, of which four are the prompt's, steps of one are cut at (3, 4, 5), as plain decoding does it.
+    """
+    for last in (1, 2, 4, 8):
+        if last < length:
+            yield (length - last,)
+    start = max(prompt_length - 1, length - LONGEST_TAIL)
+    for step in (1, 4):
+        if 0 < start < length - 1:
+            yield tuple(range(start, length, step))
+
+
+def _run_model(model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
+    """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
+    options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
+    past, start = None, 0
+    logits = torch.empty(0)
+    with evaluating([module for module in model.modules() if module.training]):
+        for stop in (*cuts, len(sequence)):
+            piece = torch.tensor([list(sequence[start:stop])], device=model.device)
+            output = model(piece, past_key_values=past, use_cache=bool(cuts), **options)
+            past, start = output.past_key_values, stop
+            logits = output.logits[0, -1]
+    return logits
+
+
+def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
+    """Returns the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
+    rows, start = runner.cache.slots, 0
+    host_slots = np.arange(rows)
+    logits = torch.empty(0)
+    try:
+        for slot in range(rows):
+            runner.cache.reserve(slot, len(sequence))
+        for stop in (*cuts, len(sequence)):
+            piece = torch.tensor([list(sequence[start:stop])] * rows, device=runner.device)
+            output = runner.run(
+                ForwardBatch(
+                    tokens=piece,
+                    slots=torch.arange(rows, device=runner.device),
+                    lengths=torch.full((rows,), start, device=runner.device),
+                    topology=Topology.chain(stop - start, runner.device),
+                    host_slots=host_slots,
+                    host_lengths=np.full(rows, start),
+                    wants=Wants(logits=1),
+                )
+            )
+            start, logits = stop, output.scores[0, -1].clone()
+    finally:
+        for slot in range(rows):
+            runner.cache.clear(slot)
+            runner.cache.free(slot)
+    return logits
+
+
+def _largest_change(passes: Sequence[np.ndarray]) -> float:
+    """Returns how far the difference of any two of the watched logits moves between passes; each pass has one row."""
+    table = np.stack(passes)
+    differences = table[:, :, None] - table[:, None, :]
+    return float(np.ptp(differences, axis=0).max())
+
+
+def _binade(value: float) -> float:
+    """Returns the largest power of two that is not above a positive number, and 0 for 0: 13.6 gives 8."""
+    return math.ldexp(1.0, math.frexp(value)[1] - 1) if value else 0.0

@@ -1,0 +1,147 @@
+"""The work of a check: counted exactly, refused before it begins, and shown while it lasts."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.measuring.exactness import LAWS, SHAPES, cases, shared_cases
+from experiments.measuring.work import Work, check_size, check_time, duration, pace_of, work_of, work_of_shared
+from experiments.reporting.exactness import Progress
+from specdec.exactness.drafts import enumerate_drafts, num_drafts
+from specdec.exactness.tables import Tables
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from verifiers import BlockVerifier, SharedNoiseVerifier, TransportVerifier
+
+IID = DraftSampling.IID
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 4])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drafts_are_counted_without_making_them(shape: str, law: DraftSampling, vocab: int) -> None:
+    made = Tables.random(vocab, SHAPES[shape].max_depth, seed=0)
+    assert num_drafts(SHAPES[shape], law, vocab) == len(enumerate_drafts(made, SHAPES[shape], law).probability)
+
+
+def test_the_work_is_what_the_check_does() -> None:
+    """Every part is advanced once per table, and there are as many drafts as announced."""
+    work = work_of(BlockVerifier(), 3, 2, [1, 0.5])
+    done: list[tuple[str, DraftSampling]] = []
+    list(cases(BlockVerifier(), 3, 2, 0, [1, 0.5], advance=lambda shape, law: done.append((shape, law))))
+    assert sorted(set(done)) == sorted(work.drafts)
+    assert {done.count(part) for part in work.drafts} == {work.turns} == {10}
+    assert work.total == sum(work.drafts[part] for part in done)
+    assert work.seconds is None, "so few need no estimate"
+
+
+def test_the_work_of_a_rule_with_shared_noise() -> None:
+    rule = SharedNoiseVerifier()
+    work = work_of_shared(rule, 2, 1, [1])
+    done: list[tuple[str, DraftSampling]] = []
+    list(shared_cases(rule, 2, 1, 0, [1], 100, advance=lambda shape, law: done.append((shape, law))))
+    assert sorted(set(done)) == sorted(work.drafts)
+    assert {done.count(part) for part in work.drafts} == {work.turns} == {3}
+    assert work.drafts["2", DraftSampling.COUPLED] == 2, "the known rule beside it gets two tokens in either order"
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused_at_once() -> None:
+    with pytest.raises(
+        ValueError, match=r"^vocab=50: a tree of shape 2 x 2, drafted iid, has 1.56e\+10 drafts.*: give"
+    ):
+        work_of(TransportVerifier(), 50, 2, [1])
+    parts = [("2 x 2", IID)]
+    with pytest.raises(ValueError, match=r"give vocab=11 or less$"):
+        check_size(parts, 50)
+    check_size(parts, 11)
+    with pytest.raises(ValueError, match=r"give vocab=11 or less$"):
+        check_size(parts, 12)
+
+
+def test_outputs_have_to_fit_too() -> None:
+    """A chain that is not drawn at random is one draft, and has as many outputs as any."""
+    part = [("chain 3", DraftSampling.DETERMINISTIC)]
+    check_size(part, 118)
+    with pytest.raises(ValueError, match=r"give vocab=118 or less$"):
+        check_size(part, 119)
+
+
+def work_at(pace: float, vocab: int) -> Work:
+    part = ("chain 3", IID)
+    return Work({part: vocab**3}, 10, {part: pace})
+
+
+def test_what_takes_too_long_is_refused_with_a_size_that_works() -> None:
+    """1,000 drafts of 0.1 s in 10 turns take 17 minutes; 5 minutes are enough for a vocabulary of 6 (216 drafts)."""
+    check_time(work_at(0.1, 10), 10, max_minutes=17)
+    with pytest.raises(
+        ValueError, match=r"10,000 drafts .* about 17 minutes .*max_minutes=5 .* give vocab=6 or less, or"
+    ):
+        check_time(work_at(0.1, 10), 10, max_minutes=5)
+    with pytest.raises(ValueError, match=r"give fewer tables or temperatures, or raise max_minutes$"):
+        check_time(work_at(100.0, 10), 10, max_minutes=1)
+
+
+class Clock:
+    """Goes on only where a rule works."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(BlockVerifier):
+    """Takes a fixed time per call and one per draft, on a clock of the test's."""
+
+    clock = Clock()
+    call, draft = 0.5 / 1000, 2.0 / 1000
+
+    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+        self.clock.now += self.call + self.draft * len(tree.tokens)
+        return super().stop_law(tree, target_probs)
+
+
+def test_the_pace_is_that_of_a_draft_not_of_a_call() -> None:
+    assert pace_of(Slow(), ("chain 3", IID), 3, 0, clock=Slow.clock) == pytest.approx(Slow.draft)
+
+
+def test_a_very_slow_rule_is_measured_on_few_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slow, "draft", 10.0)
+    begin = Slow.clock.now
+    assert pace_of(Slow(), ("chain 3", IID), 3, 0, clock=Slow.clock) == pytest.approx(10.0, rel=1e-3)
+    assert Slow.clock.now - begin < 400, "32 drafts, not a thousand"
+
+
+def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    times = itertools.count(step=60)
+    with Progress(work_at(0.1, 10), clock=lambda: float(next(times))) as progress:
+        for _ in range(10):
+            progress.advance("chain 3", IID)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "about 10,000 drafts to verify, estimated at 17 minutes"
+    assert lines[1] == "10% of the drafts verified in 60 seconds"
+    assert lines[-1] == "100% of the drafts verified in 10 minutes" and len(lines) == 11
+
+
+def test_a_short_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(work_at(1e-4, 10)) as progress:
+        progress.advance("chain 3", IID)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 seconds"), (59, "59 seconds"), (200, "3 minutes"), (9000, "2 hours"), (1e6, "12 days")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_estimates_are_made_where_there_are_many_drafts() -> None:
+    torch.manual_seed(0)
+    work = work_of(BlockVerifier(), 12, 4, [1, 0.5])
+    assert work.total > 50_000
+    assert set(work.pace) == set(work.drafts) and work.seconds is not None and work.seconds > 0

@@ -1,0 +1,213 @@
+"""What a dtype explains at one place: margin and bound by hand, and an engine that cannot excuse itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafters.ngram import NGramDrafter
+from specdec.batch import ForwardBatch, ForwardOutput
+from specdec.engine.engine import Engine
+from specdec.exactness import ties
+from specdec.exactness.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.models import ARCHITECTURES, tiny_model
+from verifiers.rejection import RejectionVerifier
+
+GREEDY = SamplingParams(max_new_tokens=8)
+SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6]
+PROMPT = 4
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model(vocab_size=32)
+
+
+def examined(model: PreTrainedModel, tokens: tuple[int, int], sampling: SamplingParams = GREEDY, **more: Any) -> Tie:
+    return examine(model, SEQUENCE, tokens, sampling, prompt_length=PROMPT, **more)
+
+
+def scores(*values: float) -> Any:
+    """A logits processor that puts the first tokens' scores in place of the model's, and -10 for all others."""
+
+    def process(input_ids: Tensor, given: Tensor) -> Tensor:
+        made = torch.full_like(given, -10.0)
+        made[:, : len(values)] = torch.tensor(values)
+        return made
+
+    return process
+
+
+def test_the_pieces_of_six_tokens_with_a_prompt_of_four() -> None:
+    assert list(ties._cuts(6, 4)) == [(5,), (4,), (2,), (3, 4, 5), (3,)]
+
+
+def test_the_pieces_of_a_prompt_alone() -> None:
+    assert list(ties._cuts(3, 3)) == [(2,), (1,)], "the place right behind the prompt has no output before it"
+    assert list(ties._cuts(1, 1)) == []
+
+
+def test_the_margin_counts_from_the_largest_logit(model: PreTrainedModel) -> None:
+    with torch.inference_mode():
+        logits = model(torch.tensor([SEQUENCE])).logits[0, -1]
+    best, second, third = logits.topk(3).indices.tolist()
+    assert examined(model, (second, best)).margin == pytest.approx(float(logits[best] - logits[second]), abs=1e-5)
+    assert examined(model, (third, best)).margin == pytest.approx(float(logits[best] - logits[third]), abs=1e-5)
+    assert examined(model, (third, second)).margin == pytest.approx(float(logits[best] - logits[third]), abs=1e-5)
+
+
+def test_a_near_tie_of_two_others_excuses_nothing(model: PreTrainedModel) -> None:
+    sampling = replace(GREEDY, logits_processor=scores(5.0, 5.0, 3.0))
+    assert examined(model, (0, 1), sampling).margin == 0
+    assert examined(model, (2, 0), sampling).margin == 2
+
+
+def test_penalty_and_processors_count(model: PreTrainedModel) -> None:
+    """Token 1 stands in the sequence and is penalized, before the processor sees the scores."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([SEQUENCE])).logits[0, -1].tolist()
+    logits = torch.tensor(logits)
+    seen = torch.tensor(sorted(set(SEQUENCE)))
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / 3, logits[seen] * 3)
+    logits[7] += 1
+    processor = lambda ids, given: given + torch.nn.functional.one_hot(torch.tensor([7]), given.shape[1])  # noqa: E731
+    sampling = replace(GREEDY, repetition_penalty=3.0, logits_processor=processor)
+    found = examined(model, (1, 7), sampling).margin
+    assert found == pytest.approx(float(logits.max() - logits[[1, 7]].min()), abs=1e-5)
+
+
+def test_an_impossible_token_has_no_margin(model: PreTrainedModel) -> None:
+    sampling = replace(GREEDY, logits_processor=scores(5.0, -torch.inf))
+    assert examined(model, (1, 0), sampling) == Tie(None, None)
+
+
+def test_logits_that_are_no_numbers_have_no_margin(model: PreTrainedModel) -> None:
+    sampling = replace(GREEDY, logits_processor=scores(torch.nan, 1.0))
+    assert examined(model, (1, 0), sampling) == Tie(None, None)
+
+
+def test_the_bound_follows_the_dtype() -> None:
+    """Its floor is a few units in the last place; what is measured on top is of the same order."""
+    bounds = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        model = tiny_model(vocab_size=32).to(dtype)
+        with torch.inference_mode():
+            largest = float(model(torch.tensor([SEQUENCE])).logits[0, -1].abs().max())
+        power = 2.0 ** torch.tensor(largest).log2().floor().item()
+        # float64's logits are compared in float32, so its unit counts.
+        unit = torch.finfo(torch.float32 if dtype is torch.float64 else dtype).eps * power
+        bound = examined(model, (0, 1)).bound
+        assert bound is not None and FLOOR_ULPS * unit <= bound < 40 * unit
+        bounds[dtype] = bound
+    assert bounds[torch.float64] <= bounds[torch.float32] < 1e-3 * bounds[torch.bfloat16]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_can_be_fed_in_pieces(architecture: str) -> None:
+    """In float32 the pieces agree to a few units, also through sliding windows and the engine's own kernels."""
+    model = tiny_model(architecture, vocab_size=32)
+    long = [*SEQUENCE, *range(12)]
+    bound = examine(model, long, (0, 1), GREEDY, prompt_length=6).bound
+    assert bound is not None and bound < 1e-4
+    expected = ties._run_model(model, long, ())
+    for cuts in ties._cuts(len(long), 6):
+        with torch.inference_mode():
+            torch.testing.assert_close(ties._run_runner(engine_of(model).runner, long, cuts), expected)
+
+
+def test_a_masked_vocabulary_does_not_widen_the_bound(model: PreTrainedModel) -> None:
+    """Some models write a huge negative number where a token may never be chosen: that is no logit's size."""
+    masked = tiny_model(vocab_size=32)
+    output = masked.get_output_embeddings()
+    output.bias = torch.nn.Parameter(torch.zeros(32))
+    plain = examined(masked, (0, 1)).bound
+    for value in (-1e4, torch.finfo(torch.float32).min, -torch.inf):
+        output.bias.data[31] = value
+        assert examined(masked, (0, 1)).bound == plain
+
+
+def test_without_a_bound_one_forward_is_enough(model: PreTrainedModel) -> None:
+    calls = []
+    handle = model.register_forward_hook(lambda *given: calls.append(1))
+    try:
+        assert examined(model, (0, 1), bounded=False).bound is None
+    finally:
+        handle.remove()
+    assert len(calls) == 1
+
+
+def shift(engine: Engine, by: float) -> None:
+    """Make an engine's forwards add ever more to the logit of token 0: it computes something else than the model."""
+    right = engine.runner.run
+    calls = []
+
+    def run(batch: ForwardBatch) -> ForwardOutput:
+        output = right(batch)
+        calls.append(1)
+        logits = output.scores.clone()
+        logits[..., 0] += by * len(calls)
+        return replace(output, logits=logits)
+
+    engine.runner.run = run  # type: ignore[method-assign]
+
+
+def engine_of(model: PreTrainedModel, batch: int = 2) -> Engine:
+    return Engine(Target(model), NGramDrafter(), RejectionVerifier(), max_batch_size=batch, max_length=64)
+
+
+def near_tie(model: PreTrainedModel, margin: float) -> SamplingParams:
+    """Parameters that bring token 0 to the top, and token 1 below it by a margin."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([SEQUENCE])).logits[0, -1].tolist()
+    rise = torch.zeros(len(logits))
+    rise[0], rise[1] = 4 - logits[0], 4 - margin - logits[1]
+    return replace(GREEDY, logits_processor=lambda ids, given: given + rise)
+
+
+def test_an_engine_that_computes_something_else_does_not_excuse_itself(model: PreTrainedModel) -> None:
+    alone = examined(model, (0, 1)).bound
+    assert alone is not None
+    engine = engine_of(model)
+    close = near_tie(model, 1.5 * alone)
+    own = examined(model, (0, 1), close).bound
+    assert own is not None
+    honest = examined(model, (0, 1), close, runner=engine.runner).bound
+    assert honest is not None and own <= honest <= RUNNER_AT_MOST * own
+    shift(engine, 5.0)
+    assert examined(model, (0, 1), close, runner=engine.runner).bound == RUNNER_AT_MOST * own
+
+
+@pytest.mark.parametrize("factor", [0.5, 100.0])
+def test_the_engine_runs_only_where_it_decides(model: PreTrainedModel, factor: float) -> None:
+    """A margin below the bound of the model's own passes is a tie, and one far above it is none, whatever follows."""
+    alone = examined(model, (0, 1)).bound
+    assert alone is not None
+    engine = engine_of(model)
+    engine.runner.run = None  # type: ignore[assignment]
+    examined(model, (0, 1), near_tie(model, factor * alone), runner=engine.runner)
+
+
+def test_the_engine_goes_on_as_before(model: PreTrainedModel) -> None:
+    """An examination leaves all slots free, and nothing in them that a later request would read."""
+    engine = engine_of(model, batch=1)
+    before = engine.generate([SEQUENCE, [7, 7]], GREEDY)
+    ties._run_runner(engine.runner, SEQUENCE, (3, 4, 5))
+    after = engine.generate([SEQUENCE, [7, 7]], GREEDY)
+    assert [done.token_ids for done in before] == [done.token_ids for done in after]
+
+
+def test_a_model_in_training_is_examined_without_dropout(model: PreTrainedModel) -> None:
+    noisy = tiny_model(vocab_size=32)
+    noisy.config.attention_dropout = 0.5
+    for module in noisy.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    wanted = examined(noisy, (0, 1))
+    noisy.train()
+    assert examined(noisy, (0, 1)) == wanted
+    assert noisy.training
