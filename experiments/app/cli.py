@@ -17,6 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments.app.config import CONF
 from experiments.app.settings import did_you_mean
+from specdec.origin import at, own_place, place
 
 _FULL = "HYDRA_FULL_ERROR"
 
@@ -69,10 +70,13 @@ def sentence(error: BaseException) -> str:
     """What went wrong, on one line.
 
     The message of an error about input is enough. Any other error is a bug or a failure of the machine: the sentence
-    names its type, and how to see where it came from.
+    names its type, the line that it came from, and how to see the way there. If the error passed the user's own code
+    (a drafter, a rule, a dataset, …), the line is there, and it is named for every kind of error.
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, ImportError) and isinstance(error.__cause__, Exception) and own_place(error) is not None:
+        error = error.__cause__  # the user's module is there and fails; Hydra says only that it cannot be loaded
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
@@ -84,9 +88,12 @@ def sentence(error: BaseException) -> str:
     text = " ".join(line for line in lines if not line.startswith(("full_key:", "object_type=", "See https")))
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {text}"
+    own = own_place(error)
     if isinstance(error, ValueError) or type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):
-        return text or type(error).__name__
-    return f"{type(error).__name__}: {text} ({_FULL}=1 shows where)"
+        return (text or type(error).__name__) + at(own)
+    where = own or place(error)
+    hint = f"{_FULL}=1 shows the whole traceback"
+    return f"{type(error).__name__}: {text} ({f'at {where}; ' if where is not None else ''}{hint})"
 
 
 def _unknown_key(error: BaseException) -> str | None:

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.engine.round import ReadBack
 from specdec.engine.text import Detokenizer
+from specdec.origin import described
 from specdec.requests import Request
 from specdec.types import Completion, Step
 
@@ -64,7 +65,7 @@ class Outputs:
         try:
             step = self._cut(request, step)
         except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
-            return self.failed(request, f"the tokenizer failed: {type(error).__name__}: {_first_line(error)}", step)
+            return self.failed(request, f"the tokenizer failed: {described(error)}", step)
         request.output_ids += step.token_ids
         return step
 
@@ -115,7 +116,3 @@ def completion(request: Request, steps: Sequence[Step]) -> Completion:
         steps=tuple(steps),
         error=steps[-1].error if steps and reason is not None else "the request was aborted before it ended",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,44 @@
+"""Refuses anything that is not a target, a drafter, a verifier or a scheduler, and says what was meant."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from specdec.arguments import instance
+from specdec.engine.scheduler import Scheduler
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
+
+
+def check_components(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
+    """Check that an engine's components are what their places in its signature say.
+
+    Raises:
+        ValueError: One is something else, such as a class, a model or a name. Says what to give instead.
+    """
+    if isinstance(target, str | Path):
+        raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
+    if isinstance(target, nn.Module):
+        raise ValueError(f"target is the model {type(target).__name__} itself: give Target(model, tokenizer)")
+    instance("target", target, Target, "a Target")
+    if isinstance(drafter, Verifier):
+        raise ValueError(
+            f"drafter is the verifier {type(drafter).__name__}: give Engine(target, drafter, verifier), in this order"
+        )
+    if isinstance(drafter, nn.Module | Target):
+        raise ValueError(f"drafter is {_model(drafter)}: give ModelDrafter(model), or another Drafter")
+    if drafter is not None:
+        instance("drafter", drafter, Drafter, "a Drafter, or None for plain decoding")
+    if isinstance(verifier, nn.Module | Target):
+        raise ValueError(
+            f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
+        )
+    if verifier is not None:
+        instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
+    if scheduler is not None:
+        instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
+
+
+def _model(given: object) -> str:
+    return f"the model {type(given).__name__} itself" if isinstance(given, nn.Module) else "a Target"
