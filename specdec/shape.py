@@ -1,6 +1,6 @@
 """Static tree shapes: what is known about a draft tree before anything is drafted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -51,7 +51,7 @@ class TreeShape:
     @classmethod
     def chain(cls, length: int) -> "TreeShape":
         """Returns one branch of ``length`` drafted nodes."""
-        length = whole("a chain's length", length)
+        length = whole("chain length", length)
         if length < 1:
             raise ValueError(f"a chain of {length} drafted tokens: the length must be at least 1")
         _check_size(length, f"a chain of {length:,} drafted tokens")
@@ -64,7 +64,7 @@ class TreeShape:
             raise ValueError(
                 f"branching factors {shown(factors[0])}: give them one by one, as in TreeShape.branching(3, 2, 1)"
             )
-        factors = tuple(whole("a branching factor", factor) for factor in factors)
+        factors = tuple(whole("branching factor", factor) for factor in factors)
         if not factors or min(factors) < 1:
             raise ValueError(f"branching factors {shown(factors)}: give at least one, each at least 1")
         width, nodes = 1, 0
@@ -97,7 +97,7 @@ class TreeShape:
             return cls.chain(shape)  # which says what is wrong with a float
         if shape is TreeShape:
             raise ValueError("the tree shape is the class TreeShape itself: give one, such as TreeShape.chain(4)")
-        if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
+        if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, Iterable):
             raise ValueError(f"the tree shape is {shown(shape)}: {_FORMS}")
         entries: list[Any] = list(shape)
         lists = [isinstance(entry, Iterable) and not isinstance(entry, (str, bytes)) for entry in entries]
@@ -163,7 +163,7 @@ def _listed(paths: object) -> list[Any]:
 def _path(path: object) -> tuple[int, ...]:
     if isinstance(path, (str, bytes)) or not isinstance(path, Iterable):
         raise ValueError(f"a path of a tree shape is {shown(path)}: give a list of sibling ranks, such as (0, 1)")
-    return tuple(whole("a rank in a tree shape", rank) for rank in path)
+    return tuple(whole("sibling rank", rank) for rank in path)
 
 
 def _check_size(nodes: int, what: str) -> None:

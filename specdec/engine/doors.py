@@ -11,31 +11,53 @@ from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 
 
-def check_components(target: Any, drafter: Any, verifier: Any, scheduler: Any) -> None:
-    """Check that an engine's components are what their places in its signature say.
+def check_target(target: Any) -> None:
+    """Refuse anything but a target.
 
     Raises:
-        ValueError: One is something else, such as a class, a model or a name. Says what to give instead.
+        ValueError: It is a name, a model or something else; says how a target is made of it.
     """
     if isinstance(target, str | Path):
         raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
     if isinstance(target, nn.Module):
         raise ValueError(f"target is the model {type(target).__name__} itself: give Target(model, tokenizer)")
     instance("target", target, Target, "a Target")
+
+
+def check_drafter(drafter: Any) -> None:
+    """Refuse anything but a drafter or None.
+
+    Raises:
+        ValueError: It is a class, a model, a verifier or something else; says what to give instead.
+    """
     if isinstance(drafter, Verifier):
-        raise ValueError(
-            f"drafter is the verifier {type(drafter).__name__}: give Engine(target, drafter, verifier), in this order"
-        )
+        raise ValueError(f"drafter is the verifier {type(drafter).__name__}: give the drafter first, then the verifier")
     if isinstance(drafter, nn.Module | Target):
         raise ValueError(f"drafter is {_model(drafter)}: give ModelDrafter(model), or another Drafter")
     if drafter is not None:
         instance("drafter", drafter, Drafter, "a Drafter, or None for plain decoding")
+
+
+def check_verifier(verifier: Any) -> None:
+    """Refuse anything but a verifier or None.
+
+    Raises:
+        ValueError: It is a class, a model or something else; says what to give instead.
+    """
     if isinstance(verifier, nn.Module | Target):
         raise ValueError(
             f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
         )
     if verifier is not None:
         instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse anything but a scheduler or None.
+
+    Raises:
+        ValueError: It is something else.
+    """
     if scheduler is not None:
         instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
 

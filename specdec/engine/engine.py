@@ -6,12 +6,11 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from specdec.arguments import flag, text, whole
-from specdec.attention import BACKENDS
+from specdec.arguments import flag, whole
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
-from specdec.engine.doors import check_components
+from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
@@ -69,11 +68,13 @@ class Engine:
         optimize: bool = True,
         scheduler: Scheduler | None = None,
     ):
-        check_components(target, drafter, verifier, scheduler)
+        check_target(target)
+        check_drafter(drafter)
+        check_verifier(verifier)
+        check_scheduler(scheduler)
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
         timing, optimize = flag("timing", timing), flag("optimize", optimize)
-        text("attention", attention, f"give one of auto, {', '.join(BACKENDS)}")
         if max_length is not None:
             few = "give at least 2, one token of prompt and one of output"
             max_length = whole("max_length", max_length, least=2, few=few)

@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text, token ids, or chat messages. Token ids may be an array or a tensor of one dimension, too."""
 
-_ONE = "give a text, a list of token ids, or a list of chat messages"
+_ONE = "give a text, a list of token ids or a list of chat messages"
 
 
 def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -31,7 +31,7 @@ def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if isinstance(prompts, torch.Tensor | np.ndarray):
         prompts = prompts.tolist()
     if isinstance(prompts, bytes | Mapping | AbstractSet) or not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts is {_what(prompts)}: {_ONE}, or a list of such prompts")
+        raise ValueError(_misuse("prompts", prompts, f"{_ONE}; or several of these in a list"))
     several: list[Any] = list(prompts)
     single = several and (_all(several, Number) or _all(several, Mapping))
     return [several] if single else several
@@ -52,7 +52,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> list[in
     if isinstance(prompt, torch.Tensor | np.ndarray):
         prompt = prompt.tolist()
     if isinstance(prompt, bytes | Mapping | AbstractSet) or not isinstance(prompt, Iterable):
-        raise ValueError(f"the prompt is {_what(prompt)}: {_ONE}")
+        raise ValueError(_misuse("the prompt", prompt, _ONE))
     parts: list[Any] = list(prompt)
     if not parts:
         raise ValueError("the prompt is empty: give at least one token")
@@ -107,11 +107,12 @@ def _all(parts: Sequence[object], kind: type) -> bool:
     return all(isinstance(part, kind) for part in parts)
 
 
-def _what(given: object) -> str:
+def _misuse(what: str, given: object, wanted: str) -> str:
+    """Returns why something is no prompt, and what to give."""
     if isinstance(given, Mapping) and "input_ids" in given:
-        return "what a tokenizer returns; its input_ids are token ids"
+        return f"{what} is what a tokenizer returns: give its input_ids"
     if isinstance(given, Mapping) and "role" in given:
-        return "one chat message, which stands in a list"
+        return f"{what} is a single chat message: give a list of messages"
     if isinstance(given, bytes):
-        return "bytes, which could be text or tokens"
-    return kind_of(given)
+        return f"{what} is bytes: give text or token ids, prompt.decode() or list(prompt)"
+    return f"{what} is {kind_of(given)}: {wanted}"
