@@ -75,15 +75,14 @@ def sentence(error: BaseException) -> str:
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, ImportError) and isinstance(error.__cause__, Exception) and own_place(error) is not None:
-        error = error.__cause__  # the user's module is there and fails; Hydra says only that it cannot be loaded
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
     unknown = _unknown_key(error)
     if unknown is not None:
         return unknown
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)  # the place stands at the end
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     # Hydra and OmegaConf append the key and the type of its parent.
     text = " ".join(line for line in lines if not line.startswith(("full_key:", "object_type=", "See https")))
     if isinstance(error, OverrideParseException):

@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.locate import check_complete, locate
 from experiments.app.settings import Check, check_arguments, check_settings
 from experiments.results.statistics import Bootstrap
 
@@ -100,10 +101,11 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
     options = plain(config, section)
     if options.get("_target_") is None:
         return None, {}
-    component = get_object(options["_target_"])
+    component = locate(options["_target_"], section)
     # The name is checked where it is used: every loader has a word of its own for it.
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
     check_arguments(component, arguments, section)
+    check_complete(component, arguments, section, given_first=_loads(options))
     return component, options
 
 
