@@ -24,6 +24,7 @@ from experiments.reporting.terminal import short
 from experiments.results import resume
 from experiments.results.manifest import device_name, write_manifest
 from experiments.results.records import PLAIN, Record
+from experiments.results.revision import revision_of
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.tracing.trace import TraceWriter
@@ -92,6 +93,7 @@ def measure_methods(
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
         "sampling": sampling.seed,
         "dataset": config.dataset.get("seed"),
@@ -168,6 +170,22 @@ def facts_of(
         "series": len(contenders) * len(samplings),
         "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
     }
+
+
+def revisions_of(config: DictConfig, methods: Mapping[str, str]) -> dict[str, str | None]:
+    """The revisions of the files that target and drafters were loaded from, by section; None where there are none.
+
+    Args:
+        config: The whole configuration.
+        methods: Names, and the configuration sections of their drafters.
+    """
+    found: dict[str, str | None] = {}
+    for section in ("target", *methods.values()):
+        options = plain(config, section)
+        where = {key: options[key] for key in ("revision", "subfolder", "cache_dir") if options.get(key) is not None}
+        name = options.get("name")
+        found[section] = revision_of(name, **where) if isinstance(name, str) else None
+    return found
 
 
 def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:

@@ -12,10 +12,11 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments.app.config import CONF
+from experiments.app.overrides import without_nulls
 from experiments.app.settings import did_you_mean
 from specdec.origin import at, own_place, place
 
@@ -45,6 +46,7 @@ def launch(task: Callable[[DictConfig], object], config_name: str) -> None:
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
     try:
+        sys.argv[1:] = without_nulls(sys.argv[1:])
         application()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -107,4 +109,7 @@ def _unknown_key(error: BaseException) -> str | None:
         return None
     prefix = full.removesuffix(str(cause.key))
     known = [str(key) for key in there if key not in ("hydra", "_target_")]
+    sections = [name for name in known if OmegaConf.is_dict(there._get_node(name)) and cause.key in there[name]]
+    if sections:  # temperature=1 for sampling.temperature=1
+        return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"
     return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"

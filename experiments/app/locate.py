@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from experiments.app.settings import did_you_mean
+from specdec.arguments import kind_of
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -28,18 +29,21 @@ def locate(name: Any, within: str) -> Callable[..., Any]:
     found: Any = module
     for part in rest:
         if not hasattr(found, part):
-            there = [each for each in vars(found) if not each.startswith("_")]
             where = getattr(found, "__name__", type(found).__name__)
+            public = {each: value for each, value in vars(found).items() if not each.startswith("_")}
+            there = [each for each, value in public.items() if getattr(value, "__module__", "") == where] or public
             raise ValueError(f"{setting}: there is no {part!r} in {where}{did_you_mean(part, there)}")
         found = getattr(found, part)
     if isinstance(found, ModuleType):
         raise ValueError(f"{setting} is a module: name a class or function in it, such as {name}.MyClass")
     if not callable(found):
-        raise ValueError(f"{setting} is a {type(found).__name__}: name a class or function")
+        raise ValueError(f"{setting} is {kind_of(found)}: name a class or function")
     return found
 
 
-def check_complete(component: Callable[..., Any], options: Mapping[str, Any], within: str, *, given_first: bool) -> None:
+def check_complete(
+    component: Callable[..., Any], options: Mapping[str, Any], within: str, *, given_first: bool
+) -> None:
     """Check that a component gets all the arguments that it needs.
 
     Args:
@@ -56,7 +60,9 @@ def check_complete(component: Callable[..., Any], options: Mapping[str, Any], wi
     for number, parameter in enumerate(inspect.signature(component).parameters.values()):
         needed = parameter.kind in _NAMED and parameter.default is parameter.empty
         if needed and parameter.name not in options and not (given_first and number == 0):
-            raise ValueError(f"{within}.{parameter.name} is missing: give {within}.{parameter.name}=… (with + before it)")
+            raise ValueError(
+                f"{within}.{parameter.name} is missing: give {within}.{parameter.name}=… (with + before it)"
+            )
 
 
 def _module(name: str, setting: str) -> tuple[ModuleType, list[str]]:

@@ -7,7 +7,9 @@ Every application has a table of its settings (``RUN``, ``COMPARE``, …). Secti
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -62,6 +64,18 @@ def text(value: Any) -> str | None:
     return None if isinstance(value, str) and value else "give a text"
 
 
+def folder(value: Any) -> str | None:
+    """The path of a folder that is there, or can be made."""
+    if text(value) is not None:
+        return "give the path of a folder"
+    path = Path(value).absolute()
+    while not path.exists() and not path.is_symlink() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        return f"{path} is a file, give the path of a folder"
+    return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to, give another folder"
+
+
 def section(value: Any) -> str | None:
     """Settings of their own, by name."""
     return None if isinstance(value, Mapping) else "give a section, such as one of the files in conf/"
@@ -94,7 +108,7 @@ _MEASURING: dict[str, Check] = {
     "seed": integer(0, optional=True),
     "warmup_prompts": integer(0),
     "threads": integer(1, optional=True),
-    "out": text,
+    "out": folder,
     "resume": flag,
     "trace": flag,
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
@@ -113,7 +127,7 @@ REPLAY: dict[str, Check] = {
     "baseline": text,
     "seed": integer(0),
     "threads": integer(1, optional=True),
-    "out": text,
+    "out": folder,
     "bootstrap": section,
 }
 CHECK_VERIFIER: dict[str, Check] = {
@@ -126,8 +140,8 @@ CHECK_VERIFIER: dict[str, Check] = {
     "threshold": number(lambda value: value > 0, "a number above 0"),
 }
 TRAIN: dict[str, Check] = {
-    "out": text,
-    "work": text,
+    "out": folder,
+    "work": folder,
     "stages": several(one_of(*STAGES), f"a list of {', '.join(STAGES)}"),
     "seed": integer(0),
     "threads": integer(1),

@@ -48,6 +48,8 @@ def check_verifier(verifier: Any) -> None:
         raise ValueError(
             f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
         )
+    if isinstance(verifier, Drafter):
+        raise ValueError(f"verifier is the drafter {type(verifier).__name__}: give an acceptance rule in its place")
     if verifier is not None:
         instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
 

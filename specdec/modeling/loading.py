@@ -90,7 +90,8 @@ def load(
         nowhere = "" if Path(path).exists() else ", which is no local folder"
         attention = "attn_implementation"
         remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
-        message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {first_line(error)}{remedy}"
+        reason = first_line(error).rstrip(".")
+        message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
     model = model.to(where).eval()  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
     stored = quantization_of(model)
