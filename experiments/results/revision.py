@@ -27,8 +27,8 @@ def revision_of(
         cache_dir: As there.
 
     Returns:
-        ``"hub:"`` and the commit of the downloaded files; or ``"files:"`` and a digest of a folder's ``.json`` files and
-        of its weights' names, sizes and samples.
+        ``"hub:"`` and the commit of the downloaded files; or ``"files:"`` and a digest of a folder's ``.json`` files
+        and of its weights' names, sizes and samples.
     """
     folder = Path(bundled.resolve(name)) / (subfolder or "")
     if folder.is_dir():

@@ -19,7 +19,6 @@ from experiments.training.losses import distillation, medusa_distillation, next_
 from experiments.training.models import load_target, new_llama, new_medusa_heads, sample_texts, save_llama
 from experiments.training.text import encode, interleave, load_tokenizer, train_tokenizer
 
-
 NEEDS: dict[str, tuple[str, ...]] = {
     "tokenizer": (),
     "target": ("tokenizer",),

@@ -5,6 +5,7 @@ import torch
 
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.shapes import shapes_unchecked
 
 # 0 - 1 - 2 with a second child 3 of node 1, and a second child 4 of the root.
 PARENTS = [-1, 0, 1, 1, 0]
@@ -100,6 +101,28 @@ def test_cut_shapes() -> None:
 )  # fmt: skip
 def test_errors(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftTree.from_shape(4, torch.zeros(1, 5, dtype=torch.long)), "shape is an int: give a TreeShape; "),
+        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(1, 2, dtype=torch.long)),
+         r"the tokens of a draft tree have shape \[1, 2\]: give \[batch, 3\], the root and 2 nodes"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(3, dtype=torch.long)), r"shape \[3\]: give"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
+                                      draft_probs=torch.ones(1, 1, 8)),
+         r"draft_probs of a draft tree has shape \[1, 1, 8\]: give \[1, 2, vocab\]"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
+                                      valid=torch.ones(2, dtype=torch.bool)),
+         r"valid of a draft tree has shape \[2\]: give \[1, 2\], as tokens has"),
+        (lambda: DraftTree.build(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)),
+         r"parents of a draft tree has shape \[1, 3\]: give \[1, 2\]"),
+    ],
+)  # fmt: skip
+def test_tensors_that_make_no_tree(make, message: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=message):
         make()
 
 

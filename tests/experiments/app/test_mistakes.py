@@ -20,7 +20,7 @@ from experiments.train import train
 from tests.models import tiny_model
 
 Configure = Callable[..., DictConfig]
-MINE = '''
+MINE = """
 from drafters import NGramDrafter
 from experiments.datasets.prompt import Prompt
 from specdec import DraftTree, TreeShape
@@ -41,7 +41,7 @@ class Complains(NGramDrafter):
 
 class Misshapen(NGramDrafter):
     def propose(self, slots):
-        return DraftTree.from_shape(TreeShape.chain(2), slots.roots)  # LINE Misshapen.propose
+        return DraftTree.from_shape(TreeShape.chain(2), slots.roots)  # LINE Misshapen.propose the tokens of a draft tree
 
 
 class Unbound(NGramDrafter):
@@ -71,7 +71,7 @@ class Data:
         import json
 
         return [Prompt(**json.loads("{oops"))]  # LINE Data.load Expecting property name
-'''
+"""
 LINES = {
     words.split()[0]: (number, words.partition(" ")[2])
     for number, line in enumerate(MINE.splitlines(), start=1)
@@ -163,15 +163,13 @@ def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(
 
 def test_the_whole_traceback_on_demand(saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    overrides = [*own("drafter", "Unbound"), f"target.name={saved / 'target'}", "out=out"]
     with pytest.raises(AttributeError, match="has no attribute 'width'"):
-        overrides = [*own("drafter", "Unbound"), f"target.name={saved / 'target'}", "out=out"]
         invoke(run, "run", *overrides, patch=monkeypatch, folder=mine)
 
 
 def test_an_error_of_the_framework_shows_its_deepest_line() -> None:
-    from experiments.results.records import read_records
-
-    with pytest.raises(AttributeError) as raised:
+    with pytest.raises(TypeError) as raised:
         read_records(None)  # type: ignore[arg-type]
     below = raised.value.with_traceback(raised.tb.tb_next)  # as if no code of a user had called it
     assert "records.py:" in sentence(below)
@@ -198,7 +196,7 @@ BAD = {
     "dataset=stdlib,null": "dataset=stdlib,null: a run needs a dataset, choose among ",
     "drafter=ngram method=null": "method=None: give a text",
     "device=cuda": "there is no device: did you mean target.device or drafter.device?",
-    "temperature=1": "there is no temperature: did you mean sampling.temperature or drafter.temperature?",
+    "temperature=1": "there is no temperature: did you mean drafter.temperature or sampling.temperature?",
     "max_batch_size=4": "there is no max_batch_size: did you mean engine.max_batch_size?",
     # Folders.
     "drafter=ngram out=a_file": "a_file is a file, give the path of a folder",
