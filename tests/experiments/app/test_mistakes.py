@@ -41,7 +41,7 @@ class Complains(NGramDrafter):
 
 class Misshapen(NGramDrafter):
     def propose(self, slots):
-        return DraftTree.from_shape(TreeShape.chain(2), slots.roots)  # LINE Misshapen.propose the tokens of a draft tree
+        return DraftTree.from_shape(TreeShape.chain(2), slots.roots)  # LINE Misshapen.propose tokens of a draft tree
 
 
 class Unbound(NGramDrafter):
