@@ -19,6 +19,7 @@ from experiments.app.settings import CHECK_VERIFIER
 from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
 from experiments.reporting import terminal
 from experiments.reporting.exactness import exactness_table, shared_table
+from specdec.engine.doors import check_verifier
 from specdec.interfaces import Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 
@@ -34,6 +35,9 @@ def check(config: DictConfig) -> list[Case] | list[SharedCase]:
     """
     settings_of(config, CHECK_VERIFIER)
     rule: Verifier = build(config, "verifier")
+    if rule is None:
+        raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
+    check_verifier(rule)
     name = type(rule).__name__
     if rule.noise is Noise.SHARED:
         return _check_shared(rule, config)

@@ -196,7 +196,11 @@ def check_components(config: DictConfig, methods: Mapping[str, str]) -> None:
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
     for section in ("target", *methods.values(), "verifier", "sampling", "dataset", "tracker"):
-        component_of(config, section)
+        component, _ = component_of(config, section)
+        if component is None and section in ("target", "sampling", "dataset", "tracker"):
+            raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
+        if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
+            raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
 
 
 def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:

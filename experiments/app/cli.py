@@ -90,6 +90,8 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {text}"
     own = own_place(error)
+    if isinstance(error, FileExistsError | NotADirectoryError | PermissionError) and own is None:
+        return f"cannot use {str(error.filename)!r}: {error.strerror}"
     if isinstance(error, ValueError) or type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):
         return (text or type(error).__name__) + at(own)
     where = own or place(error)
@@ -109,6 +111,8 @@ def _unknown_key(error: BaseException) -> str | None:
         return None
     prefix = full.removesuffix(str(cause.key))
     known = [str(key) for key in there if key not in ("hydra", "_target_")]
+    if not known:
+        return f"{prefix.rstrip('.')} is empty: give '{prefix.rstrip('.')}={{{cause.key}:…}}'"
     sections = [name for name in known if OmegaConf.is_dict(there._get_node(name)) and cause.key in there[name]]
     if sections:  # temperature=1 for sampling.temperature=1
         return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"

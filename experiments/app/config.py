@@ -99,6 +99,8 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
         ValueError: An argument is unknown, missing or of the wrong type.
     """
     options = plain(config, section)
+    if not isinstance(options, dict):
+        raise ValueError(f"{section}={options!r}: give '{section}={{_target_:my_module.MyClass}}'")
     if options.get("_target_") is None:
         return None, {}
     component = locate(options["_target_"], section)

@@ -14,6 +14,10 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch, sentence
+from experiments.check_verifier import check
+from experiments.compare import compare
+from experiments.demo import demo
+from experiments.replay import replay
 from experiments.results.records import read_records
 from experiments.run import run
 from experiments.train import train
@@ -190,7 +194,15 @@ BAD = {
     "(at own_import.py:1 in <module>;",
     "drafter=none drafter._target_=verifiers.RejectionVerifier": "drafter is the verifier RejectionVerifier",
     "drafter=ngram verifier._target_=drafters.NGramDrafter": "verifier is the drafter NGramDrafter: give an acceptance",
+    "dataset._target_=drafters.NGramDrafter": "there is no dataset.",
     # Sections.
+    "drafter=ngram target._target_=null": "target._target_=None: a run needs a target, give target=NAME",
+    "drafter=ngram sampling._target_=null": "sampling._target_=None: a run needs a sampling, give sampling=NAME",
+    "drafter=ngram dataset._target_=null": "dataset._target_=None: a run needs a dataset, give dataset=NAME",
+    "drafter=ngram tracker._target_=null": "tracker._target_=None: a run needs a tracker, give tracker=NAME",
+    "drafter=ngram engine.scheduler=fifo": "engine.scheduler='fifo': give 'engine.scheduler={{_target_:",
+    "drafter=ngram engine.scheduler._target_=x.Y": "engine.scheduler is empty: give 'engine.scheduler={{_target_:…}}'",
+    "drafter=ngram engine.scheduler={{_target_:own_parts.Rule}}": "scheduler is a Rule: give a Scheduler, or None",
     "verifier=null": "verifier=null: a run needs a verifier, choose among block, ",
     "target=null": "target=null: a run needs a target, choose among bundled, hf",
     "dataset=stdlib,null": "dataset=stdlib,null: a run needs a dataset, choose among ",
@@ -258,6 +270,42 @@ def test_a_mistake_gets_one_sentence_before_any_work(
     assert BAD[overrides].format(short=short) in error
     assert error.count("\n") == 1, error
     assert not (mine / "out" / "records.jsonl").exists()
+
+
+ELSEWHERE = [
+    ("demo", demo, "methods=3", "methods=3: give a section"),
+    ("demo", demo, "methods=null", "methods=None: give a section"),
+    ("demo", demo, "out=a_file", "a_file is a file, give the path of a folder"),
+    ("compare", compare, "runs=a_file", "a_file is not the folder of a run: it has no manifest.json"),
+    ("replay", replay, "trace=a_file", "a_file is not the folder of a run: it has no manifest.json"),
+    ("check_verifier", check, "verifier=null", "verifier=null: a run needs a verifier, choose among block, "),
+    ("check_verifier", check, "verifier._target_=null", "verifier._target_=None: name the rule to check"),
+    ("check_verifier", check, "verifier._target_=drafters.NGramDrafter", "verifier is the drafter NGramDrafter"),
+    ("check_verifier", check, "verifier._target_=own_parts.Data", "verifier is a Data: give an acceptance rule"),
+    ("train", train, "out=a_file", "a_file is a file, give the path of a folder"),
+    ("train", train, "work=a_file/below", "a_file is a file, give the path of a folder"),
+    ("run", run, "hydra.run.dir=a_file", "cannot use 'a_file': File exists"),
+]
+
+
+@pytest.mark.parametrize(("name", "task", "override", "said"), ELSEWHERE)
+def test_mistakes_with_the_other_commands(
+    name: str,
+    task: Callable[..., Any],
+    override: str,
+    said: str,
+    mine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", f"hydra.run.dir={mine / 'hydra'}", override])
+    if override.startswith("hydra"):
+        del sys.argv[1]
+    with pytest.raises(SystemExit) as stopped:
+        launch(task, name)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1, error
 
 
 def test_null_decodes_plainly(saved: Path, tiny: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
