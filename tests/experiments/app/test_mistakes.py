@@ -14,6 +14,7 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch, sentence
+from experiments.app.overrides import without_nulls
 from experiments.check_verifier import check
 from experiments.compare import compare
 from experiments.demo import demo
@@ -312,6 +313,11 @@ def test_null_decodes_plainly(saved: Path, tiny: list[str], mine: Path, monkeypa
     assert invoke(run, "run", *tiny, "drafter=null", "tracker=null", patch=monkeypatch, folder=mine) == 0
     out = Path(next(text for text in tiny if text.startswith("out=")).removeprefix("out="))
     assert {record.method for record in read_records(out / "records.jsonl")} == {"plain"}
+
+
+def test_null_stands_for_none_only_where_a_group_is_chosen() -> None:
+    given = ["-m", "drafter=null,ngram", "experiment=null", "seed=null", "drafter.shape=null", "+a=null", "x"]
+    assert without_nulls(given) == ["-m", "drafter=none,ngram", *given[2:]]
 
 
 @pytest.mark.parametrize(
