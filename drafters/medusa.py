@@ -12,6 +12,7 @@ from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
+from specdec.arguments import flag, instance
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.interfaces import Drafter
@@ -64,7 +65,8 @@ class MedusaDrafter(Drafter):
         dtype: str | torch.dtype | None = None,
         optimize: bool = True,
     ):
-        self.optimize = optimize
+        instance("heads", heads, MedusaHeads, "MedusaHeads, or load them with MedusaDrafter.from_pretrained(…)")
+        self.optimize = flag("optimize", optimize)
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
         self.shape = DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else TreeShape.of(shape)
         if self.shape.max_depth > heads.num_heads:

@@ -13,6 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from specdec.arguments import whole
+from specdec.modeling.loading import looks_local, resolve_device
+
 _KEY = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 _PREFIX = "medusa_head."  # in the state dict of a whole model that was trained together with its heads
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -48,6 +51,13 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, *, num_heads: int, hidden_size: int, vocab_size: int, num_layers: int = 1, base_model: str = ""):
         super().__init__()
+        for name, value, least in (
+            ("num_heads", num_heads, 1),
+            ("hidden_size", hidden_size, 1),
+            ("vocab_size", vocab_size, 1),
+            ("num_layers", num_layers, 0),
+        ):
+            whole(name, value, least=least)
         self.num_heads, self.num_layers = num_heads, num_layers
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.base_model = base_model
@@ -138,6 +148,7 @@ class MedusaHeads(nn.Module):
         Raises:
             ValueError: There is no checkpoint, or its tensors are not in this format.
         """
+        where = resolve_device(device)
         file = _find_checkpoint(
             path,
             revision=revision,
@@ -165,7 +176,7 @@ class MedusaHeads(nn.Module):
             heads.heads.load_state_dict(state, assign=True)
         except RuntimeError as error:
             raise ValueError(f"{file} holds tensors of unequal widths: {error}") from error
-        return heads.to(device=device, dtype=dtype or outputs[0].dtype).eval()
+        return heads.to(device=where, dtype=dtype or outputs[0].dtype).eval()
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -236,7 +247,7 @@ def _find_checkpoint(path: str | Path, *, subfolder: str | None = None, **downlo
             if (folder / name).is_file():
                 return folder / name
         raise ValueError(f"no Medusa checkpoint in {folder}: expected {' or '.join(_FILES)}")
-    if folder.is_absolute() or str(path).startswith("."):
+    if looks_local(str(path)):
         raise ValueError(f"no Medusa checkpoint at {folder}: there is no such folder")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.arguments import flag
+from specdec.arguments import number as checked_number
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.follower import Follower
 from specdec.drafting.levels import Level, LevelPlan
@@ -20,6 +22,7 @@ from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
 from specdec.interfaces import Drafter
 from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
+from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
 from specdec.random import Purpose, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
@@ -47,6 +50,9 @@ class ModelDrafter(Drafter):
         name: Shown in error messages.
         attention: See ``ModelRunner``; for this model's forwards.
         optimize: See ``ModelRunner``; for this model's forwards.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
     """
 
     has_leaf_probs = True
@@ -63,14 +69,17 @@ class ModelDrafter(Drafter):
         attention: str = "auto",
         optimize: bool = True,
     ):
-        self.attention, self.optimize = attention, optimize
+        check_model("model", model, "ModelDrafter.from_pretrained")
+        check_tokenizer(tokenizer)
+        self.attention, self.optimize = attention, flag("optimize", optimize)
         self.model = model
         self.shape = TreeShape.of(shape)
         self.sampling = _law(sampling)
-        if temperature is not None and not 0 <= temperature < float("inf"):
-            raise ValueError(
-                f"drafter temperature={temperature}: give 0 (top-k), a positive number, or None (the request's)"
-            )
+        if temperature is not None:
+            remedy = "give 0 (top-k), a positive number, or None (the request's)"
+            temperature = checked_number("drafter temperature", temperature, remedy)
+            if not 0 <= temperature < float("inf"):
+                raise ValueError(f"drafter temperature={temperature}: {remedy}")
         if temperature is not None and temperature < GREEDY_BELOW:
             self.sampling = DraftSampling.DETERMINISTIC
         self.temperature = temperature
@@ -139,14 +148,17 @@ class ModelDrafter(Drafter):
             raise ValueError(
                 f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
             )
-        runner = ModelRunner(
-            self.model,
-            max_batch_size=max_batch_size,
-            max_length=max_length,
-            max_nodes=self.max_nodes,
-            attention=self.attention,
-            optimize=self.optimize,
-        )
+        try:
+            runner = ModelRunner(
+                self.model,
+                max_batch_size=max_batch_size,
+                max_length=max_length,
+                max_nodes=self.max_nodes,
+                attention=self.attention,
+                optimize=self.optimize,
+            )
+        except ValueError as error:  # else it would read as if the target were meant
+            raise ValueError(f"the drafter {self.name}: {error}") from error
         self._leaf_probs = leaf_probs
         self._vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
         self._follower = Follower(runner, max_batch_size=max_batch_size, to_model=self._vocabulary.to_drafter)

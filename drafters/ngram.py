@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from specdec.arguments import whole
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
+from specdec.shape import MOST_NODES
 from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -42,20 +44,24 @@ class NGramDrafter(Drafter):
         min_ngram: Tokens that a match needs at least.
 
     Raises:
-        ValueError: An argument is below 1, or ``min_ngram`` above ``max_ngram``.
+        ValueError: An argument is no whole number or below 1, ``min_ngram`` is above ``max_ngram``, or the tree is too
+            large.
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
 
     def __init__(self, max_draft_tokens: int = 8, *, branches: int = 2, max_ngram: int = 4, min_ngram: int = 1):
-        if max_draft_tokens < 1:
-            raise ValueError(f"max_draft_tokens={max_draft_tokens}: give at least 1")
-        if branches < 1:
-            raise ValueError(f"branches={branches}: give at least 1, which drafts chains")
-        if min_ngram < 1:
-            raise ValueError(f"min_ngram={min_ngram}: give at least 1, the root alone")
+        max_draft_tokens = whole("max_draft_tokens", max_draft_tokens, least=1)
+        branches = whole("branches", branches, least=1, few="give at least 1, which drafts chains")
+        min_ngram = whole("min_ngram", min_ngram, least=1, few="give at least 1, the root alone")
+        max_ngram = whole("max_ngram", max_ngram)
         if max_ngram < min_ngram:
             raise ValueError(f"max_ngram={max_ngram} is below min_ngram={min_ngram}: give at least as much")
+        if max_draft_tokens * branches > MOST_NODES:
+            raise ValueError(
+                f"max_draft_tokens={max_draft_tokens} in each of branches={branches} make a tree of "
+                f"{max_draft_tokens * branches:,} nodes, and a tree may have at most {MOST_NODES:,}: lower either"
+            )
         self.max_draft_tokens, self.branches = max_draft_tokens, branches
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
         self.max_nodes = max_draft_tokens * branches

@@ -137,6 +137,8 @@ def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> 
         return SHAPES[shape]
     if isinstance(shape, LlamaConfig):
         return LlamaShape(**{name: getattr(shape, name) for name in names})
+    if not isinstance(shape, Mapping):
+        raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
     if set(shape) != set(names):
         raise ValueError(f"inflate={dict(shape)}: give exactly the numbers {', '.join(names)}")
     return LlamaShape(**{str(name): value for name, value in shape.items()})

@@ -1,14 +1,11 @@
 """What a user asks for: sampling parameters, and the request that carries them through the engine."""
 
 import math
-import numbers
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
+from specdec.arguments import flag, number, whole
 from specdec.random import fresh_seed
 
 GREEDY_BELOW = 1e-5
@@ -69,17 +66,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            self._set(name, _number(name, getattr(self, name)))
+            self._set(name, number(name, getattr(self, name)))
         for name in ("top_k", "max_new_tokens", "n"):
-            self._set(name, _integer(name, getattr(self, name)))
+            self._set(name, whole(name, getattr(self, name)))
         for name in ("seed", "stream"):
             if getattr(self, name) is not None:
-                self._set(name, _integer(name, getattr(self, name), remedy="give a 64-bit integer (signed) or None"))
+                self._set(name, whole(name, getattr(self, name), remedy="give a 64-bit integer (signed) or None"))
         if self.logprobs is not None:
-            self._set("logprobs", _integer("logprobs", self.logprobs, remedy="give a count of tokens, or None"))
-        if not isinstance(self.ignore_eos, (bool, np.bool_)):
-            raise ValueError(f"ignore_eos={self.ignore_eos!r}: give True or False")
-        self._set("ignore_eos", bool(self.ignore_eos))
+            self._set("logprobs", whole("logprobs", self.logprobs, remedy="give a count of tokens, or None"))
+        self._set("ignore_eos", flag("ignore_eos", self.ignore_eos))
         self._set("stop", _strings(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         given = self.logits_processor
@@ -105,6 +100,8 @@ class SamplingParams:
             (not _is_int64(self.stream), f"stream={self.stream}: give a 64-bit integer (signed) or None"),
             (any(not callable(p) for p in processors or ()),
              f"logits_processor={processors!r}: give callables of input_ids and scores"),
+            (any(isinstance(p, type) for p in processors or ()),
+             f"logits_processor={processors!r} has a class itself: give an instance of it, with its arguments"),
         ):  # fmt: skip
             if wrong:
                 raise ValueError(message)
@@ -132,28 +129,6 @@ class SamplingParams:
         )
 
 
-def _number(name: str, value: object) -> float:
-    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not."""
-    # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name}={value!r}: give a number")
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise ValueError(f"{name}={value}: give a number that a float can hold") from error
-    return value if type(value) is int else number  # 1 stays 1 in messages and records
-
-
-def _integer(name: str, value: object, *, remedy: str = "give a whole number, without a decimal point") -> int:
-    """Returns the value as an int; numpy's integers are accepted, booleans, floats and text are not."""
-    if isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name}={value!r}: {remedy}")
-    try:
-        return operator.index(value)  # pyright: ignore[reportArgumentType] (it is what tells)
-    except TypeError as error:
-        raise ValueError(f"{name}={value!r}: {remedy}") from error
-
-
 def _strings(stop: object) -> tuple[str, ...]:
     """Returns the stop strings as a tuple; a single one may stand alone."""
     several = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else None
@@ -168,7 +143,7 @@ def _token_ids(ids: object) -> tuple[int, ...]:
     """Returns the stop tokens as a tuple of ints."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise ValueError(f"stop_token_ids={ids!r}: give a sequence of token ids; strings go into stop")
-    return tuple(_integer("stop_token_ids", token, remedy="give whole numbers") for token in ids)
+    return tuple(whole("stop_token_ids", token, remedy="give whole numbers") for token in ids)
 
 
 def _is_int64(number: int | None) -> bool:

@@ -1,8 +1,17 @@
 """Static tree shapes: what is known about a draft tree before anything is drafted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+
+from specdec.arguments import shown, whole
+
+MOST_NODES = 4096
+"""The largest number of drafted nodes in a tree. Published trees have at most about a thousand; a round holds p and q
+for every node and token of the vocabulary, which for this many nodes is some gigabytes."""
+_FORMS = "give a length such as 4, branching factors such as [3, 2, 1], or paths such as [[0], [1], [0, 0]]"
 
 
 class TreeShape:
@@ -17,10 +26,14 @@ class TreeShape:
         parents: The parent of every node; -1 for the root.
         depths: The depth of every node; 0 for the root.
         ranks: The sibling rank of every node, the last of its path; 0 for the root.
+
+    Raises:
+        ValueError: The paths are no tree, or have more than ``MOST_NODES`` nodes.
     """
 
     def __init__(self, paths: Iterable[Sequence[int]]):
-        distinct = {tuple(int(rank) for rank in path) for path in paths}
+        distinct = {_path(path) for path in _listed(paths)}
+        _check_size(len(distinct), f"a tree shape of {len(distinct):,} paths")
         self.paths = tuple(sorted(distinct, key=lambda path: (len(path), path)))
         index = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
         if not self.paths:
@@ -38,15 +51,27 @@ class TreeShape:
     @classmethod
     def chain(cls, length: int) -> "TreeShape":
         """Returns one branch of ``length`` drafted nodes."""
+        length = whole("chain length", length)
         if length < 1:
             raise ValueError(f"a chain of {length} drafted tokens: the length must be at least 1")
+        _check_size(length, f"a chain of {length:,} drafted tokens")
         return cls([(0,) * depth for depth in range(1, length + 1)])
 
     @classmethod
     def branching(cls, *factors: int) -> "TreeShape":
         """Returns a tree whose nodes of depth d have ``factors[d]`` children: ``branching(3, 2)`` has 3 + 6 nodes."""
+        if len(factors) == 1 and not isinstance(factors[0], int) and isinstance(factors[0], Iterable):
+            raise ValueError(
+                f"branching factors {shown(factors[0])}: give them one by one, as in TreeShape.branching(3, 2, 1)"
+            )
+        factors = tuple(whole("branching factor", factor) for factor in factors)
         if not factors or min(factors) < 1:
-            raise ValueError(f"branching factors {factors}: give at least one, each at least 1")
+            raise ValueError(f"branching factors {shown(factors)}: give at least one, each at least 1")
+        width, nodes = 1, 0
+        for factor in factors:  # counted before any path is made: there may be millions
+            width *= factor
+            nodes += width
+        _check_size(nodes, f"branching factors {list(factors)} make a tree of {nodes:,} nodes")
         paths: list[tuple[int, ...]] = []
         level: list[tuple[int, ...]] = [()]
         for factor in factors:
@@ -61,17 +86,26 @@ class TreeShape:
 
     @classmethod
     def of(cls, shape: "TreeShape | int | Sequence[int] | Sequence[Sequence[int]]") -> "TreeShape":
-        """Returns a shape as a configuration writes it: a chain's length, branching factors, or a list of paths."""
+        """Returns a shape as a configuration writes it: a chain's length, branching factors, or a list of paths.
+
+        Raises:
+            ValueError: It is none of these, or too large.
+        """
         if isinstance(shape, TreeShape):
             return shape
-        if isinstance(shape, int):
-            return cls.chain(shape)
+        if isinstance(shape, (int, float, np.number, np.bool_)):
+            return cls.chain(shape)  # which says what is wrong with a float
+        if shape is TreeShape:
+            raise ValueError("the tree shape is the class TreeShape itself: give one, such as TreeShape.chain(4)")
+        if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, Iterable):
+            raise ValueError(f"the tree shape is {shown(shape)}: {_FORMS}")
         entries: list[Any] = list(shape)
-        if entries and all(isinstance(entry, int) for entry in entries):
+        lists = [isinstance(entry, Iterable) and not isinstance(entry, (str, bytes)) for entry in entries]
+        if entries and not any(lists):
             return cls.branching(*entries)
-        if entries and not any(isinstance(entry, int) for entry in entries):
+        if entries and all(lists):
             return cls.from_paths(entries)
-        raise ValueError(f"tree shape {shape!r}: give a length, a list of branching factors, or a list of paths")
+        raise ValueError(f"the tree shape is {shown(shape)}: {_FORMS}")
 
     def cut(self, depth: int) -> "TreeShape":
         """Returns the part of the tree that is no deeper than ``depth``, which must be at least 1."""
@@ -118,3 +152,20 @@ class TreeShape:
 
     def __hash__(self) -> int:
         return self._hash
+
+
+def _listed(paths: object) -> list[Any]:
+    if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
+        raise ValueError(f"the paths of a tree shape are {shown(paths)}: give a list such as [(0,), (0, 0), (1,)]")
+    return list(paths)
+
+
+def _path(path: object) -> tuple[int, ...]:
+    if isinstance(path, (str, bytes)) or not isinstance(path, Iterable):
+        raise ValueError(f"a path of a tree shape is {shown(path)}: give a list of sibling ranks, such as (0, 1)")
+    return tuple(whole("sibling rank", rank) for rank in path)
+
+
+def _check_size(nodes: int, what: str) -> None:
+    if nodes > MOST_NODES:
+        raise ValueError(f"{what}, and a tree may have at most {MOST_NODES:,} nodes: give a smaller shape")

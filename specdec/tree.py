@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
+from specdec.arguments import instance
 from specdec.shape import TreeShape
 from specdec.topology import Topology, check_bound
 from specdec.types import DraftSampling
@@ -58,7 +59,11 @@ class DraftTree:
             max_depth: The depth of the deepest valid node, if known; checked when depths are first read.
             max_children: The largest number of valid children of a node, if known; checked when children are first
                 read. Loops run over both bounds, so tight ones save time.
+
+        Raises:
+            ValueError: The tensors' shapes do not fit each other.
         """
+        _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
         return cls(
             tokens=tokens,
@@ -84,7 +89,13 @@ class DraftTree:
         draft_probs: Float[Tensor, "batch node vocab"] | None = None,
         valid: Bool[Tensor, "batch node"] | None = None,
     ) -> "DraftTree":
-        """Returns trees that all have one static shape; ``tokens`` includes the root's."""
+        """Returns trees that all have one static shape; ``tokens`` includes the root's.
+
+        Raises:
+            ValueError: The tensors do not have the shape's number of nodes.
+        """
+        instance("shape", shape, TreeShape, "a TreeShape; TreeShape.of makes one of a length, of factors or of paths")
+        _check_shapes(tokens, shape.num_nodes + 1, valid=valid, draft_probs=draft_probs)
         topology = Topology.of_shape(shape, tokens.device)
         return cls._static(topology, tokens, sampling=sampling, draft_probs=draft_probs, valid=valid)
 
@@ -232,3 +243,40 @@ def _whole(topology: Topology) -> _Whole:
         valid = torch.ones_like(parents, dtype=torch.bool)
         tree = DraftTree(parents, topology, valid, _laws(parents, DraftSampling.DETERMINISTIC), None)
         return _Whole(valid, tree.children, tree.size)
+
+
+def _check_shapes(
+    tokens: Tensor,
+    width: int | None,
+    *,
+    parents: Tensor | None = None,
+    valid: Tensor | None,
+    draft_probs: Tensor | None,
+) -> None:
+    """Refuse tensors of a tree whose shapes do not fit; only shapes are looked at, so nothing waits for a device.
+
+    Args:
+        tokens: The token of every node.
+        width: How many nodes a row has, the root included; None for any number.
+        parents: One per node, if there are any.
+        valid: One per node, or None.
+        draft_probs: A row per node, or None.
+
+    Raises:
+        ValueError: Names the tensor, its shape and the right one.
+    """
+    if tokens.dim() != 2 or tokens.shape[1] == 0 or width not in (None, tokens.shape[1]):
+        wanted = (
+            "[batch, node], the root first" if width is None else f"[batch, {width}], the root and {width - 1} nodes"
+        )
+        raise ValueError(f"the tokens of a draft tree have shape {list(tokens.shape)}: give {wanted}")
+    for name, tensor in (("parents", parents), ("valid", valid)):
+        if tensor is not None and tensor.shape != tokens.shape:
+            raise ValueError(
+                f"{name} of a draft tree has shape {list(tensor.shape)}: give {list(tokens.shape)}, as tokens has"
+            )
+    if draft_probs is not None and (draft_probs.dim() != 3 or draft_probs.shape[:2] != tokens.shape):
+        raise ValueError(
+            f"draft_probs of a draft tree has shape {list(draft_probs.shape)}: "
+            f"give [{tokens.shape[0]}, {tokens.shape[1]}, vocab], a row for every node"
+        )

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.arguments import number
 from specdec.interfaces import Verifier
 from specdec.sampling import one_hot_argmax
 from specdec.tree import DraftTree
@@ -96,8 +97,9 @@ class CascadeVerifier(Verifier):
     needs_leaf_probs = True
 
     def __init__(self, *, deferral: str | Deferral = "opt", alpha: float = 0.1):
-        if isinstance(deferral, str) and deferral not in DEFERRALS:
+        if not (deferral in DEFERRALS if isinstance(deferral, str) else callable(deferral)):
             raise ValueError(f"deferral={deferral!r}: choose {', '.join(DEFERRALS)}, or give a function")
+        alpha = number("alpha", alpha)
         if alpha != alpha:
             raise ValueError(f"alpha={alpha}: give a number")
         self.deferral = DEFERRALS[deferral] if isinstance(deferral, str) else deferral

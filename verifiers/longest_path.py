@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.arguments import number, whole
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
@@ -67,10 +68,13 @@ class TypicalVerifier(LongestPathVerifier):
     """
 
     def __init__(self, *, epsilon: float = 0.09, delta: float | None = None):
+        remedy = "give a probability in (0, 1)"
+        epsilon = number("epsilon", epsilon, remedy)
         if not 0 < epsilon < 1:
-            raise ValueError(f"epsilon={epsilon}: give a probability in (0, 1)")
-        if delta is not None and not delta > 0:
-            raise ValueError(f"delta={delta}: give a positive factor, or None for the square root of epsilon")
+            raise ValueError(f"epsilon={epsilon}: {remedy}")
+        remedy = "give a positive factor, or None for the square root of epsilon"
+        if delta is not None and not number("delta", delta, remedy) > 0:
+            raise ValueError(f"delta={delta}: {remedy}")
         self.epsilon = epsilon
         self.delta = epsilon**0.5 if delta is None else delta
 
@@ -95,9 +99,7 @@ class RelaxedTopKVerifier(LongestPathVerifier):
     """
 
     def __init__(self, *, k: int = 3):
-        if k < 1:
-            raise ValueError(f"k={k}: give at least 1")
-        self.k = k
+        self.k = whole("k", k, least=1)
 
     def _plausible(
         self,

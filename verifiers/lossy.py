@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specdec.arguments import number
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
@@ -33,8 +34,10 @@ class LenientVerifier(Verifier):
     chain_only = True
 
     def __init__(self, *, lenience: float = 0.8):
+        remedy = "give a factor in (0, 1]; 1 is rejection sampling"
+        lenience = number("lenience", lenience, remedy)
         if not 0 < lenience <= 1:
-            raise ValueError(f"lenience={lenience}: give a factor in (0, 1]; 1 is rejection sampling")
+            raise ValueError(f"lenience={lenience}: {remedy}")
         self.lenience = lenience
         self._rule = RejectionVerifier()
 
@@ -72,8 +75,9 @@ class ThresholdVerifier(Verifier):
 
     def __init__(self, *, single: float = 1.0, accumulated: float = 1.0):
         for name, value in (("single", single), ("accumulated", accumulated)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name}={value}: give a threshold in (0, 1]; 1 switches it off")
+            remedy = "give a threshold in (0, 1]; 1 switches it off"
+            if not 0 < number(name, value, remedy) <= 1:
+                raise ValueError(f"{name}={value}: {remedy}")
         self.single, self.accumulated = single, accumulated
         self._rule = TargetWalkVerifier()
 
@@ -115,8 +119,10 @@ class FuzzyVerifier(Verifier):
     laws = _SAMPLED
 
     def __init__(self, *, threshold: float = 0.1, divergence: str = "jensen_shannon"):
+        remedy = "give a divergence of at least 0"
+        threshold = number("threshold", threshold, remedy)
         if not threshold >= 0:
-            raise ValueError(f"threshold={threshold}: give a divergence of at least 0")
+            raise ValueError(f"threshold={threshold}: {remedy}")
         if divergence not in ("total_variation", "kl", "jensen_shannon"):
             raise ValueError(f"divergence={divergence!r}: choose total_variation, kl or jensen_shannon")
         self.threshold, self.divergence = threshold, divergence

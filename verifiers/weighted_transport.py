@@ -36,7 +36,7 @@ class WeightedTransportVerifier(PostOrderVerifier):
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     def __init__(self, *, solver: str = "pairs"):
-        if solver not in SOLVERS:
+        if not isinstance(solver, str) or solver not in SOLVERS:
             raise ValueError(f"solver={solver!r}: choose {' or '.join(SOLVERS)}")
         self._solve = SOLVERS[solver]
 

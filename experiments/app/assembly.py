@@ -32,6 +32,7 @@ from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
+from experiments.results.revision import revision_of
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -116,6 +117,7 @@ def measure_methods(
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
         "sampling": sampling.seed,
         "dataset": config.dataset.get("seed"),
@@ -219,6 +221,22 @@ def facts_of(
     }
 
 
+def revisions_of(config: DictConfig, methods: Mapping[str, str]) -> dict[str, str | None]:
+    """The revisions of the files that target and drafters were loaded from, by section; None where there are none.
+
+    Args:
+        config: The whole configuration.
+        methods: Names, and the configuration sections of their drafters.
+    """
+    found: dict[str, str | None] = {}
+    for section in ("target", *methods.values()):
+        options = plain(config, section)
+        where = {key: options[key] for key in ("revision", "subfolder", "cache_dir") if options.get(key) is not None}
+        name = options.get("name")
+        found[section] = revision_of(name, **where) if isinstance(name, str) else None
+    return found
+
+
 def check_components(
     config: DictConfig,
     methods: Mapping[str, str],
@@ -236,7 +254,11 @@ def check_components(
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
     for section in (*methods.values(), *others):
-        component_of(config, section)
+        component, _ = component_of(config, section)
+        if component is None and section in ("target", "sampling", "dataset", "tracker"):
+            raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
+        if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
+            raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
     for name in config.get("contenders") or ():
         component_of(config, f"contenders.{name}")
     for name in (config.get("tracker") or {}).get("trackers") or ():

@@ -17,13 +17,15 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments.app.command_line import overrides_first
 from experiments.app.completion import completing, pass_flags_on
 from experiments.app.config import CONF
+from experiments.app.overrides import without_nulls
 from experiments.app.settings import did_you_mean
+from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
@@ -79,6 +81,7 @@ def launch(
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
     try:
+        sys.argv[1:] = without_nulls(sys.argv[1:])
         application()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -130,7 +133,8 @@ def sentence(error: BaseException) -> str:
     """What went wrong, on one line.
 
     The message of an error about input is enough. Any other error is a bug or a failure of the machine: the sentence
-    names its type, and how to see where it came from.
+    names its type, the line that it came from, and how to see the way there. If the error passed the user's own code
+    (a drafter, a rule, a dataset, …), the line is there, and it is named for every kind of error.
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
@@ -142,14 +146,20 @@ def sentence(error: BaseException) -> str:
     unknown = _unknown_key(error)
     if unknown is not None:
         return unknown
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)  # the place stands at the end
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     # Hydra and OmegaConf append the key and the type of its parent.
     text = " ".join(line for line in lines if not line.startswith(("full_key:", "object_type=", "See https")))
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {text}"
+    own = own_place(error)
+    if isinstance(error, FileExistsError | NotADirectoryError | PermissionError) and own is None:
+        return f"cannot use {str(error.filename)!r}: {error.strerror}"
     if isinstance(error, ValueError) or type(error).__module__.split(".")[0] in ("hydra", "omegaconf"):
-        return text or type(error).__name__
-    return f"{type(error).__name__}: {text} ({_FULL}=1 shows where)"
+        return (text or type(error).__name__) + at(own)
+    where = own or place(error)
+    hint = f"{_FULL}=1 shows the whole traceback"
+    return f"{type(error).__name__}: {text} ({f'at {where}; ' if where is not None else ''}{hint})"
 
 
 def _unknown_key(error: BaseException) -> str | None:
@@ -164,4 +174,9 @@ def _unknown_key(error: BaseException) -> str | None:
         return None
     prefix = full.removesuffix(str(cause.key))
     known = [str(key) for key in there if key not in ("hydra", "_target_")]
+    if not known:
+        return f"{prefix.rstrip('.')} is empty: give '{prefix.rstrip('.')}={{{cause.key}:…}}'"
+    sections = [name for name in known if OmegaConf.is_dict(there._get_node(name)) and cause.key in there[name]]
+    if sections:  # temperature=1 for sampling.temperature=1
+        return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"
     return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.settings import ENGINE, Check, check_arguments, check_settings
@@ -141,17 +141,23 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
         ValueError: An argument is unknown, missing or of the wrong type, or the class lacks a method.
     """
     options = plain(config, section)
+    if not isinstance(options, dict):
+        raise ValueError(f"{section}={options!r}: give '{section}={{_target_:my_module.MyClass}}'")
     if options.get("_target_") is None:
         return None, {}
-    component = get_object(options["_target_"])
-    from specdec.attributes import missing_methods  # here, because it imports torch
+    # Here, because they import torch and numpy.
+    from experiments.app.locate import check_complete, locate
+    from specdec.attributes import missing_methods
 
-    lacking = missing_methods(getattr(component, "__self__", component))  # of a class, or that of a class method
+    component = locate(options["_target_"], section)
+    owner: Any = getattr(component, "__self__", component)  # the class, or that of a class method
+    lacking = missing_methods(owner)
     if lacking is not None:
         raise ValueError(f"{section}: {lacking}")
     # The name is checked where it is used: every loader has a word of its own for it.
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
     check_arguments(component, arguments, section)
+    check_complete(component, arguments, section, given_first=_loads(options))
     return component, options
 
 

@@ -7,8 +7,10 @@ Every application has a table of its settings (``RUN``, ``COMPARE``, …). Secti
 import difflib
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -79,6 +81,18 @@ def optional_texts(value: Any) -> str | None:
     return None if right else "give a list of texts, or null"
 
 
+def folder(value: Any) -> str | None:
+    """The path of a folder that is there, or can be made."""
+    if text(value) is not None:
+        return "give the path of a folder"
+    path = Path(value).absolute()
+    while not path.exists() and not path.is_symlink() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        return f"{path} is a file, give the path of a folder"
+    return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to, give another folder"
+
+
 def section(value: Any) -> str | None:
     """Settings of their own, by name."""
     return None if isinstance(value, Mapping) else "give a section, such as one of the files in conf/"
@@ -145,7 +159,7 @@ _MEASURING: dict[str, Check] = {
     "seed": integer(0, optional=True),
     "warmup_prompts": integer(0),
     "threads": integer(1, optional=True),
-    "out": text,
+    "out": folder,
     "resume": flag,
     "trace": flag,
     "trace_dropped": number(lambda value: 0 <= value < 1, "a mass from 0 (keep every token) to below 1"),
@@ -195,7 +209,7 @@ REPLAY: dict[str, Check] = {
     "baseline": text,
     "seed": integer(0),
     "threads": integer(1, optional=True),
-    "out": text,
+    "out": folder,
     "bootstrap": section,
 }
 CHECK_VERIFIER: dict[str, Check] = {
@@ -221,8 +235,8 @@ CHECK_DRAFTER: dict[str, Check] = {
     "threads": integer(1, optional=True),
 }
 TRAIN: dict[str, Check] = {
-    "out": text,
-    "work": text,
+    "out": folder,
+    "work": folder,
     "stages": several(one_of(*STAGES), f"a list of {', '.join(STAGES)}"),
     "seed": integer(0),
     "threads": integer(1),

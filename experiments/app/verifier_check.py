@@ -11,6 +11,7 @@ from experiments.measuring.work import check_time, work_of, work_of_shared
 from experiments.reporting import terminal
 from experiments.reporting.exactness import Progress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
+from specdec.engine.doors import check_verifier
 from specdec.interfaces import Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 
@@ -25,6 +26,9 @@ def try_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
         ValueError: It says that it is exact, and is not.
     """
     rule: Verifier = build(config, "verifier")
+    if rule is None:
+        raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
+    check_verifier(rule)
     name = type(rule).__name__
     if rule.noise is Noise.SHARED:
         return _check_shared(rule, config)

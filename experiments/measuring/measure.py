@@ -19,6 +19,7 @@ from experiments.results.checked import stated_exactness
 from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
+from specdec.origin import described
 from specdec.requests import SamplingParams
 from specdec.types import Completion
 
@@ -220,7 +221,7 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
             seconds = time.perf_counter() - begin - watch.seconds
             load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
-        text, where = f"{type(error).__name__}: {error}", traceback.format_exc()
+        text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
     return {

@@ -21,6 +21,8 @@ from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.plain_json import json_text
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "wandb")
+MOST_CHANGES = 50
+"""Changed files that a manifest lists."""
 
 ROOT = Path(__file__).parent.parent.parent
 """Root of the clone, if the package runs from one."""
@@ -41,6 +43,7 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
         "versions": versions(),
         "machine": machine(),
         "git": git_state(ROOT),
+        "project": project_state(Path.cwd()),
         **facts,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
@@ -91,12 +94,28 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changes)}
 
 
+def project_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the repository that the user works in: its folder, commit, and the files that differ from it.
+
+    Returns:
+        ``folder``, ``commit`` (None before the first), ``dirty``, and ``changes`` as ``git status`` lists them, at most
+        50. None if the working directory is in no repository.
+    """
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    changes = _git(folder, "status", "--porcelain")
+    if top is None or changes is None:
+        return None
+    listed = changes.splitlines()
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    return {"folder": top, "commit": commit, "dirty": bool(listed), "changes": listed[:MOST_CHANGES]}
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git on this machine, or a repository too slow to ask
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.rstrip() if done.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

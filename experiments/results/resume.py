@@ -12,14 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.results.manifest import ROOT, git_state, machine, versions
+from experiments.results.manifest import ROOT, git_state, machine, project_state, versions
 from experiments.results.origin import MANIFEST, flatten
 from experiments.results.records import RECORDS, Record, read_records
 
 _FREE = frozenset(["resume", "out", "progress_every"])
 """Settings that may differ between the attempts."""
-_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype")
+_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions")
 """Facts about a run that do not follow from its configuration alone, and have to be the same."""
+_OTHER = {
+    "chosen_hash": "other prompts",
+    "prompts_hash": "other prompts",
+    "revisions": "other files of its models (revisions in its manifest.json)",
+}
 
 
 def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> None:
@@ -29,8 +34,8 @@ def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> N
         ValueError: Names what differs.
     """
     for name in _FACTS:
-        if name in facts and manifest.get(name) != facts[name]:
-            what = "other prompts" if name.endswith("_hash") else f"{name} {manifest.get(name)}, now {facts[name]}"
+        if name in facts and name in manifest and manifest[name] != facts[name]:
+            what = _OTHER.get(name, f"{name} {manifest[name]}, now {facts[name]}")
             raise ValueError(f"resume=true: the run in {folder} had {what}: its results cannot be continued here")
 
 
@@ -41,6 +46,7 @@ def note_resumed(folder: Path, manifest: Mapping[str, Any]) -> None:
         "versions": versions(),
         "machine": machine(),
         "git": git_state(ROOT),
+        "project": project_state(Path.cwd()),
     }
     text = json.dumps({**manifest, "resumed": [*manifest.get("resumed", []), now]}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")

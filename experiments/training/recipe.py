@@ -19,9 +19,41 @@ from experiments.training.losses import distillation, medusa_distillation, next_
 from experiments.training.models import load_target, new_llama, new_medusa_heads, sample_texts, save_llama
 from experiments.training.text import encode, interleave, load_tokenizer, train_tokenizer
 
+NEEDS: dict[str, tuple[str, ...]] = {
+    "tokenizer": (),
+    "target": ("tokenizer",),
+    "samples": ("tokenizer", "target"),
+    "drafter": ("tokenizer", "target", "samples"),
+    "medusa": ("tokenizer", "target", "samples"),
+    "card": ("tokenizer", "target", "samples", "drafter", "medusa"),
+}
+"""The stages, in their order, and on whose results each of them builds."""
+
+
+def check_order(config: Recipe) -> None:
+    """Refuse stages that build on others which are neither done in ``work`` nor asked for.
+
+    Raises:
+        ValueError: Names them, and what to give.
+    """
+    done = {name for name in NEEDS if (Path(config.work) / name / "done").is_file()}
+    for stage in config.stages:
+        missing = [] if stage in done else [name for name in NEEDS[stage] if name not in done | {*config.stages}]
+        if missing:
+            every = [name for name in NEEDS if name in (*missing, *config.stages)]
+            raise ValueError(
+                f"stage {stage} builds on {', '.join(missing)}, which {config.work} does not have: "
+                f"give stages=[{','.join(every)}], or the work=… where they are done"
+            )
+
 
 def run_stages(config: Recipe) -> None:
-    """Run the stages that the recipe names, in their order; a stage that is done already is passed over."""
+    """Run the stages that the recipe names, in their order; a stage that is done already is passed over.
+
+    Raises:
+        ValueError: A stage builds on one that is neither done nor asked for.
+    """
+    check_order(config)
     torch.set_num_threads(config.threads)
     set_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)

@@ -11,13 +11,14 @@ PREFIX = "bundled/"
 
 
 def resolve(name_or_path: str) -> str:
-    """Turn ``"bundled/target"`` into the directory of that model; return any other name or path unchanged.
+    """Turn ``"bundled/target"`` into the directory of that model; return any other name or path (``~`` expanded).
 
     Raises:
         ValueError: ``bundled/…`` names a model that does not ship, or whose files are missing.
     """
     if not str(name_or_path).startswith(PREFIX):
-        return str(name_or_path)
+        text = str(name_or_path)
+        return str(Path(text).expanduser()) if text.startswith("~") else text
     name = str(name_or_path)[len(PREFIX) :]
     if name not in NAMES:
         raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")

@@ -7,14 +7,17 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from specdec.arguments import flag, whole
 from specdec.attributes import check_drafter_attributes, check_verifier_attributes
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
+from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
 from specdec.engine.inspection import Inspector
-from specdec.engine.intake import Intake, Prompt
+from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
+from specdec.engine.prompts import Prompt
 from specdec.engine.round import Mode, Played, play, repeatable
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
@@ -22,6 +25,7 @@ from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Round, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
+from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
 from specdec.types import Committed, Completion, Step
@@ -51,8 +55,8 @@ class Engine:
         runner: Runs the target.
 
     Raises:
-        ValueError: Target, drafter and verifier do not fit each other, the drafter serves another engine, or the cache
-            does not fit into memory.
+        ValueError: An argument is of the wrong type or out of its range, target, drafter and verifier do not fit each
+            other, the drafter serves another engine, or the cache does not fit into memory.
     """
 
     def __init__(
@@ -70,11 +74,16 @@ class Engine:
         scheduler: Scheduler | None = None,
         check: bool = False,
     ):
-        for name, value in (("max_batch_size", max_batch_size), ("prefill_chunk", prefill_chunk)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: give at least 1")
-        if max_length is not None and max_length < 2:
-            raise ValueError(f"max_length={max_length}: give at least 2, one token of prompt and one of output")
+        check_target(target)
+        check_drafter(drafter)
+        check_verifier(verifier)
+        check_scheduler(scheduler)
+        max_batch_size = whole("max_batch_size", max_batch_size, least=1)
+        prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
+        timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
+        if max_length is not None:
+            few = "give at least 2, one token of prompt and one of output"
+            max_length = whole("max_length", max_length, least=2, few=few)
         self.target, self.drafter, self.verifier = target, drafter, verifier
         self.max_batch_size = max_batch_size
         self.max_length = max_length or min(target.max_length, DEFAULT_MAX_LENGTH)
@@ -119,7 +128,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 (frozen)
         *,
         speculate: bool = True,
@@ -127,12 +136,16 @@ class Engine:
         """Decode prompts to the end.
 
         Args:
-            prompts: Text or token ids each.
+            prompts: Text, token ids or chat messages each, or a single such prompt (``specdec.engine.prompts``). Chat
+                messages go through the tokenizer's chat template.
             sampling: One for all prompts, or one per prompt.
             speculate: False decodes plainly, on the same cache and by the same loop.
 
         Returns:
             One completion per prompt and sample. The ``n`` samples of a prompt stand together, in the prompts' order.
+
+        Raises:
+            ValueError: A prompt or its parameters do not fit; nothing has been decoded then.
         """
         requests = self._intake.requests(prompts, sampling, speculate=speculate)
         steps: dict[int, list[Step]] = {request.id: [] for request in requests}
@@ -143,13 +156,16 @@ class Engine:
 
     def stream(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 (frozen)
         *,
         speculate: bool = True,
     ) -> Iterator[Step]:
-        """Yields the steps of all requests as they happen, otherwise like ``generate``. Ids have the prompts' order."""
-        yield from self._drain(self._intake.requests(prompts, sampling, speculate=speculate))
+        """Yields the steps of all requests as they happen, otherwise like ``generate``. Ids have the prompts' order.
+
+        Prompts are checked when it is called, and decoded when the first step is asked for.
+        """
+        return self._drain(self._intake.requests(prompts, sampling, speculate=speculate))
 
     def submit(
         self,
@@ -324,7 +340,7 @@ class Engine:
 
     def _fail(self, error: BaseException) -> list[Step]:
         """End all running requests, whose state is unknown after an error; returns their last steps."""
-        message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        message = described(error)
         steps = []
         for request in self._running:
             if request is None:

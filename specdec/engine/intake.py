@@ -1,14 +1,14 @@
 """From prompts to requests: everything is checked before any work starts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
-from specdec.engine.text import encode_prompt
+from specdec.arguments import flag, instance
+from specdec.engine.prompts import Prompt, encode, list_prompts
 from specdec.modeling.target import Target
 from specdec.requests import Request, SamplingParams
-
-Prompt = str | Sequence[int]
 
 
 class Intake:
@@ -27,24 +27,27 @@ class Intake:
         self._ids: Iterator[int] = count()
 
     def requests(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams], *, speculate: bool
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        *,
+        speculate: bool,
     ) -> list[Request]:
         """Returns the requests of a call, in the prompts' order, the samples of a prompt side by side.
+
+        Args:
+            prompts: Any number of prompts, or a single one.
+            sampling: One for all prompts, or one per prompt.
+            speculate: False decodes plainly.
 
         Raises:
             ValueError: A prompt or its parameters do not fit; names the prompt.
         """
-        if isinstance(prompts, str):
-            raise ValueError("prompts is one string: give a list of prompts")
-        if any(isinstance(prompt, int) for prompt in prompts):
-            raise ValueError(
-                "prompts is a flat list of token ids: give a list of prompts, such as [[1, 2, 3]] for a single one"
-            )
-        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} SamplingParams: give one for all, or one each")
+        speculate = flag("speculate", speculate)
+        listed = list_prompts(prompts)
+        params = _each(sampling, len(listed))
         made: list[Request] = []
-        for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+        for number, (prompt, wanted) in enumerate(zip(listed, params, strict=True)):
             try:
                 for sample in range(wanted.n):
                     # Further samples of a given stream get streams of their own, far from those of other prompts.
@@ -60,6 +63,8 @@ class Intake:
         Raises:
             ValueError: The prompt or the parameters do not fit.
         """
+        speculate = flag("speculate", speculate)
+        _check_sampling("sampling", sampling)
         if sampling.n != 1:
             raise ValueError(
                 f"n={sampling.n}: submit takes one sample per call; use generate, or submit it {sampling.n} times"
@@ -68,9 +73,7 @@ class Intake:
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, *, speculate: bool) -> Request:
         target = self._target
-        ids = encode_prompt(target.tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if not ids:
-            raise ValueError("the prompt is empty: give at least one token")
+        ids = encode(target.tokenizer, prompt)
         wrong = [token for token in ids if not 0 <= token < target.vocab_size]
         if wrong:
             raise ValueError(f"token id {wrong[0]} is outside the target's vocabulary of {target.vocab_size}")
@@ -97,3 +100,35 @@ class Intake:
             speculate=speculate and self._can_speculate,
             stop_ids=stop_ids,
         )
+
+
+def _each(sampling: Any, count: int) -> list[SamplingParams]:
+    """Returns the parameters of every prompt.
+
+    Raises:
+        ValueError: They are no SamplingParams, or not as many as there are prompts.
+    """
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if isinstance(sampling, str | Mapping) or not isinstance(sampling, Iterable):
+        _check_sampling("sampling", sampling)
+    params: list[Any] = list(sampling)
+    for number, each in enumerate(params):
+        _check_sampling(f"sampling {number}", each)
+    if len(params) != count:
+        raise ValueError(f"{count} prompts but {len(params)} SamplingParams: give one for all, or one each")
+    return params
+
+
+def _check_sampling(name: str, sampling: Any) -> None:
+    """Refuse anything that is not SamplingParams.
+
+    Raises:
+        ValueError: Says what it is, and how SamplingParams are made of it.
+    """
+    remedy = "SamplingParams(…)"
+    if isinstance(sampling, Mapping) and sampling:
+        remedy = f"SamplingParams({', '.join(f'{key}=…' for key in sampling)})"
+    elif any(kind.__name__ == "GenerationConfig" for kind in type(sampling).__mro__):
+        remedy = "specdec.generation.from_generation_config(…)"
+    instance(name, sampling, SamplingParams, remedy)

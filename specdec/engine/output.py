@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.engine.round import ReadBack
 from specdec.engine.text import Detokenizer
+from specdec.origin import described
 from specdec.requests import Request
 from specdec.types import Completion, Step
 
@@ -69,7 +70,7 @@ class Outputs:
         try:
             step = self._cut(request, step)
         except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
-            return self.failed(request, f"the tokenizer failed: {type(error).__name__}: {_first_line(error)}", step)
+            return self.failed(request, f"the tokenizer failed: {described(error)}", step)
         request.output_ids += step.token_ids
         return step
 
@@ -133,7 +134,3 @@ def _raw(request: Request, read: ReadBack, row: int, count: int) -> dict[str, An
     tokens, values = figures[:, 1 : 1 + wanted].astype(np.int64), figures[:, 1 + most : 1 + most + wanted]
     pairs = tuple(tuple(zip(*both, strict=True)) for both in zip(tokens.tolist(), values.tolist(), strict=True))
     return {"raw_logprobs": tuple(figures[:, 0].tolist()), "top_logprobs": pairs if wanted else ()}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

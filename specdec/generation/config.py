@@ -30,6 +30,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from specdec.arguments import instance
 from specdec.generation.processors import sampling_fields
 from specdec.requests import SamplingParams
 
@@ -97,6 +98,7 @@ def from_generation_config(
         ValueError: A field is set that this engine does not have (beam search, watermarks, …), or a field needs
             another one that is missing. Nothing is ignored.
     """
+    instance("config", config, GenerationConfig, "a GenerationConfig of transformers")
     check_fields(config)
     sample = bool(config.do_sample)
     length = config.max_new_tokens

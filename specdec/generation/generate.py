@@ -15,12 +15,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from specdec.arguments import whole
+from specdec.engine.doors import check_drafter, check_verifier
 from specdec.engine.engine import Engine
 from specdec.generation.config import DECODING_FIELDS, check_fields, token_ids
 from specdec.generation.criteria import Endings
 from specdec.generation.inputs import check_inputs, left_padding
 from specdec.generation.processors import check_processors, for_row, sampling_fields
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.support import check_tokenizer
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import Completion, Step
@@ -50,6 +53,9 @@ class SpeculativeGenerate:
     Attributes:
         completions: What the last call decoded, one per row: its steps tell what every round did. The texts are empty
             without a tokenizer.
+
+    Raises:
+        ValueError: An argument is of the wrong type.
     """
 
     def __init__(
@@ -60,6 +66,11 @@ class SpeculativeGenerate:
         tokenizer: Any = None,
         max_batch_size: int | None = None,
     ):
+        check_drafter(drafter)
+        check_verifier(verifier)
+        check_tokenizer(tokenizer)
+        if max_batch_size is not None:
+            whole("max_batch_size", max_batch_size, least=1)
         self.drafter, self.verifier = drafter, verifier
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size

@@ -17,6 +17,7 @@ from transformers import (
 
 from specdec import bundled
 from specdec import inflate as inflation
+from specdec.arguments import shown
 from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.quantization import check_quantization, quantization_of, quantize
@@ -69,8 +70,7 @@ def load(
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
     where = resolve_device(device)
     asked = resolve_dtype(dtype)
-    path = bundled.resolve(name_or_path)
-    _check_folder(name_or_path, path, options.get("subfolder") or "")
+    path = _located(name_or_path, options.get("subfolder") or "")
     try:
         config = options.get("config")
         if not isinstance(config, PreTrainedConfig):  # a path to one, or none
@@ -85,8 +85,14 @@ def load(
                 # Loaded again instead of cast, because a cast would also round tables that stay in float32.
                 del model
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype, **options)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load the model {name_or_path!r}: {first_line(error)}") from error
+    # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError.
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        nowhere = "" if Path(path).exists() else ", which is no local folder"
+        attention = "attn_implementation"
+        remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
+        reason = first_line(error).rstrip(".")
+        message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
+        raise ValueError(message) from error
     model = model.to(where).eval()  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
     stored = quantization_of(model)
     if stored is not None and inflate is not None:
@@ -125,20 +131,37 @@ def hub_options(options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Returns the device of a name; ``"auto"`` is the GPU if there is one."""
-    if device == "auto":
+    """Returns the device of a name; ``"auto"`` is the GPU if there is one.
+
+    Raises:
+        ValueError: There is no such device, or torch cannot use it.
+    """
+    if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    remedy = "give 'auto', 'cpu', 'cuda' or 'cuda:1'"
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device={device!r}: give 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        if not isinstance(device, str | torch.device):
+            raise TypeError("neither a name nor a device of torch")
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r}: {remedy}") from error
+    if found.type == "meta":
+        raise ValueError(f"device={device!r} holds shapes and no numbers: {remedy}")
+    try:
+        torch.empty(1, device=found)
+    except Exception as error:  # every kind of device has an error of its own where it is missing
+        reason = first_line(error).split(". ", 1)[0]
+        raise ValueError(
+            f"device={str(device)!r} is not there, or torch cannot use it ({reason}): give 'auto' or 'cpu'"
+        ) from error
+    return found
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     """Returns the dtype with this name in torch; ``"auto"`` stays as it is."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
-    resolved = getattr(torch, dtype, None)
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else None
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise ValueError(f"dtype={dtype!r}: give 'auto', 'float32', 'bfloat16' or 'float16'")
     return resolved
@@ -158,13 +181,31 @@ def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> D
     return choose_dtype(stored, device) if isinstance(stored, torch.dtype) else None
 
 
-def _check_folder(name_or_path: str, path: str | Path, subfolder: str) -> None:
-    """Refuse a local path without a model; transformers would look for it on the hub."""
-    if not (Path(path).is_absolute() or str(path).startswith(".")):
-        return
+def _located(name_or_path: str | Path, subfolder: str) -> str:
+    """Returns what transformers is given for a name: the path of a local folder, or the name on the hub.
+
+    Raises:
+        ValueError: It is a path and there is no model, which transformers would look for on the hub.
+    """
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path):
+        raise ValueError(f"the model is {shown(name_or_path)}: give a name on the hub, or the path of a folder")
+    path = bundled.resolve(str(name_or_path))
+    if not looks_local(path):
+        return path
     folder = Path(path) / subfolder
-    where = f"{name_or_path!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
+    where = f"{str(name_or_path)!r}" + (f", subfolder {subfolder!r}" if subfolder else "")
+    if folder.is_file():
+        raise ValueError(f"no model at {where}: it is a file, give the folder that it is in")
     if not folder.is_dir():
         raise ValueError(f"no model at {where}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise ValueError(f"no model at {where}: the folder has no config.json")
+    return path
+
+
+def looks_local(path: str) -> bool:
+    """Returns whether a text is a path on this machine and not a name on the hub, ``OWNER/NAME`` or ``NAME``."""
+    if Path(path).exists() or Path(path).is_absolute() or path.startswith((".", "~")) or "\\" in path:
+        return True
+    first, *others = path.split("/")
+    return len(others) > 1 or (len(others) == 1 and (others == [""] or Path(first).is_dir()))

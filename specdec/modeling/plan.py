@@ -130,7 +130,7 @@ def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
     """Returns the backends to try, in order."""
     if attention == "auto":
         return [backend for backend in BACKENDS.values() if backend.check(model) is None]
-    if attention not in BACKENDS:
+    if not isinstance(attention, str) or attention not in BACKENDS:
         raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
     refusal = BACKENDS[attention].check(model)
     if refusal is not None:

@@ -3,12 +3,13 @@
 import torch
 from transformers import PreTrainedModel
 
+from specdec.arguments import flag, whole
 from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.locks import model_lock
 from specdec.modeling.plan import ModelPlan
-from specdec.modeling.support import check_length
+from specdec.modeling.support import check_length, check_model
 from specdec.quantization.base import weights_read
 
 
@@ -34,8 +35,8 @@ class ModelRunner:
         executor: Runs forwards.
 
     Raises:
-        ValueError: The model cannot be supported (with its type and the reason), it has fewer positions than
-            ``max_length``, or the cache does not fit into memory.
+        ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
+            and the reason), it has fewer positions than ``max_length``, or the cache does not fit into memory.
     """
 
     def __init__(
@@ -48,6 +49,11 @@ class ModelRunner:
         attention: str = "auto",
         optimize: bool = True,
     ):
+        check_model("model", model, "AutoModelForCausalLM.from_pretrained")
+        max_batch_size = whole("max_batch_size", max_batch_size, least=1)
+        max_length = whole("max_length", max_length, least=1)
+        max_nodes = whole("max_nodes", max_nodes, least=0)
+        optimize = flag("optimize", optimize)
         self.model = model
         self._attention = attention
         self._lock = model_lock(model)

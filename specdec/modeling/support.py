@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from specdec.arguments import instance
 from specdec.attention.base import Reach
 
 # Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
@@ -36,6 +38,41 @@ RECURRENT = ("linear", "conv", "mamba", "recurrent", "hybrid", "rwkv", "ssm")
 # quantized a few percent, and sometimes another expert. A wrong position or mask gives 30% and more.
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 0.3
+
+
+def check_model(name: str, model: Any, loader: str) -> None:
+    """Refuse anything that is not a loaded model with a configuration of transformers.
+
+    Args:
+        name: The argument's.
+        model: What was given.
+        loader: What loads a model by its name or path.
+
+    Raises:
+        ValueError: Says what was given, and what to give.
+    """
+    if isinstance(model, str | Path):
+        raise ValueError(f"{name} is the text {str(model)!r}: give a loaded model, or use {loader}({str(model)!r})")
+    if isinstance(model, torch.nn.Module) and isinstance(getattr(model, "config", None), PreTrainedConfig):
+        return
+    wanted = "a loaded causal LM of transformers"
+    if not isinstance(model, type | torch.nn.Module) and isinstance(getattr(model, "model", None), PreTrainedModel):
+        wanted = "the model in it, which is its attribute .model"
+    instance(name, model, (), wanted)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse anything that is not a tokenizer as transformers loads them, or None.
+
+    Raises:
+        ValueError: Says what was given, and what to give.
+    """
+    if tokenizer is None or (callable(tokenizer) and hasattr(tokenizer, "decode") and not isinstance(tokenizer, type)):
+        return
+    wanted = "a tokenizer loaded with AutoTokenizer.from_pretrained"
+    if isinstance(tokenizer, str | Path):
+        raise ValueError(f"tokenizer is the text {str(tokenizer)!r}: give {wanted}({str(tokenizer)!r})")
+    instance("tokenizer", tokenizer, (), f"{wanted}, or None")
 
 
 def check_supported(model: PreTrainedModel) -> None:

@@ -9,6 +9,7 @@ from specdec import inflate as inflation
 from specdec.inflate import LlamaShape
 from specdec.machine import dtype_name
 from specdec.modeling.loading import load, load_tokenizer
+from specdec.modeling.support import check_model, check_tokenizer
 from specdec.quantization import quantization_of
 from specdec.quantization.base import weights_read
 
@@ -27,6 +28,9 @@ class Target:
             ``"auto: float32, because this CPU has no native bfloat16 arithmetic (checkpoint: bfloat16)"``.
         eos_token_ids: The EOS tokens of the generation config, the model's config and the tokenizer.
         vocab_size: The width of the logits, padding included.
+
+    Raises:
+        ValueError: The model or the tokenizer is something else, such as a name (``from_pretrained`` takes those).
     """
 
     def __init__(
@@ -37,6 +41,10 @@ class Target:
         name: str = "",
         dtype_reason: str = "",
     ):
+        if isinstance(model, PreTrainedTokenizerBase) and isinstance(tokenizer, PreTrainedModel):
+            raise ValueError("model and tokenizer are in each other's place: give Target(model, tokenizer)")
+        check_model("model", model, "Target.from_pretrained")
+        check_tokenizer(tokenizer)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type

@@ -19,7 +19,7 @@ def check_quantization(name: str) -> None:
     Raises:
         ValueError: Lists the names that there are.
     """
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"quantization={name!r}: give one of {', '.join(METHODS)}, or leave it out")
 
 

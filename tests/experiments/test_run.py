@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -295,7 +296,8 @@ def test_a_failing_prompt_is_counted_and_the_run_goes_on(
     Stop(monkeypatch, RuntimeError("boom"), {3})
     run(configure("run", *tiny, *local(saved, "ngram")))
     plain, method = summary_file(tmp_path / "out")["methods"]
-    assert (method["finished"], method["failed"], method["errors"]) == (2, 1, {"RuntimeError: boom": 1})
+    assert (method["finished"], method["failed"], list(method["errors"].values())) == (2, 1, [1])
+    assert re.fullmatch(r"RuntimeError: boom \(at \S+test_run.py:\d+ in \S+\)", next(iter(method["errors"])))
     assert (plain["finished"], plain["failed"]) == (3, 0)
     assert "ngram failed on 1 of 3 prompts: RuntimeError: boom" in capsys.readouterr().out
 
@@ -460,7 +462,7 @@ def test_tracebacks_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_errors_are_named_by_type() -> None:
-    assert sentence(KeyError("x\ny")) == "KeyError: 'x\\ny' (HYDRA_FULL_ERROR=1 shows where)"
+    assert sentence(KeyError("x\ny")) == "KeyError: 'x\\ny' (HYDRA_FULL_ERROR=1 shows the whole traceback)"
     assert sentence(ValueError("a\n  b")) == "a b"
 
 

@@ -318,7 +318,7 @@ def test_unfit_pairs_are_refused(target, drafter: str, verifier: type[Verifier] 
             SamplingParams(max_new_tokens=5),
             r"60 prompt tokens \+ max_new_tokens=5 exceed the engine's max_length=64",
         ),
-        ("abc", SamplingParams(), "prompts is one string"),
+        ("abc", SamplingParams(), "prompt 0: .*tokenizer"),
         (["abc"], SamplingParams(), "prompt 0: .*tokenizer"),
         ([[1]], SamplingParams(stop=("x",), max_new_tokens=3), "stop strings need a tokenizer"),
         ([[1]], [SamplingParams()] * 2, "1 prompts but 2 SamplingParams"),

@@ -1,6 +1,8 @@
 """What goes wrong in an engine ends the requests that it concerns, shows its cause, and leaves the engine usable."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 import specdec.engine.engine
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
-from specdec.engine.intake import Intake
 from specdec.engine.text import Detokenizer
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
@@ -70,6 +71,16 @@ class Fragile(NGramDrafter):
         self._fail("release")
 
 
+def assert_named(error: str | None, message: str, function: Callable[..., object]) -> None:
+    """Assert that an error has this message, and names a line of this function of this file."""
+    code = function.__code__
+    found = re.fullmatch(rf"{message} \(at (?P<file>\S+):(?P<line>\d+) in (?P<function>[\w.]+)\)", error or "")
+    assert found is not None, error
+    assert Path(found["file"]).resolve() == Path(__file__).resolve()
+    lines = {line for _, _, line in code.co_lines() if line is not None}
+    assert int(found["line"]) in lines and found["function"].endswith(code.co_name)
+
+
 @pytest.mark.parametrize("where", ["admit", "prefill", "propose", "observe"])
 @pytest.mark.parametrize("after", [0, 1])
 def test_an_error_of_the_drafter_is_shown_and_leaves_nothing_behind(
@@ -95,7 +106,8 @@ def test_submitted_requests_end_with_the_error(target: Target, wanted: list[tupl
     while engine.unfinished:
         steps += engine.step()
     ended = [step for step in steps if step.request == first]
-    assert [(step.finish_reason, step.error) for step in ended] == [("error", f"RuntimeError: broken in {where}")]
+    assert [step.finish_reason for step in ended] == ["error"]
+    assert_named(ended[0].error, f"RuntimeError: broken in {where}", Fragile._fail)
     assert tuple(t for step in steps if step.request == second for t in step.token_ids) == wanted[1]
 
 
@@ -148,7 +160,7 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(
         broken.setattr(Detokenizer, "_decode", raises)
         outputs = engine.generate(PROMPTS, SAMPLING)
     assert outputs[0].finish_reason == "error"
-    assert outputs[0].error == "the tokenizer failed: UnicodeError: no such piece"
+    assert_named(outputs[0].error, "the tokenizer failed: UnicodeError: no such piece", raises)
     assert outputs[0].token_ids == wanted[0][: len(outputs[0].token_ids)], "what was decoded before is kept"
     for i in others:
         assert outputs[i].token_ids == wanted[i]
@@ -328,13 +340,6 @@ def test_closing_a_stream_looks_at_each_request_once(target: Target, monkeypatch
     next(stream)
     stream.close()
     assert removed == [50] and engine.unfinished == 0
-
-
-def test_flat_token_ids_are_no_prompts(target: Target) -> None:
-    intake = Intake(target, max_length=64, can_speculate=False)
-    check = getattr(Intake.requests, "__wrapped__", Intake.requests)  # without the tests' own check of types
-    with pytest.raises(ValueError, match=r"flat list of token ids: give a list of prompts, such as \[\[1, 2, 3\]\]"):
-        check(intake, [1, 2, 3], SAMPLING, speculate=False)
 
 
 def test_a_policy_of_admission(target: Target, wanted: list[tuple[int, ...]]) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.shapes import shapes_unchecked
 
 # 0 - 1 - 2 with a second child 3 of node 1, and a second child 4 of the root.
 PARENTS = [-1, 0, 1, 1, 0]
@@ -90,12 +91,38 @@ def test_cut_shapes() -> None:
         (lambda: TreeShape.from_paths([()]), r"path \(\) in a tree shape"),
         (lambda: TreeShape.from_paths([(0,), (-1,)]), r"path \(-1,\) in a tree shape: ranks start at 0"),
         (lambda: TreeShape.from_paths([(0,), (1, 0)]), r"path \(1, 0\) .* has no parent: add the path \(1,\)"),
-        (lambda: TreeShape.of([]), r"tree shape \[\]: give a length"),
-        (lambda: TreeShape.of([2, [0]]), "give a length, a list of branching factors, or a list of paths"),
+        (lambda: TreeShape.of([]), r"tree shape is \[\]: give a length"),
+        (lambda: TreeShape.of([2, [0]]), r"tree shape is \[2, \[0\]\]: give a length such as 4"),
+        (lambda: TreeShape.branching(64, 64, 64), r"\[64, 64, 64\] make a tree of 266,304 nodes, .* at most 4,096"),
+        (lambda: TreeShape.branching(*[9] * 99), "at most 4,096 nodes"),  # refused before a node is made
+        (lambda: TreeShape.chain(5000), "a chain of 5,000 drafted tokens, and a tree may have at most 4,096 nodes"),
+        (lambda: TreeShape.of([[rank] for rank in range(5000)]), "of 5,000 paths, and a tree may have at most 4,096"),
     ],
 )  # fmt: skip
 def test_errors(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftTree.from_shape(4, torch.zeros(1, 5, dtype=torch.long)), "shape is an int: give a TreeShape; "),
+        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(1, 2, dtype=torch.long)),
+         r"the tokens of a draft tree have shape \[1, 2\]: give \[batch, 3\], the root and 2 nodes"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(2), torch.zeros(3, dtype=torch.long)), r"shape \[3\]: give"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
+                                      draft_probs=torch.ones(1, 1, 8)),
+         r"draft_probs of a draft tree has shape \[1, 1, 8\]: give \[1, 2, vocab\]"),
+        (lambda: DraftTree.from_shape(TreeShape.chain(1), torch.zeros(1, 2, dtype=torch.long),
+                                      valid=torch.ones(2, dtype=torch.bool)),
+         r"valid of a draft tree has shape \[2\]: give \[1, 2\], as tokens has"),
+        (lambda: DraftTree.build(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)),
+         r"parents of a draft tree has shape \[1, 3\]: give \[1, 2\]"),
+    ],
+)  # fmt: skip
+def test_tensors_that_make_no_tree(make, message: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=message):
         make()
 
 

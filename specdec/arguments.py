@@ -1,0 +1,106 @@
+"""Checks of arguments where a user gives them: one sentence says what was given, and what to give."""
+
+import numbers
+import operator
+from typing import Any
+
+import numpy as np
+
+WHOLE = "give a whole number, without a decimal point"
+_LONGEST = 80
+
+
+def number(name: str, value: object, remedy: str = "give a number") -> float:
+    """Returns the value as a Python number; numpy's numbers are accepted, booleans and text are not.
+
+    Raises:
+        ValueError: It is no number, or too large for a float.
+    """
+    # bool and numpy's integers register as numbers.Real, numpy's booleans do not.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}={shown(value)}: {remedy}")
+    try:
+        converted = float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}={value}: give a number that a float can hold") from error
+    return value if type(value) is int else converted  # 1 stays 1 in messages and records
+
+
+def whole(name: str, value: object, *, least: int | None = None, remedy: str = WHOLE, few: str = "") -> int:
+    """Returns the value as an int; numpy's integers are accepted, booleans, floats and text are not.
+
+    Args:
+        name: The argument's.
+        value: What was given.
+        least: The smallest value allowed; None for any.
+        remedy: What to do about a value that is no integer.
+        few: What to do about one below ``least``; by default "give at least …".
+
+    Raises:
+        ValueError: It is no integer, or too small.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r}: {remedy}")
+    try:
+        converted = operator.index(value)  # pyright: ignore[reportArgumentType] (it is what tells)
+    except TypeError as error:
+        raise ValueError(f"{name}={shown(value)}: {remedy}") from error
+    if least is not None and converted < least:
+        raise ValueError(f"{name}={converted}: {few or f'give at least {least}'}")
+    return converted
+
+
+def flag(name: str, value: object) -> bool:
+    """Returns the value as a bool; numpy's booleans are accepted, numbers and text are not.
+
+    Raises:
+        ValueError: It is not a truth value.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={shown(value)}: give True or False")
+    return bool(value)
+
+
+def text(name: str, value: object, remedy: str = "give a text") -> str:
+    """Returns the value, which is a text that is not empty.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}={shown(value)}: {remedy}")
+    return value
+
+
+def instance(name: str, value: object, kind: type | tuple[type, ...], remedy: str) -> None:
+    """Refuse a value of another class, and a class where an instance of it is wanted.
+
+    Args:
+        name: The argument's.
+        value: What was given.
+        kind: The class or classes that are right.
+        remedy: What to give instead, after "give".
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type):
+        wanted = f"an instance, {value.__name__}(…)" if issubclass(value, kind) else remedy
+        raise ValueError(f"{name} is the class {value.__name__} itself: give {wanted}")
+    raise ValueError(f"{name} is {kind_of(value)}: give {remedy}")
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it: on one line, and cut where it is long."""
+    written = " ".join(repr(value).split())
+    return written if len(written) <= _LONGEST else f"{written[: _LONGEST - 1]}…"
+
+
+def kind_of(value: Any) -> str:
+    """Returns in words what kind of object a value is: ``"a dict"``, ``"None"``, ``"an int"``."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,68 @@
+"""Refuses anything that is not a target, a drafter, a verifier or a scheduler, and says what was meant."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from specdec.arguments import instance
+from specdec.engine.scheduler import Scheduler
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
+
+
+def check_target(target: Any) -> None:
+    """Refuse anything but a target.
+
+    Raises:
+        ValueError: It is a name, a model or something else; says how a target is made of it.
+    """
+    if isinstance(target, str | Path):
+        raise ValueError(f"target is the text {str(target)!r}: give Target.from_pretrained({str(target)!r})")
+    if isinstance(target, nn.Module):
+        raise ValueError(f"target is the model {type(target).__name__} itself: give Target(model, tokenizer)")
+    instance("target", target, Target, "a Target")
+
+
+def check_drafter(drafter: Any) -> None:
+    """Refuse anything but a drafter or None.
+
+    Raises:
+        ValueError: It is a class, a model, a verifier or something else; says what to give instead.
+    """
+    if isinstance(drafter, Verifier):
+        raise ValueError(f"drafter is the verifier {type(drafter).__name__}: give the drafter first, then the verifier")
+    if isinstance(drafter, nn.Module | Target):
+        raise ValueError(f"drafter is {_model(drafter)}: give ModelDrafter(model), or another Drafter")
+    if drafter is not None:
+        instance("drafter", drafter, Drafter, "a Drafter, or None for plain decoding")
+
+
+def check_verifier(verifier: Any) -> None:
+    """Refuse anything but a verifier or None.
+
+    Raises:
+        ValueError: It is a class, a model or something else; says what to give instead.
+    """
+    if isinstance(verifier, nn.Module | Target):
+        raise ValueError(
+            f"verifier is {_model(verifier)}: a verifier is the acceptance rule, give for example RejectionVerifier()"
+        )
+    if isinstance(verifier, Drafter):
+        raise ValueError(f"verifier is the drafter {type(verifier).__name__}: give an acceptance rule in its place")
+    if verifier is not None:
+        instance("verifier", verifier, Verifier, "an acceptance rule, for example RejectionVerifier()")
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse anything but a scheduler or None.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if scheduler is not None:
+        instance("scheduler", scheduler, Scheduler, "a Scheduler, or None for first come, first served")
+
+
+def _model(given: object) -> str:
+    return f"the model {type(given).__name__} itself" if isinstance(given, nn.Module) else "a Target"
