@@ -38,7 +38,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def bare_words(arguments: Sequence[str]) -> list[int]:
-    """The positions of bare words, which are neither ``name=value`` nor a flag nor the value of one.
+    """The positions of bare words, which are neither ``name=value`` or ``~name`` nor a flag nor the value of one.
 
     In ``outputs/run --cfg job``, the first word is bare and ``job`` is not.
 
@@ -48,7 +48,7 @@ def bare_words(arguments: Sequence[str]) -> list[int]:
     return [
         position
         for position, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False))
-        if "=" not in word and not _is_flag(word) and not _is_value(before, word)
+        if "=" not in word and not word.startswith("~") and not _is_flag(word) and not _is_value(before, word)
     ]
 
 

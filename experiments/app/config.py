@@ -87,12 +87,14 @@ def check_module(options: Mapping[Any, Any], section: str) -> None:
     target = options.get("_target_")
     if target is None:
         return
-    top = str(target).partition(".")[0]
-    if not isinstance(target, str) or not target.rpartition(".")[0]:
-        raise ValueError(f"{section}._target_={target!r}: give package.module.Class")
+    setting = f"{section}._target_={target!r}"
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
+        raise ValueError(f"{setting}: give the dotted name of a class, such as my_module.MyClass")
+    top = target.partition(".")[0]
     if top not in sys.modules and find_spec(top) is None:
         raise ValueError(
-            f"{section}._target_={target}: there is no module {top!r}: install it, or run where {top}.py is"
+            f"{setting}: there is no module {top!r}; if it is a file of yours, run in its folder or put that folder on "
+            f"PYTHONPATH"
         )
 
 

@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments.reporting.progress import duration
+from experiments.reporting.durations import duration
 from experiments.results.lossless import promises_exact
 
 SUMMARY = "summary.json"

@@ -132,7 +132,7 @@ def check_time(work: Work, vocab: int, max_minutes: float) -> None:
     smaller = [size for size in range(2, vocab) if _seconds_at(work, size) <= 60 * max_minutes]
     advice = f"give vocab={max(smaller)} or less" if smaller else "give fewer tables or temperatures"
     raise ValueError(
-        f"vocab={vocab}: {work.total:,} drafts are to be verified, which takes about {duration(work.seconds)} and more "
+        f"vocab={vocab}: {work.total:,} drafts are to be verified, which takes about {roughly(work.seconds)} and more "
         f"than max_minutes={max_minutes:g} allows: {advice}, or raise max_minutes"
     )
 
@@ -169,7 +169,7 @@ def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[
     return max(many - few, 0.1 * many) / (_SAMPLES - _FEW_SAMPLES)
 
 
-def duration(seconds: float) -> str:
+def roughly(seconds: float) -> str:
     """A time in words that are precise enough for an estimate."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:

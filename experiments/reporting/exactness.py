@@ -9,7 +9,7 @@ import rich.progress
 from rich.console import Console
 
 from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, SharedCase
-from experiments.measuring.work import Work, duration
+from experiments.measuring.work import Work, roughly
 from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Column, Table
@@ -108,7 +108,7 @@ class Progress:
         self._begin = self._clock()
         if self._long:
             assert self._work.seconds is not None
-            text = f"about {self._work.total:,} drafts to verify, estimated at {duration(self._work.seconds)}"
+            text = f"about {self._work.total:,} drafts to verify, estimated at {roughly(self._work.seconds)}"
             terminal.say(self._console, text)
         self._bar.start()
         return self
@@ -125,7 +125,7 @@ class Progress:
         tenths = int(10 * self._done / self._total + 1e-9)
         if self._long and not self._console.is_terminal and tenths > self._shown:
             self._shown = tenths
-            passed = duration(self._clock() - self._begin)
+            passed = roughly(self._clock() - self._begin)
             terminal.say(self._console, f"{tenths * 10}% of the drafts verified in {passed}")
 
 

@@ -11,6 +11,8 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from experiments.reporting.durations import duration
+
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -102,13 +104,3 @@ class PromptProgress:
         elapsed = self._clock() - self._began
         left = elapsed / (done - self._passed) * (self._total - done)
         return f"{done} of {self._total} prompts, {duration(elapsed)} elapsed, about {duration(left)} left"
-
-
-def duration(seconds: float) -> str:
-    """A time in words: ``45 s``, ``3:07 min``, ``2:05 h``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

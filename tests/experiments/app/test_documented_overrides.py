@@ -13,12 +13,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.config import CONF, component_of, settings_of
+from experiments.app.overrides import without_nulls
 from experiments.app.settings import RUN
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "your-project.md")
+"""All but the one about options of a project of one's own, which has a test of its own."""
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
-PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\|")
+PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
 """What a reader has to fill in."""
 COMPONENTS = ("target", "drafter", "verifier", "sampling", "dataset", "tracker")
 
@@ -49,6 +52,7 @@ SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document
 
 def arrives(override: str, configure: Configure, *more: str) -> None:
     """Compose with an override and check the configuration, and that it holds the value that was given."""
+    (override,) = without_nulls([override])
     # Hydra itself gives these on the command line.
     config = configure("run", "out=somewhere", "method=m", *more, override)
     (parsed,) = OverridesParser.create().parse_overrides([override])

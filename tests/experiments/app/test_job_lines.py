@@ -60,7 +60,8 @@ def test_a_sweep_says_a_line_per_job_and_fits_a_screen(
     assert " left" in jobs[0]
     assert " left" not in jobs[-1]
     assert ["NO RESULT" in line for line in jobs] == [False] * 4 + [True] * 2
-    assert told.err.count("error: ") == 2
+    assert told.err.count("error: max_draft_tokens=0") == 2
+    assert told.err.count("error: ") == 3  # and one for the sweep
     assert len(lines) + len(told.err.splitlines()) < 50, "six jobs fit a screen"
     # The details are with the job.
     tables = (tmp_path / "sweep" / "0" / "tables.txt").read_text()

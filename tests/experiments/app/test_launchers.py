@@ -69,7 +69,7 @@ def test_a_sweep_elsewhere_ends_like_one_here(
     written = (folder / "1" / "error.txt").read_text()
     assert written.startswith("branches=0: give at least 1, which drafts chains\n\nTraceback")
     text = " ".join(shown.out.split())
-    assert "NO RESULT of job 1 (drafter=ngram drafter.branches=0" in text
+    assert "NO RESULT of job 1 (drafter.branches=0" in text
     assert "): branches=0: give at least 1" in text
     assert len(json.loads((folder / "comparison.json").read_text())["rows"]) == 1
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from experiments.measuring.exactness import LAWS, SHAPES, cases, shared_cases
-from experiments.measuring.work import Work, check_size, check_time, duration, pace_of, work_of, work_of_shared
+from experiments.measuring.work import Work, check_size, check_time, pace_of, roughly, work_of, work_of_shared
 from experiments.reporting.exactness import Progress
 from specdec.exactness.drafts import enumerate_drafts, num_drafts
 from specdec.exactness.tables import Tables
@@ -137,7 +137,7 @@ def test_a_short_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     [(0.2, "1 seconds"), (59, "59 seconds"), (200, "3 minutes"), (9000, "2 hours"), (1e6, "12 days")],
 )
 def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert roughly(seconds) == words
 
 
 def test_estimates_are_made_where_there_are_many_drafts() -> None:

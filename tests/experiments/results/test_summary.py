@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from experiments.reporting import terminal
-from experiments.reporting.flat import flat_figures, prompt_table
 from experiments.reporting.run_plots import acceptance_plot, speedup_plot, time_plot
 from experiments.reporting.run_tables import comparison_table, print_divergences, print_failures, run_table
 from experiments.results.records import Record
@@ -253,20 +252,3 @@ def test_a_lossy_rule_says_so_in_pictures(tmp_path: Path) -> None:
             plot(summary, tmp_path / "x.png", "sub")
     assert len(seen) == 2 * 3  # PNG and SVG
     assert all("lossy" in text for text in seen)
-
-
-def test_figures_for_a_mirror_are_flat_numbers() -> None:
-    flat = flat_figures(summary_of(PAIRS))
-    assert flat["fast/T=0/speedup"] == 3.0
-    assert flat["fast/T=0/speedup_interval/low"] == 2.0
-    assert flat["fast/T=0/acceptance_by_position/unconditional/1"] == 0.5
-    assert flat["fast/T=0/stage_seconds/verify"] == 1.0
-    assert flat["complete"] == 1.0
-    assert all(isinstance(value, int | float) for value in flat.values())
-
-
-def test_the_table_for_a_mirror_has_a_row_per_record() -> None:
-    columns, rows = prompt_table(PAIRS)
-    assert len(rows) == 4
-    assert all(len(row) == len(columns) for row in rows)
-    assert dict(zip(columns, rows[3], strict=True))["margin"] == 0.001

@@ -60,7 +60,7 @@ def test_a_sweep_is_a_group_at_wandb(
         assert each.line("speedup")[-1][1] == each.summary["speedup"]
         assert each.summary["lossless"] == "equal"
         results = next(sizes for _, kind, sizes in each.artifacts if kind == "results")
-        assert set(results) == {"manifest.json", "records.jsonl", "summary.json"}
+        assert set(results) == {"manifest.json", "records.jsonl", "summary.json", "tables.txt"}
         assert any(name.startswith("media/images/pictures/time") for name in each.files)
         assert each.exit_code == 0
     assert found[0].summary.keys() == found[1].summary.keys(), "columns in common"
