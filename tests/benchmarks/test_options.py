@@ -102,6 +102,7 @@ benchmarks.speed.main()
 """
 
 
+@pytest.mark.full
 def test_benchmarks_need_no_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -143,6 +143,7 @@ def test_a_weak_check_is_not_remembered(
     assert f"A check with {weak} is a weak one" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_rules_that_ship_fail_or_are_lossy_are_not_remembered(configure: Configure, project: Path) -> None:
     check(configure("check_verifier", "verifier=rejection", *STRONG))
     check(configure("check_verifier", "verifier=lenient", *STRONG))

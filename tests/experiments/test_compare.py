@@ -356,7 +356,10 @@ def test_every_ablation_is_tried() -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("shape", "category") else pytest.param(name, marks=pytest.mark.full) for name in ABLATIONS],
+)
 def test_an_ablation_is_one_command(
     name: str, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

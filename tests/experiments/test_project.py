@@ -79,6 +79,7 @@ def test_the_commands_of_the_page_work(
     assert "repeat" in (sweep / "comparison.md").read_text()
 
 
+@pytest.mark.full
 def test_a_console_script_finds_modules_in_the_working_directory(project: Path, tmp_path: Path) -> None:
     """In a fresh process, whose path does not have the working directory. Only the class knows its arguments."""
     script = tmp_path / "specdec-run"

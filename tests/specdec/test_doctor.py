@@ -53,6 +53,7 @@ def test_a_terminal_gets_tables() -> None:
     assert code == 0 and "─" in text and torch.__version__ in text
 
 
+@pytest.mark.full
 def test_it_is_a_command_that_needs_no_hydra() -> None:
     code = (
         "import sys, runpy; sys.modules['hydra'] = sys.modules['omegaconf'] = None; "

@@ -394,6 +394,7 @@ def first_tokens(law: DraftSampling) -> tuple[float, int]:
     return float(scipy.stats.chisquare(counts, p / p.sum() * len(firsts)).pvalue), samples - len(firsts)
 
 
+@pytest.mark.full
 def test_going_on_without_a_chosen_draft_follows_the_target() -> None:
     """A correct engine fails this with another seed once in a million times."""
     p_value, ended = first_tokens(DraftSampling.DETERMINISTIC)

@@ -74,6 +74,7 @@ def test_a_sweep_elsewhere_ends_like_one_here(
     assert len(json.loads((folder / "comparison.json").read_text())["rows"]) == 1
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default")  # Optuna 2.10, which the plugin asks for, uses what SQLAlchemy deprecates
 def test_a_search_maximizes_the_objective(sweep: Sweep, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin("hydra_optuna_sweeper", "optuna")

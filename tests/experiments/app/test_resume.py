@@ -218,6 +218,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int
     return 0
 
 
+@pytest.mark.full
 def test_a_sweep_goes_on_after_its_finished_jobs_and_prompts(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, stop_at: Any
 ) -> None:

@@ -25,7 +25,7 @@ TYPING_ERRORS = {
         (["warmup_prompts=-1"], "warmup_prompts=-1: give an integer of at least 0"),
         (["engine.max_batch_size=0"], "engine.max_batch_size=0: give an integer of at least 1"),
         (["dataset=jsonl"], "dataset.file has no value: give dataset.file=…"),
-        (["drafter._target_=nowhere.Drafter"], "drafter._target_=nowhere.Drafter: there is no module 'nowhere'"),
+        (["drafter._target_=nowhere.Drafter"], "drafter._target_='nowhere.Drafter': there is no module 'nowhere'"),
         (["drafter=none", "objective=speedup"], "objective=speedup: plain decoding alone has none, give a drafter"),
         (["objective=speed"], "objective='speed': give one of speedup, tokens_per_second, "),
         (["verifier=bloc", "-m"], "there is no verifier 'bloc': did you mean block?"),
@@ -34,7 +34,7 @@ TYPING_ERRORS = {
     "replay": [
         (["nowhere", "verifiers=[rejection,blok]"], "there is no verifier 'blok': did you mean block?"),
         (["nowhere", "verifiers=[{name: lenient, lenence: 1}]"], "verifier lenient has no 'lenence': did you mean"),
-        (["nowhere", "verifiers=[{_target_: Rule}]"], "verifiers._target_='Rule': give package.module.Class"),
+        (["nowhere", "verifiers=[{_target_: Rule}]"], "verifiers._target_='Rule': there is no module 'Rule'"),
         (["nowhere", "verifiers=[3]"], "3 is no verifier: give a name, "),
         (["nowhere", "baseline=rejetion"], "baseline: there is no verifier 'rejetion': did you mean rejection?"),
         ([], "trace has no value"),
@@ -89,6 +89,7 @@ def test_questions_and_typing_errors_are_answered_at_once(command: str, tmp_path
         assert shown.count("\n") == 1, "one sentence"
 
 
+@pytest.mark.full
 def test_what_imports_heavy_modules_would_be_found(tmp_path: Path) -> None:
     """The check above on a call that starts work: the trace does not exist, which only the reader of traces knows."""
     (answer,), loaded = asked("replay", [["nowhere", "verifiers=[rejection]"]], tmp_path)

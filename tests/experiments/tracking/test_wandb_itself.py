@@ -65,6 +65,7 @@ def test_offline_everything_is_in_the_files(
     assert found.exit_code == 0
 
 
+@pytest.mark.full
 def test_offline_a_service_that_is_killed_is_a_warning_and_the_next_run_is_recorded(tmp_path: Path) -> None:
     said = child(tmp_path / "run", trouble="killed")
     assert Datastore(tmp_path / "run" / "next" / "wandb").summary["speedup"] == 2.0
@@ -101,7 +102,7 @@ def test_online_the_server_gets_it(tmp_path: Path) -> None:
 
 # A server that never answers costs the most time; the others cost some as well, and are tried in the full suite.
 @pytest.mark.parametrize(
-    "manner", ["stranger", "silent", *(pytest.param(name, marks=pytest.mark.full) for name in ("broken", "gone"))]
+    "manner", ["stranger", *(pytest.param(name, marks=pytest.mark.full) for name in ("silent", "broken", "gone"))]
 )
 def test_online_without_a_server_that_works_it_is_recorded_offline(manner: str, tmp_path: Path) -> None:
     with stand_in("good" if manner == "gone" else manner) as server:
@@ -124,6 +125,7 @@ def test_online_without_a_key_it_is_recorded_offline(tmp_path: Path) -> None:
     assert Datastore(tmp_path / "run" / "wandb").summary["speedup"] == 2.0
 
 
+@pytest.mark.full
 def test_what_was_recorded_offline_can_be_uploaded(tmp_path: Path) -> None:
     child(tmp_path / "run")
     (recorded,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
