@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from experiments.app.assembly import Report, measure_methods, title
+from experiments.app.assembly import Report, measure_methods, settle, title
 from experiments.app.pace import fit_to_machine
 from experiments.app.settings import DEMO
 from experiments.measuring.jobs import Job
@@ -24,6 +24,7 @@ from specdec.engine.engine import Engine
 
 def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
     """Show and measure methods, by their names and the configuration sections of their drafters."""
+    settle(config)  # threads count in the estimate, too
     begun = Path(config.out) / MANIFEST
     if config.resume and begun.is_file():  # an earlier decision stands
         config.target.inflate = json.loads(begun.read_text(encoding="utf-8"))["config"]["target"]["inflate"]
