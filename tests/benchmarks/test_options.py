@@ -69,7 +69,7 @@ def test_an_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "error: there is no repeat: did you mean repeats?\n"
 
 
-@pytest.mark.parametrize("module", [gallery, int8, scaling, speed, startup, verifiers])
+@pytest.mark.parametrize("module", [int8, scaling, speed, startup, verifiers])
 def test_help_shows_every_option_with_its_default(module: object) -> None:
     text = help_text(module.Options, module.__doc__)  # type: ignore[attr-defined]
     assert "  repeats=" in text
