@@ -19,6 +19,8 @@ def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dic
     row |= {name: method[name] for name in schema.RUNS if name in method and name != "lossless"}
     for name in ("mean_acceptance_length", "distance_tv", "speedup"):
         row[f"{name}_low"], row[f"{name}_high"] = method[f"{name}_interval"] or (None, None)
+    noise = summary.get("noise") or {}
+    row |= {"noise_spread": noise.get("spread"), "other_cores": noise.get("other_cores"), "noisy": noise.get("noisy")}
     verdict = method["lossless"] or {}
     row["lossless"] = str(verdict["verdict"]) if verdict else None
     # How many divergences there are is known of lossy rules, too, which get no verdict.

@@ -70,6 +70,10 @@ class Mirror:
             trace: Files of its trace.
         """
         figures: dict[str, float | str] = {"complete": float(summary.complete), "planned": summary.planned}
+        if summary.noise is not None:
+            known = {"spread": summary.noise.spread, "other_cores": summary.noise.other_cores}
+            figures |= {f"noise/{name}": value for name, value in known.items() if value is not None}
+            figures["noise/noisy"] = float(summary.noise.noisy)
         positions: dict[str, dict[int, float]] = {}
         counts: dict[str, dict[int, float]] = {}
         for method in summary.methods:

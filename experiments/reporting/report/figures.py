@@ -155,6 +155,15 @@ def facts_of(run: Run) -> dict[str, str]:
         "prompts": f"{manifest.get('prompts', '?')}, hash {manifest.get('prompts_hash', 'unknown')}",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in manifest.get("seeds", {}).items()) or "unknown",
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value) or "unknown",
+        "timings": "; ".join(_noise(run)) or "noise not measured",
         "started": str(manifest.get("started", "unknown")),
         "folder": str(run.folder),
     }
+
+
+def _noise(run: Run) -> list[str]:
+    """How far a run's timings can be trusted, in words."""
+    noise = run.summary.noise
+    if noise is None:
+        return []
+    return [*noise.notes, *([noise.warning] if noise.warning is not None else [])]
