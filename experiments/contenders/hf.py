@@ -38,7 +38,8 @@ class _Generate(OtherEngine):
         first = sampling[0]
         model = self.target.model
         width = max(map(len, prompts))
-        padding = [[0] * (width - len(prompt)) for prompt in prompts]
+        # A row's own first token: transformers up to 5.17 counts padding as something that must not be repeated.
+        padding = [[prompt[0]] * (width - len(prompt)) for prompt in prompts]
         ids = torch.tensor([[*pad, *prompt] for pad, prompt in zip(padding, prompts, strict=True)], device=model.device)
         mask = torch.ones_like(ids)
         for row, pad in enumerate(padding):

@@ -143,12 +143,18 @@ def _is_core(module: str) -> bool:
     return module.partition(".")[0] in (_CORE, "builtins", "abc", "typing")
 
 
+_PACKAGES = frozenset(["site-packages", "dist-packages"])
+"""The folders of installed packages."""
+
+
 def _is_project(module: ModuleType) -> bool:
     """Whether a module is neither Python's nor an installed package's."""
     if module.__name__.partition(".")[0] in sys.stdlib_module_names:
         return False
     file = getattr(module, "__file__", None)
-    return file is not None and not any(Path(file).is_relative_to(folder) for folder in _installed())
+    if file is None or _PACKAGES.intersection(Path(file).parts):  # also of another environment, by a .pth file
+        return False
+    return not any(Path(file).is_relative_to(folder) for folder in _installed())
 
 
 def _installed() -> set[str]:
