@@ -1,5 +1,6 @@
 """What a drafter and a verifier are."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,7 +181,8 @@ def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, s
 def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
     """Returns all verifier classes that take a drafter's drafts, those to recommend first.
 
-    It looks among the classes that have been imported, so it finds rules that this package does not know. The order is
+    It looks among the classes that have been imported and the public names of their packages, so it finds rules that
+    this package does not know. The order is
     decided by these questions, the earlier ones first: is the rule exact? Is it a class of its own, not a variation of
     another concrete rule? Does it use shared noise if, and only if, the drafter looks at that noise? How many kinds of
     drafts does it take?
@@ -209,14 +211,27 @@ def _concrete(rule: type) -> bool:
     )
 
 
+def _load_public_rules() -> None:
+    """Import the public names of the packages that known rules come from, which may be imported on first use only."""
+    tops = {rule.__module__.partition(".")[0] for rule in _subclasses()}
+    for package in filter(None, map(sys.modules.get, tops)):
+        for name in getattr(package, "__all__", ()):
+            getattr(package, name, None)
+
+
 def _concrete_rules() -> list[type[Verifier]]:
+    _load_public_rules()
+    return [rule for rule in _subclasses() if _concrete(rule)]
+
+
+def _subclasses() -> list[type[Verifier]]:
+    """Returns ``Verifier`` and all its subclasses that have been imported, each once."""
     found: dict[type[Verifier], None] = {}
     waiting: list[type[Verifier]] = [Verifier]
     while waiting:
         rule = waiting.pop()
         waiting += rule.__subclasses__()
-        if _concrete(rule):
-            found[rule] = None
+        found[rule] = None
     return list(found)
 
 

@@ -63,3 +63,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(specdec, "nothing")
     with pytest.raises(ImportError, match="cannot import name 'Enigne'"):
         exec("from specdec import Enigne")
+
+
+def test_advice_knows_rules_that_are_not_imported_yet() -> None:
+    """A rule is recommended from the package of the one that does not fit, although nobody has used it."""
+    code = """
+from drafters import NGramDrafter
+from verifiers.greedy_multipath import GreedyMultiPathVerifier
+try:
+    GreedyMultiPathVerifier().check(NGramDrafter())
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "use RejectionVerifier or TargetWalkVerifier" in done.stdout

@@ -5,7 +5,7 @@ from collections import Counter
 from omegaconf import DictConfig
 from rich.console import Console
 
-import verifiers
+import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
 from experiments.app.assembly import check_components, settle
 from experiments.app.config import build, plain
 from experiments.reporting import terminal
@@ -20,8 +20,6 @@ def try_drafter(config: DictConfig) -> list[Finding]:
     Raises:
         ValueError: A check failed, or there is no drafter.
     """
-    for rule in verifiers.__all__:
-        getattr(verifiers, rule)  # a rule that fits the drafter is looked for among all that have been imported
     settle(config)
     check_components(config, {"": "drafter"}, ("target", "sampling"))
     name = config.drafter.get("_target_")
