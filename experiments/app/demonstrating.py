@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -35,22 +36,22 @@ def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
 
     def opening(contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
         if config.race is not None:
-            _race(contenders, str(config.race), jobs[0])
+            _race(contenders, str(config.race), jobs[0], config.race_tokens)
 
     report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
     return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
 
 
-def _race(contenders: Sequence[Contender], method: str, job: Job) -> None:
-    """Show plain decoding and a method on one prompt."""
+def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -> None:
+    """Show plain decoding and a method on one prompt, for as many tokens as were asked for and as there is room."""
+    room = contenders[0].engine.max_length - len(job.prompt_ids)
+    sampling = replace(job.sampling, max_new_tokens=min(tokens, room))
     lanes = []
     for contender in contenders:
         if contender is contenders[0] or contender.method == method:
             engine = contender.engine
             assert isinstance(engine, Engine), "the methods of the demo are ours"
-            lanes.append(
-                run_lane(contender.method, engine, job.prompt_ids, job.sampling, speculate=contender.speculate)
-            )
+            lanes.append(run_lane(contender.method, engine, job.prompt_ids, sampling, speculate=contender.speculate))
     target = contenders[0].engine.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)

@@ -172,6 +172,7 @@ DEMO = {
     "methods": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
     "race": anything,
+    "race_tokens": integer(1),
     "time_limit": lambda value: None if value is None else number(lambda v: v > 0, "seconds above 0, or null")(value),
 }
 _FORMAT = _one_or_more(one_of(*FORMATS), f"one or several of {', '.join(FORMATS)}")
