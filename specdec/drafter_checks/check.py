@@ -7,10 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
+from specdec.acceptance import Plain
 from specdec.attributes import check_drafter_attributes, missing_methods
 from specdec.drafter_checks import fit, outputs, repeats
 from specdec.drafter_checks.findings import Finding, Status, failed, not_applicable, not_tried, passed
@@ -21,7 +18,6 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier, fitting_rules
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.tree import DraftTree
 from specdec.types import Exactness
 from specdec.wellformed import FATAL, Form
 
@@ -203,21 +199,13 @@ def _trees(log: Log) -> Iterator[Finding]:
     )
 
 
-class _ReadsLeaves(Verifier):
-    """Accepts nothing, and wants q at the leaves. The class has no ``laws``, so no message names it as a remedy."""
+class _ReadsLeaves(Plain):
+    """Accepts nothing, and wants q at the leaves. The class takes no drafts, so no message names it as a remedy."""
 
     needs_leaf_probs = True
 
     def __init__(self, like: Verifier, drafter_laws: frozenset):
         self.exactness, self.laws = like.exactness, like.laws | drafter_laws
-
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        return torch.zeros_like(target_probs[:, :, 0]).index_fill_(1, tree.parents.new_zeros(1), 1.0)
-
-    def next_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch vocab"]:
-        return target_probs[:, 0]
 
 
 def _leaves(stage: Stage, jobs: Sequence[Job]) -> Finding:
