@@ -237,6 +237,8 @@ def _raw_logprobs(
     wide = torch.promote_types(logits.dtype, torch.float32)
     rows = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1])).to(wide).log_softmax(-1)
     chosen = rows.gather(2, emitted[..., None])
+    if not alternatives:
+        return chosen
     # A stable sort, because topk leaves open which of equal tokens comes first; here it is the lower id, as everywhere.
     values, tokens = rows.sort(dim=-1, descending=True, stable=True)
     return torch.cat([chosen, tokens[..., :alternatives].to(wide), values[..., :alternatives]], dim=-1)
