@@ -6,13 +6,12 @@ is known.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch, show
+from experiments.app.cli import launch, rewrite_command_line
 from experiments.app.config import bootstrap_of
 from experiments.app.given import folders_of, formats_of, listed, tidy
 from experiments.app.settings import ACCURACY
@@ -61,11 +60,7 @@ def accuracy(config: DictConfig) -> "list[GradedRun]":
 
 def main() -> None:
     """Grade the runs that the command line names."""
-    try:
-        sys.argv[1:] = tidy(sys.argv[1:])
-    except ValueError as error:
-        show(error)
-        sys.exit(1)
+    rewrite_command_line(tidy)
     launch(accuracy, "accuracy")
 
 

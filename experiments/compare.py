@@ -4,13 +4,12 @@
 one needs no brackets. ``format=md,csv,latex,html,parquet`` says how the table is written.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch, show
+from experiments.app.cli import launch, rewrite_command_line
 from experiments.app.given import folders_of, formats_of, tidy
 from experiments.app.settings import COMPARE
 
@@ -34,11 +33,7 @@ def compare(config: DictConfig) -> "list[Row]":
 
 def main() -> None:
     """Compare the runs that the command line names."""
-    try:
-        sys.argv[1:] = tidy(sys.argv[1:])
-    except ValueError as error:
-        show(error)
-        sys.exit(1)
+    rewrite_command_line(tidy)
     launch(compare, "compare")
 
 

@@ -5,12 +5,11 @@ category, what made them, pictures, and every output token by token, with the dr
 ``trace=true``.
 """
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch, show
+from experiments.app.cli import launch, rewrite_command_line
 from experiments.app.config import check_early, plain
 from experiments.app.settings import REPORT
 from experiments.app.short_form import with_folders
@@ -49,11 +48,7 @@ def report(config: DictConfig) -> Path:
 
 def main() -> None:
     """Report on the runs that the command line names; ``experiments.report FOLDER`` is short for ``runs=[FOLDER]``."""
-    try:
-        sys.argv[1:] = with_folders(sys.argv[1:], "runs", several=True)
-    except ValueError as error:
-        show(error)
-        sys.exit(1)
+    rewrite_command_line(lambda words: with_folders(words, "runs", several=True))
     launch(report, "report")
 
 

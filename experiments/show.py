@@ -4,11 +4,9 @@ Tokens are colored by where they came from: accepted from the draft, recovered, 
 draft tree, with p and q, where the run was made with ``trace=true``. Without ``prompt`` the prompts are listed.
 """
 
-import sys
-
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch, show
+from experiments.app.cli import launch, rewrite_command_line
 from experiments.app.config import check_early
 from experiments.app.settings import SHOW
 from experiments.app.short_form import with_folders
@@ -30,11 +28,7 @@ def show_outputs(config: DictConfig) -> None:
 
 def main() -> None:
     """Show the outputs that the command line names; ``experiments.show FOLDER`` is short for ``run=FOLDER``."""
-    try:
-        sys.argv[1:] = with_folders(sys.argv[1:], "run", several=False)
-    except ValueError as error:
-        show(error)
-        sys.exit(1)
+    rewrite_command_line(lambda words: with_folders(words, "run", several=False))
     launch(show_outputs, "show")
 
 

@@ -102,6 +102,19 @@ def launch(
         sys.exit(1)
 
 
+def rewrite_command_line(rewrite: Callable[[list[str]], list[str]]) -> None:
+    """Replace the words of the command line, such as a short form by the long one; an error ends the process.
+
+    Args:
+        rewrite: Takes the words without the program's name and returns those that Hydra reads, or raises ValueError.
+    """
+    try:
+        sys.argv[1:] = rewrite(sys.argv[1:])
+    except ValueError as error:
+        show(error)
+        sys.exit(1)
+
+
 def show(error: BaseException) -> None:
     """Print an error as one sentence. ``launch`` then ends with exit code 1."""
     _shown.append(sentence(error))
