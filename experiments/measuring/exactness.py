@@ -121,7 +121,7 @@ def cases(
         vocab: Tokens of the tables.
         tables: Tables of every kind.
         seed: Seed of the tables.
-        temperatures: Of p and q.
+        temperatures: The temperatures at which p and q are taken from the tables.
         advance: Called with the shape's name and the law when one table of a case is done.
     """
     for shape_name, shape in SHAPES.items():

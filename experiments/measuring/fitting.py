@@ -28,7 +28,7 @@ class Fitting:
         failing: How many are left to fail.
         longest: The most tokens that any of them needs, outputs included.
         room: The tokens that the engine has for a request.
-        max_new_tokens: Of these, the tokens of each output.
+        max_new_tokens: The part of that room that each output needs.
     """
 
     prompts: list[Prompt]

@@ -26,7 +26,7 @@ def heat_map(grids: Sequence[Grid], path: Path, subtitle: str, confidence: float
     """Draw mean acceptance length and speedup, a line of panels per grid, all grids in the same colours.
 
     Args:
-        grids: Of one comparison; at least one.
+        grids: The two-way tables of one comparison, at least one.
         path: The picture's file.
         subtitle: The run's conditions.
         confidence: Level of the intervals.

@@ -81,7 +81,7 @@ def noise_of(records: Sequence[Record], baseline: str) -> Noise | None:
     """The noise in the timings of a run; None if nothing was timed, or nothing is known about it.
 
     Args:
-        records: Of all methods, at all temperatures.
+        records: The run's records, those of all methods and temperatures.
         baseline: Name of plain decoding.
     """
     timed = [record for record in records if record.seconds is not None and not record.failed]

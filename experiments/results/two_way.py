@@ -22,7 +22,7 @@ class Figures:
     Attributes:
         mean_acceptance_length: With its interval.
         speedup: With its interval.
-        tokens_per_second: Of the method.
+        tokens_per_second: The method's output tokens over its time.
         exactness: What its rule promises.
     """
 
