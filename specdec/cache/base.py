@@ -68,6 +68,24 @@ class Segment(NamedTuple):
     slots: slice
 
 
+class Stored(NamedTuple):
+    """A layer's keys and values as a kernel reads them, which walks through the slots itself.
+
+    Every tensor is a view of the cache's own memory, whose strides tell where things are.
+
+    Attributes:
+        keys: ``[slot, kv_head, position, head_dim]``, in the dtype that they are stored in.
+        values: ``[slot, kv_head, position, value_dim]``, in the dtype that they are stored in.
+        key_scales: Factors of quantized keys, ``[slot, kv_head, position]`` in float32; None if they are not quantized.
+        value_scales: Factors of quantized values, likewise.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+
 @lru_cache(maxsize=4096)
 def _segments(slots: bytes) -> tuple[Segment, ...]:
     numbers = np.frombuffer(slots, dtype=np.int64)
@@ -132,6 +150,10 @@ class Cache(OwnLayout, ABC):
     @abstractmethod
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns all keys and values that attention may see, ``[batch, kv_head, key, head_dim]``."""
+
+    @abstractmethod
+    def stored(self, layer: int) -> Stored:
+        """Returns all that a layer has stored, in all slots, for a kernel that reads the cache itself."""
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Returns what attention may see of one of the ``segments``."""

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from specdec.batch import ForwardBatch
-from specdec.cache.base import Cache, LayerShape, Segment, segments
+from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
 from specdec.memory import free_memory
 
 
@@ -163,6 +163,11 @@ class SlotCache(Cache):
             return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
         parts = [self.read_segment(layer, segment) for segment in self.segments]
         return torch.cat([keys for keys, _ in parts]), torch.cat([values for _, values in parts])
+
+    def stored(self, layer: int) -> Stored:
+        """See ``Cache.stored``."""
+        stack, place = self._where[layer]
+        return Stored(self.keys[stack][place].transpose(1, 2), self.values[stack][place].transpose(1, 2))
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Returns views of what attention may see of one run of slots."""

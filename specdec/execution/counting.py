@@ -1,0 +1,101 @@
+"""Counts what a piece of code asks a device to do: operations, and moments at which the host waits for values.
+
+On a GPU every counted operation is at least one kernel launch, and every read is a synchronization. Both can be counted
+on a CPU, where the same code runs: so a test can say how many launches a round takes, and that the number does not
+depend on lengths.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass
+class Work:
+    """What was asked of a device.
+
+    Attributes:
+        operations: How often each operation ran that computes something. Views and the making of empty tensors do not
+            count.
+        reads: How often each call showed a tensor's values to the host, for which the host waits on a GPU.
+    """
+
+    operations: Counter[str] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def launches(self) -> int:
+        """The number of operations that compute something."""
+        return self.operations.total()
+
+    @property
+    def synchronizations(self) -> int:
+        """The number of times that the host asked for values."""
+        return self.reads.total()
+
+
+@contextmanager
+def counted() -> Iterator[Work]:
+    """Count the work of the ``with`` block, in this thread."""
+    work = Work()
+    with _Reads(work), _Operations(work):
+        yield work
+
+
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
+_SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, work: Work):
+        super().__init__()
+        self._work = work
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            self._work.reads[name] += 1
+        elif _moves_to_host(name, args, outputs):
+            self._work.reads[name] += 1
+            self._work.operations[name] += 1
+        elif name not in _FREE and not _is_view(func):
+            self._work.operations[name] += 1
+        return outputs
+
+
+class _Reads(TorchFunctionMode):
+    """Notices calls that show values without being operations."""
+
+    def __init__(self, work: Work):
+        super().__init__()
+        self._work = work
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SHOWS_VALUES:
+            self._work.reads[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _is_view(func: OpOverload) -> bool:
+    """Returns whether an operation only looks at its first argument's memory in another way."""
+    returned = func._schema.returns
+    return bool(returned) and all(r.alias_info is not None and not r.alias_info.is_write for r in returned)
+
+
+def _moves_to_host(name: str, args: Any, outputs: Any) -> bool:
+    if name != "_to_copy" and name != "copy_":
+        return False
+    given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    returned = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    source = given[-1] if name == "copy_" else given[0]
+    return source.device.type != "cpu" and returned[0].device.type == "cpu"
