@@ -18,7 +18,7 @@ from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Mode, Played, play, repeatable
+from specdec.engine.round import Judged, Mode, Played, judge, repeatable, verify
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
@@ -28,6 +28,7 @@ from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
+from specdec.tree import DraftTree
 from specdec.types import Committed, Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
@@ -244,27 +245,24 @@ class Engine:
     def _round(self, slots: Slots) -> list[Step]:
         """Propose, verify, accept and commit for the rows of ``slots``."""
         speculating = bool(slots.host_drafting.any())
-        played = play(self._speculative if speculating else self._plain, slots, self.runner, self.timer)
-        if speculating and self.on_round is not None:
-            self.on_round(self._observed(played, slots))
-        with self.timer.stage("commit"):
-            committed = self._commit(played, slots)
+        played = self._play(self._speculative if speculating else self._plain, slots)
+        with self.timer.stage("accept"):
+            read = played.read
         seconds = self.timer.take()
         with self.timer.stage("commit"):
-            if speculating and self.drafter is not None and committed is not None:
-                self.drafter.observe(committed)
-        may_repeat = np.zeros(len(slots), dtype=bool) if played.read.valid.all() else repeatable(played)
+            self._tell(played, slots)
+        may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
         steps = []
         for row, slot in enumerate(slots.host_index.tolist()):
             request = self._running[slot]
             assert request is not None
-            step = self._outputs.step(request, played.read, row, seconds, may_repeat=bool(may_repeat[row]))
+            step = self._outputs.step(request, read, row, seconds, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
-                if not played.read.valid[row]:
+                if not read.valid[row]:
                     self.runner.cache.clear(slot)
                 self._release(request)
-            elif not played.read.valid[row]:
+            elif not read.valid[row]:
                 self._start_over(slot, played)
         return steps
 
@@ -277,24 +275,40 @@ class Engine:
         start = self._slots.undo(slot)
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
-    def _commit(self, played: Played, slots: Slots) -> Committed | None:
-        """Make the accepted path final, in the cache and in the slots; returns what the drafter is told, if any."""
-        read, tree, verdict = played.read, played.tree, played.verdict
-        if tree.width > 1 and not tree.in_line:  # in a chain everything stands in its final place already
-            self.runner.cache.commit(slots.index, slots.lengths, verdict.path)
+    def _play(self, mode: Mode, slots: Slots) -> Played:
+        """Do a round on the device, where all of it stands ready when this returns; the host knows nothing of it yet."""
+        with self.timer.stage("draft"):
+            tree = mode.propose(slots)
+        with self.timer.stage("verify"):
+            output = verify(mode, tree, slots, self.runner)
+        with self.timer.stage("accept"):
+            judged = judge(mode, tree, output.scores, slots)
+        if self.on_round is not None and mode is self._speculative:
+            self.on_round(self._observed(tree, judged, slots))
+        with self.timer.stage("commit"):
+            if tree.width > 1 and not tree.in_line:  # in a chain everything stands in its final place already
+                self.runner.cache.commit(slots.index, slots.lengths, judged.verdict.path)
+            self._slots.advance(
+                slots, judged.tokens, judged.verdict.num_accepted, judged.verdict.next_token, judged.valid
+            )
+        return Played(tree, judged, output.hidden_states, slots.alternatives)
+
+    def _tell(self, played: Played, slots: Slots) -> None:
+        """Note on the host what a round has decided, and tell the drafter."""
+        read = played.read
         told = np.flatnonzero(slots.host_drafting & read.valid)
-        committed = _told(played, slots) if len(told) else None
-        self._slots.advance(slots, played.tokens, verdict.num_accepted, verdict.next_token, valid=read.valid)
+        committed = _told(played, slots) if self.drafter is not None and len(told) else None
         self._slots.advance_host(slots, read.tokens, np.where(read.valid, read.num_accepted + 1, 0))
-        return committed if committed is None or len(told) == len(slots) else committed.rows(told)
+        if committed is not None and self.drafter is not None:
+            self.drafter.observe(committed if len(told) == len(slots) else committed.rows(told))
 
     def _request_in(self, slot: int) -> Request | None:
         return self._running[slot]
 
-    def _observed(self, played: Played, slots: Slots) -> Round:
+    def _observed(self, tree: DraftTree, judged: Judged, slots: Slots) -> Round:
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
         requests = tuple(self._running[slot] if drafts else None for slot, drafts in rows)
-        return Round(played.tree, played.evidence, played.verdict, requests)
+        return Round(tree, judged.evidence, judged.verdict, requests)
 
     # ---------------------------------------------------------------- slots
 
@@ -388,14 +402,15 @@ class Engine:
 
 def _told(played: Played, slots: Slots) -> Committed:
     """What a round has made final, for all of its rows."""
-    path = played.verdict.path
+    verdict = played.judged.verdict
+    path = verdict.path
     return Committed(
         slots=slots.index,
         host_slots=slots.host_index,
-        tokens=played.tokens,
+        tokens=played.judged.tokens,
         starts=slots.host_lengths.copy(),
         counts=1 + played.read.num_accepted,
-        next_tokens=played.verdict.next_token,
+        next_tokens=verdict.next_token,
         path=path,
         hidden_states={k: played.tree.gather_path(states, path) for k, states in played.hidden_states.items()},
     )

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept
-from specdec.batch import LOGITS, ForwardBatch, Wants
-from specdec.engine.clock import StageTimer
+from specdec.batch import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
 from specdec.interfaces import Drafter, Verifier
@@ -65,51 +65,70 @@ class Mode:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """What a round has decided.
+class Judged:
+    """What a rule has decided, on the device.
 
     Attributes:
-        tree: What was proposed.
         evidence: What the rule was shown of the target.
         verdict: What became of the tree.
         tokens: The root and the accepted path, padded with the root.
-        hidden_states: The hidden states that were asked for, at every node, by layer index.
-        read: What the host needs of all this.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
+        packed: What the host needs of all this, in one tensor (``ReadBack``).
     """
 
-    tree: DraftTree
     evidence: Float[Tensor, "batch node vocab"]
     verdict: Verdict
     tokens: Int[Tensor, "batch position"]
+    valid: Bool[Tensor, " batch"]
+    packed: Float[Tensor, "batch figure"]
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A round, after the rule's decision.
+
+    Attributes:
+        tree: What was proposed.
+        judged: What was decided.
+        hidden_states: The hidden states that were asked for, at every node, by layer index.
+        alternatives: See ``ReadBack.unpack``.
+    """
+
+    tree: DraftTree
+    judged: Judged
     hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
-    read: "ReadBack"
+    alternatives: int | None
+
+    @cached_property
+    def read(self) -> "ReadBack":
+        """What the host needs of the decision; the first call waits for the device."""
+        return ReadBack.unpack(self.judged.packed.cpu().numpy(), self.judged.tokens.shape[1], self.alternatives)
 
 
-def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Played:
-    """Draft for all rows, verify the drafts in one forward, and decide what is accepted."""
-    with timer.stage("draft"):
-        tree = mode.propose(slots)
-    with timer.stage("verify"):
-        output = runner.run(
-            ForwardBatch.of_tree(
-                tree,
-                slots=slots.index,
-                lengths=slots.lengths,
-                host_slots=slots.host_index,
-                host_lengths=slots.host_lengths,
-                wants=mode.wants,
-            )
+def verify(mode: Mode, tree: DraftTree, slots: Slots, runner: ModelRunner) -> ForwardOutput:
+    """Returns what the target says of all nodes of the trees, in one forward."""
+    return runner.run(
+        ForwardBatch.of_tree(
+            tree,
+            slots=slots.index,
+            lengths=slots.lengths,
+            host_slots=slots.host_index,
+            host_lengths=slots.host_lengths,
+            wants=mode.wants,
         )
-    with timer.stage("accept"):
-        logits = output.scores
-        scores = _processed(logits, tree, slots)
-        target_probs = distribution(scores, slots.sampling)
-        evidence = mode.evidence(scores, target_probs, tree, slots)
-        verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
-        nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
-        tokens = tree.tokens.gather(1, nodes)
-        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
-    return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
+    )
+
+
+def judge(mode: Mode, tree: DraftTree, logits: Float[Tensor, "batch node vocab"], slots: Slots) -> Judged:
+    """Decide what is accepted, and draw the token that follows."""
+    scores = _processed(logits, tree, slots)
+    target_probs = distribution(scores, slots.sampling)
+    evidence = mode.evidence(scores, target_probs, tree, slots)
+    verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+    nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
+    tokens = tree.tokens.gather(1, nodes)
+    valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
+    return Judged(evidence, verdict, tokens, valid, packed)
 
 
 def repeatable(played: Played) -> np.ndarray:
@@ -180,51 +199,58 @@ class ReadBack:
     valid: np.ndarray
 
     @classmethod
-    def of(
-        cls,
-        tree: DraftTree,
-        verdict: Verdict,
-        nodes: Int[Tensor, "batch position"],
-        tokens: Int[Tensor, "batch position"],
-        logits: Float[Tensor, "batch node vocab"],
-        target_probs: Float[Tensor, "batch node vocab"],
-        alternatives: int | None = None,
-    ) -> "ReadBack":
-        """Copy a round's results to the host.
+    def unpack(cls, packed: np.ndarray, width: int, alternatives: int | None) -> "ReadBack":
+        """Returns what ``pack`` has put into one table.
 
         Args:
-            tree: What was proposed.
-            verdict: What became of it.
-            nodes: The root and the accepted path.
-            tokens: Their tokens.
-            logits: The model's.
-            target_probs: p.
-            alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
+            packed: The table.
+            width: Columns of tokens: the root and the longest path.
+            alternatives: As ``pack`` was given them.
         """
-        batch, _, vocab = target_probs.shape
-        last = verdict.next_token[:, None]
-        emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
-        chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
-        figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, verdict.valid]
-        # NaN wins every maximum: a largest logit tells whether its node went wrong.
-        largest = logits.amax(-1).gather(1, nodes)
-        columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], largest]
-        if alternatives is not None:
-            columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
-        packed = torch.cat([column.to(torch.float64) for column in columns], dim=1).cpu().numpy()
-        width = emitted.shape[1]
-        rest = packed[:, 2 * width : 3 * width + len(figures)]
-        raw = packed[:, 3 * width + len(figures) :].reshape(batch, width, -1) if alternatives is not None else None
+        figures, raw = packed[:, 2 * width : 2 * width + 5], packed[:, 2 * width + 5 :]
         return cls(
             tokens=packed[:, :width].astype(np.int64),
             logprobs=packed[:, width : 2 * width],
-            raw=raw,
-            num_accepted=rest[:, 0].astype(np.int64),
-            expected_accepted=rest[:, 1],
-            proposed_nodes=rest[:, 2].astype(np.int64),
-            proposed_depth=rest[:, 3].astype(np.int64),
-            valid=(rest[:, 4] > 0) & np.isfinite(rest[:, 5:]).all(1),
+            raw=None if alternatives is None else raw.reshape(len(packed), width, -1),
+            num_accepted=figures[:, 0].astype(np.int64),
+            expected_accepted=figures[:, 1],
+            proposed_nodes=figures[:, 2].astype(np.int64),
+            proposed_depth=figures[:, 3].astype(np.int64),
+            valid=figures[:, 4] > 0,
         )
+
+
+def pack(
+    tree: DraftTree,
+    verdict: Verdict,
+    nodes: Int[Tensor, "batch position"],
+    tokens: Int[Tensor, "batch position"],
+    logits: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    alternatives: int | None = None,
+) -> tuple[Bool[Tensor, " batch"], Float[Tensor, "batch figure"]]:
+    """Returns which rows were decided, and all that the host needs of a round, in one table in float64.
+
+    Args:
+        tree: What was proposed.
+        verdict: What became of it.
+        nodes: The root and the accepted path.
+        tokens: Their tokens.
+        logits: The model's.
+        target_probs: p.
+        alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
+    """
+    batch, _, vocab = target_probs.shape
+    last = verdict.next_token[:, None]
+    emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
+    chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
+    # NaN wins every maximum: a largest logit tells whether its node went wrong.
+    valid = logits.amax(-1).gather(1, nodes).isfinite().all(-1) & verdict.valid
+    figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, valid]
+    columns = [emitted.to(torch.float64), chosen.log(), *[figure[:, None] for figure in figures]]
+    if alternatives is not None:
+        columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
+    return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact
 
 
 def _raw_logprobs(

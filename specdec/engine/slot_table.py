@@ -54,6 +54,7 @@ class SlotTable:
         self._host_remaining = np.zeros(max_batch_size, dtype=np.int64)
         self._running = np.zeros(max_batch_size, dtype=bool)
         self._without_draft = np.zeros(max_batch_size, dtype=bool)
+        self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
         self._params: list[SamplingParams | None] = [None] * max_batch_size
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
         self._views: dict[bytes, Slots] = {}
@@ -99,6 +100,9 @@ class SlotTable:
         """Let the slot take part in rounds: all of its prompt is in the cache except the last token, the root."""
         self._views.clear()
         self._running[slot] = True
+        room = min(int(self._host_remaining[slot]), self.max_length - int(self._host_lengths[slot])) - 1
+        self._max_depth[slot] = room if self._host_drafting[slot] else 0
+        self._depth_is_set[slot] = False
         self._roots[slot] = int(self._host_tokens[slot, self._host_lengths[slot]])
 
     def release(self, slot: int) -> None:
@@ -137,14 +141,19 @@ class SlotTable:
         return rows
 
     def _limit_depth(self, rows: Slots) -> None:
-        """Deeper nodes would be beyond the tokens still wanted, or the row's last position."""
+        """Deeper nodes would be beyond the tokens still wanted, or the row's last position.
+
+        The device counts down by itself (``advance``), except around a round in which a row goes without a draft.
+        """
         left = np.minimum(rows.host_remaining, self.max_length - rows.host_lengths) - 1
         # A running request wants a token and has room for it, so that this is not negative.
         np.multiply(left, rows.host_drafting, out=rows.host_max_depth)
-        if self._without_draft.any():
-            rows.host_max_depth[self._without_draft[rows.host_index]] = 0
+        now = self._without_draft[rows.host_index]
+        if now.any() or self._depth_is_set.any():
+            rows.host_max_depth[now] = 0
+            rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
             self._without_draft[rows.host_index] = False
-        rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
+            self._depth_is_set[rows.host_index] = now
 
     def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
         seen = None if self._seen is None else self._seen[where]
@@ -199,8 +208,7 @@ class SlotTable:
         tokens: Int[Tensor, "batch position"],
         num_accepted: Int[Tensor, " batch"],
         next_token: Int[Tensor, " batch"],
-        *,
-        valid: Bool[np.ndarray, " batch"],
+        valid: Bool[Tensor, " batch"],
     ) -> None:
         """End a round on the device.
 
@@ -209,26 +217,25 @@ class SlotTable:
             tokens: The root and the accepted path, padded with the root.
             num_accepted: The length of the path.
             next_token: The new root.
-            valid: On the host: False where the round decided nothing, so that the row stays where it is.
+            valid: False where the round decided nothing, so that the row stays where it is.
         """
-        longer, seen = rows.lengths + (num_accepted + 1), rows.sampling.seen
-        emitted = torch.cat([tokens, next_token[:, None]], dim=1) if seen is not None else tokens
-        if not valid.all():
-            kept = torch.from_numpy(valid).to(self.device, non_blocking=True)
-            longer, next_token = longer.where(kept, rows.lengths), next_token.where(kept, rows.roots)
-            emitted = emitted.where(kept[:, None], rows.roots[:, None])  # which it has seen
-        if rows.are_views:
-            rows.lengths.copy_(longer)
-            rows.roots.copy_(next_token)
-            rows.rounds.add_(1)
-        else:
-            self._lengths[rows.index] = longer
-            self._roots[rows.index] = next_token
-            self._rounds[rows.index] = rows.rounds + 1
+        emitted, seen = (num_accepted + 1) * valid, rows.sampling.seen
+        root = next_token.where(valid, rows.roots)
         if seen is not None:
-            assert self._seen is not None
-            seen.scatter_(1, emitted, True)
-            if not rows.are_views:
+            # Where nothing was decided, these are tokens that the row has seen.
+            seen.scatter_(1, torch.cat([tokens.where(valid[:, None], rows.roots[:, None]), root[:, None]], dim=1), True)
+        if rows.are_views:
+            rows.lengths.add_(emitted)
+            rows.roots.copy_(root)
+            rows.rounds.add_(1)
+            rows.max_depth.sub_(emitted * rows.drafting)
+        else:
+            self._lengths[rows.index] = rows.lengths + emitted
+            self._roots[rows.index] = root
+            self._rounds[rows.index] = rows.rounds + 1
+            self._max_depth[rows.index] = rows.max_depth - emitted * rows.drafting
+            if seen is not None:
+                assert self._seen is not None
                 self._seen[rows.index] = seen
 
     def undo(self, slot: int) -> int:
