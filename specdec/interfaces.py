@@ -102,6 +102,9 @@ class Verifier(ABC):
             ``target_probs`` are one-hot. This holds in plain decoding, too (``specdec.coupling``).
         needs_leaf_probs: Whether the rule reads q at every node, leaves included. For greedy requests it is then given
             p and q at temperature 1. In a row without drafts, q is zero.
+        recordable: Whether the two functions may be recorded and replayed without their Python, as is done with the
+            rules of this project. For a rule from elsewhere this must be said, because its functions may do other
+            things besides (count, print). A change of an attribute is noticed.
     """
 
     exactness: Exactness
@@ -110,6 +113,7 @@ class Verifier(ABC):
     paths_only: bool = False
     noise: Noise = Noise.FRESH
     needs_leaf_probs: bool = False
+    recordable: bool | None = None
 
     def check(self, drafter: Drafter) -> None:
         """Refuse a drafter that this rule is not made for.

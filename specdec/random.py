@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specdec.host import can_look
+
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -67,7 +69,7 @@ def uniforms(
     keys: Int[Tensor, " batch"], rounds: Int[Tensor, " batch"], purpose: Purpose, count: int
 ) -> Float[Tensor, "batch index"]:
     """Returns ``count`` independent uniform numbers in [0, 1) for every row, in float64."""
-    if keys.device.type == "cpu" and len(keys) == 1 and count <= _FEW:
+    if can_look(keys) and len(keys) == 1 and count <= _FEW:
         return _of_one_row(int(keys), int(rounds), purpose, count)
     state = mix(keys + rounds * _GAMMA)
     bits = mix(state[:, None] + _counters(purpose, count, keys.device))

@@ -77,7 +77,7 @@ class DraftTree:
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns a tree that proposes nothing: verifying it is plain decoding."""
         tokens = roots[:, None]
-        return cls._static(Topology.chain(1, roots.device), tokens)
+        return cls.of_topology(Topology.chain(1, roots.device), tokens)
 
     @classmethod
     def from_shape(
@@ -97,10 +97,10 @@ class DraftTree:
         instance("shape", shape, TreeShape, "a TreeShape; TreeShape.of makes one of a length, of factors or of paths")
         _check_shapes(tokens, shape.num_nodes + 1, valid=valid, draft_probs=draft_probs)
         topology = Topology.of_shape(shape, tokens.device)
-        return cls._static(topology, tokens, sampling=sampling, draft_probs=draft_probs, valid=valid)
+        return cls.of_topology(topology, tokens, sampling=sampling, draft_probs=draft_probs, valid=valid)
 
     @classmethod
-    def _static(
+    def of_topology(
         cls,
         topology: Topology,
         tokens: Int[Tensor, "batch node"],
@@ -109,6 +109,7 @@ class DraftTree:
         draft_probs: Float[Tensor, "batch node vocab"] | None = None,
         valid: Bool[Tensor, "batch node"] | None = None,
     ) -> "DraftTree":
+        """Returns trees that share one static topology (``Topology.of_shape``, ``Topology.chain``)."""
         batch, whole = tokens.shape[0], _whole(topology)
         tree = cls(
             tokens=tokens,
@@ -117,11 +118,24 @@ class DraftTree:
             law=_laws(tokens, sampling),
             draft_probs=draft_probs,
         )
+        vars(tree)["is_static"] = True
         if valid is None:
             # Fill the cached properties: for a static shape they need no computation.
             children, nodes, depth = whole.children, *whole.size
-            vars(tree).update(children=children.expand(batch, -1, -1), size=(nodes.expand(batch), depth.expand(batch)))
+            vars(tree).update(
+                children=children.expand(batch, -1, -1), size=(nodes.expand(batch), depth.expand(batch)), is_whole=True
+            )
         return tree
+
+    @cached_property
+    def is_static(self) -> bool:
+        """Whether the rows are known to share the topology of a static shape."""
+        return False
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the rows share the topology of a static shape and are known to have all of its nodes."""
+        return False
 
     @property
     def width(self) -> int:
@@ -197,6 +211,28 @@ class DraftTree:
         table.view(batch, -1).scatter_(1, flat, index.expand(batch, -1))
         return table[:, :, :most]
 
+    def padded(self, width: int, *, max_depth: int, max_children: int) -> "DraftTree":
+        """Returns the same trees with invalid nodes at the end, and with looser bounds: one of few shapes.
+
+        The new nodes are children of the root with the root's token, which is known to do no harm.
+
+        Args:
+            width: Columns, the root included; at least as many as there are.
+            max_depth: A bound on the depth of the nodes, at least the present one.
+            max_children: A bound on the number of children, at least the present one.
+        """
+        more = width - self.width
+        pad, batch = torch.nn.functional.pad, self.tokens.shape[0]
+        return DraftTree.build(
+            torch.cat([self.tokens, self.tokens[:, :1].expand(-1, more)], dim=1),
+            pad(self.topology.parents, (0, more)).expand(batch, -1),
+            sampling=pad(self.law, (0, more)),
+            valid=pad(self.valid, (0, more)),
+            draft_probs=None if self.draft_probs is None else pad(self.draft_probs, (0, 0, 0, more)),
+            max_depth=max_depth,
+            max_children=max_children,
+        )
+
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
 
@@ -205,7 +241,9 @@ class DraftTree:
         valid = self.valid & (self.depth <= depth[:, None])
         tree = replace(self, valid=valid, tokens=self.tokens.where(valid, self.tokens[:, :1]))
         known = vars(self)
-        vars(tree).update({name: known[name] for name in ("parents", "depth", "ancestors") if name in known})
+        vars(tree).update(
+            {name: known[name] for name in ("parents", "depth", "ancestors", "is_static") if name in known}
+        )
         if "children" in known:
             # All children of a node have one depth, so they go together, and sibling ranks stay.
             keeps = (self.depth < depth[:, None])[..., None]

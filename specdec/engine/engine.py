@@ -18,17 +18,18 @@ from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Judged, Mode, Played, judge, repeatable, verify
+from specdec.engine.round import Mode, Played, repeatable
+from specdec.engine.rounds import Observer, Rounds
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
+from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Drafter, Round, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
-from specdec.tree import DraftTree
 from specdec.types import Committed, Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
@@ -117,6 +118,8 @@ class Engine:
                 ownership.take(drafter, self)
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
+        recorder = TapeRecorder() if optimize and target.device.type == "cpu" else None
+        self._rounds = Rounds(self.runner, self._slots, self.timer, recorder=recorder)
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
         self._scheduler = FirstComeFirstServed() if scheduler is None else scheduler
@@ -245,7 +248,8 @@ class Engine:
     def _round(self, slots: Slots) -> list[Step]:
         """Propose, verify, accept and commit for the rows of ``slots``."""
         speculating = bool(slots.host_drafting.any())
-        played = self._play(self._speculative if speculating else self._plain, slots)
+        mode = self._speculative if speculating else self._plain
+        played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None)
         with self.timer.stage("accept"):
             read = played.read
         seconds = self.timer.take()
@@ -275,24 +279,6 @@ class Engine:
         start = self._slots.undo(slot)
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
-    def _play(self, mode: Mode, slots: Slots) -> Played:
-        """Do a round on the device, where all of it stands ready when this returns; the host knows nothing of it yet."""
-        with self.timer.stage("draft"):
-            tree = mode.propose(slots)
-        with self.timer.stage("verify"):
-            output = verify(mode, tree, slots, self.runner)
-        with self.timer.stage("accept"):
-            judged = judge(mode, tree, output.scores, slots)
-        if self.on_round is not None and mode is self._speculative:
-            self.on_round(self._observed(tree, judged, slots))
-        with self.timer.stage("commit"):
-            if tree.width > 1 and not tree.in_line:  # in a chain everything stands in its final place already
-                self.runner.cache.commit(slots.index, slots.lengths, judged.verdict.path)
-            self._slots.advance(
-                slots, judged.tokens, judged.verdict.num_accepted, judged.verdict.next_token, judged.valid
-            )
-        return Played(tree, judged, output.hidden_states, slots.alternatives)
-
     def _tell(self, played: Played, slots: Slots) -> None:
         """Note on the host what a round has decided, and tell the drafter."""
         read = played.read
@@ -305,10 +291,14 @@ class Engine:
     def _request_in(self, slot: int) -> Request | None:
         return self._running[slot]
 
-    def _observed(self, tree: DraftTree, judged: Judged, slots: Slots) -> Round:
+    def _observer(self, slots: Slots) -> Observer | None:
+        """Returns what shows a round to ``on_round``; None if nobody looks."""
+        if self.on_round is None:
+            return None
+        look = self.on_round
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
         requests = tuple(self._running[slot] if drafts else None for slot, drafts in rows)
-        return Round(tree, judged.evidence, judged.verdict, requests)
+        return lambda tree, judged: look(Round(tree, judged.evidence, judged.verdict, requests))
 
     # ---------------------------------------------------------------- slots
 

@@ -34,12 +34,14 @@ class Mode:
         verifier: The acceptance rule.
         evidence: What the rule is shown of the target.
         wants: What the verify forward returns.
+        sizes: The most nodes and the greatest depth that drafts have; None in plain decoding.
     """
 
     propose: Callable[[Slots], DraftTree]
     verifier: Verifier
     evidence: Evidence
     wants: Wants
+    sizes: tuple[int, int] | None = None
 
     @classmethod
     def plain(cls, verifier: Verifier | None) -> "Mode":
@@ -61,6 +63,7 @@ class Mode:
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
             wants=Wants(hidden_layers=tuple(drafter.hidden_layers)),
+            sizes=(drafter.max_nodes, drafter.max_depth),
         )
 
 

@@ -29,6 +29,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.cache.base import OwnLayout
+from specdec.execution.counting import depends_on_values
 from specdec.execution.packing import PackedWeight
 
 NAME = "specdec_captured"
@@ -76,6 +77,22 @@ def capture(
     return _program(capturer.steps, inputs, outputs, attend, joint)
 
 
+@contextmanager
+def recorded_steps() -> Iterator[list["_Step"]]:
+    """Note the operations of the ``with`` block, which must not depend on values."""
+    with _NoValues(), _Capturer() as capturer:
+        yield capturer.steps
+
+
+def written(steps: list["_Step"], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:
+    """Returns operations that were noted as a function of the inputs, which returns the outputs."""
+    return _program(steps, inputs, outputs, attend=_no_attention, joint=lambda packed: None)
+
+
+def _no_attention(*call: object) -> Tensor:
+    raise AssertionError("only a captured model has attention left open")
+
+
 @dataclass(frozen=True)
 class _Step:
     """One tensor operation that ran."""
@@ -94,7 +111,7 @@ class _Capturer(TorchDispatchMode):
         self.steps: list[_Step] = []
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _FORBIDDEN.intersection(func.tags):
+        if depends_on_values(func, args):
             raise UncapturableError(f"{func} depends on values")
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
@@ -116,7 +133,6 @@ class _NoValues(TorchFunctionMode):
 
 
 _SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-_FORBIDDEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class CapturingCache(OwnLayout):

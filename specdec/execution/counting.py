@@ -63,7 +63,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if depends_on_values(func, args):
             self._work.reads[name] += 1
         elif _moves_to_host(name, args, outputs):
             self._work.reads[name] += 1
@@ -84,6 +84,16 @@ class _Reads(TorchFunctionMode):
         if func in _SHOWS_VALUES:
             self._work.reads[func.__name__] += 1
         return func(*args, **(kwargs or {}))
+
+
+def depends_on_values(function: OpOverload, arguments: Any) -> bool:
+    """Returns whether the host must know values before it can go on: it reads them, or they decide about a shape."""
+    if function is torch.ops.aten.index.Tensor:  # which torch marks whatever the index
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
+    return bool(_DEPENDS.intersection(function.tags))
+
+
+_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def _is_view(func: OpOverload) -> bool:

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-import specdec.host
-import specdec.random
 from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
+from specdec.host import without_looking
 from specdec.interfaces import Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -262,16 +261,15 @@ class Synchronizations(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS])
-def test_one_synchronization_per_round(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specdec.random, "_FEW", 0)  # on a GPU all draws are made there
-    monkeypatch.setattr(specdec.host, "LOOKS_ARE_FREE", False)
+def test_one_synchronization_per_round(target, drafter) -> None:
     engine = make(target, drafter, max_batch_size=2)
     for prompt in ([1, 2, 1, 2], [3, 4, 3, 4]):
         engine.submit(prompt, SamplingParams(max_new_tokens=20, temperature=1.0))
-    engine.step()
-    engine.step()
-    with Synchronizations() as counted:
+    with without_looking():  # as on a GPU
         engine.step()
+        engine.step()
+        with Synchronizations() as counted:
+            engine.step()
     assert counted.seen.count("cpu") == 1
     assert set(counted.seen) <= {"cpu", "numpy"}  # the copied tensor is read as an array, on the host
     assert counted.seen.count("numpy") <= 1

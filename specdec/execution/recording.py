@@ -1,0 +1,99 @@
+"""What a recording is: a piece of work on tensors that was done once and can be done again without its Python.
+
+A stage of a round is a function of tensors that returns tensors; besides, it may read and write tensors that stay where
+they are (the slots' state, the caches). If it depends on nothing else, it can be recorded: as a CUDA graph on a GPU,
+and as a flat program of operations on a CPU (``tape``). So a stage that is recorded and replayed on other lengths,
+slots and trees on a CPU, bit for bit, is known to be ready for a graph.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Stage = Callable[..., tuple[Tensor, ...]]
+"""A function of tensors. Whatever else it reads must be the same tensors, or the same values, every time."""
+
+Recording = Callable[..., tuple[Tensor, ...]]
+"""Does what its stage did, on other inputs of the same shapes."""
+
+
+class Recorder(ABC):
+    """One way of recording."""
+
+    @abstractmethod
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        """Do a stage's work and record it.
+
+        Args:
+            stage: It must have run before, so that what it keeps (constants, workspaces) is there.
+            inputs: Its inputs.
+
+        Returns:
+            The recording, and the outputs for these inputs.
+
+        Raises:
+            Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
+        """
+
+
+class Recordings:
+    """Recordings by what they were made for.
+
+    Args:
+        recorder: Makes them.
+        after: A stage is recorded when it comes for this time.
+        most: Recordings that are kept; beyond that, the one that was used the longest time ago is dropped.
+    """
+
+    def __init__(self, recorder: Recorder, *, after: int, most: int):
+        self._recorder = recorder
+        self._after, self._most = after, most
+        self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._times: Counter[Hashable] = Counter()
+        self._refused: set[Hashable] = set()
+        self.replays = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Drop all recordings, because something that they were made from has changed."""
+        self._kept.clear()
+        self._times.clear()
+        self._refused.clear()
+
+    def run(self, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Returns what a stage returns, replayed if it came often.
+
+        Args:
+            key: All that the stage depends on besides the inputs' values and the tensors that stay where they are.
+            stage: The stage.
+            inputs: Its inputs.
+        """
+        key = (key, *((tuple(each.shape), each.dtype) for each in inputs))
+        recording = self._kept.get(key)
+        if recording is not None:
+            self._kept.move_to_end(key)
+            self.replays += 1
+            return recording(*inputs)
+        self._times[key] += 1
+        if self._times[key] < self._after or key in self._refused:
+            return stage(*inputs)
+        try:
+            recording, outputs = self._recorder.record(stage, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # it depends on values, or does something that cannot be repeated: it runs as it is
+            logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
+            self._refused.add(key)
+            return stage(*inputs)
+        self._kept[key] = recording
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return outputs

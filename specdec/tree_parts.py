@@ -1,0 +1,103 @@
+"""A batch of draft trees as plain tensors and back: what goes into a recorded stage, and what it is recorded for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec.topology import Topology
+from specdec.tree import DraftTree
+
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+
+
+@dataclass(frozen=True)
+class TreeKind:
+    """All that the host knows of a batch of trees.
+
+    Two batches of one kind and of tensors of the same shapes take the same operations.
+
+    Attributes:
+        topology: The topology of a static shape, which is made once; None if every row has its own.
+        max_depth: See ``DraftTree``.
+        max_children: See ``DraftTree``.
+        whole: Whether the shape is static and all nodes are valid.
+        has_probs: Whether there is q.
+    """
+
+    topology: Topology | None
+    max_depth: int
+    max_children: int
+    whole: bool
+    has_probs: bool
+
+    @classmethod
+    def of(cls, tree: DraftTree) -> "TreeKind":
+        """Returns the kind of some trees."""
+        return cls(
+            topology=tree.topology if tree.is_static else None,
+            max_depth=tree.max_depth,
+            max_children=tree.max_children,
+            whole=tree.is_whole,
+            has_probs=tree.draft_probs is not None,
+        )
+
+    def parts(self, tree: DraftTree) -> list[Tensor]:
+        """Returns the tensors of a tree of this kind."""
+        parts = [tree.tokens, tree.law]
+        if self.topology is None:
+            parts.append(tree.topology.parents)
+        if not self.whole:
+            parts.append(tree.valid)
+        if tree.draft_probs is not None:
+            parts.append(tree.draft_probs)
+        return parts
+
+    def tree(self, parts: Sequence[Tensor]) -> tuple[DraftTree, Sequence[Tensor]]:
+        """Returns the tree that ``parts`` begin with, and the other tensors behind its own."""
+        tokens, law, *rest = parts
+        parents = None if self.topology is not None else rest.pop(0)
+        valid = None if self.whole else rest.pop(0)
+        probs = rest.pop(0) if self.has_probs else None
+        if self.topology is not None:
+            return DraftTree.of_topology(self.topology, tokens, sampling=law, valid=valid, draft_probs=probs), rest
+        assert parents is not None
+        tree = DraftTree.build(
+            tokens,
+            parents,
+            sampling=law,
+            valid=valid,
+            draft_probs=probs,
+            max_depth=self.max_depth,
+            max_children=self.max_children,
+        )
+        return tree, rest
+
+
+def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
+    """Returns the trees padded to one of few sizes, so that what is done with them can be recorded and replayed.
+
+    Trees of a static shape come in few sizes anyway, and stay as they are.
+
+    Args:
+        tree: The trees.
+        max_nodes: The drafter's.
+        max_depth: The drafter's.
+    """
+    if tree.is_static:
+        return tree
+    width = 1 + min(_up(tree.width - 1), max_nodes)
+    depth, children = min(_power(tree.max_depth), max_depth, width - 1), min(_power(tree.max_children), width - 1)
+    if (width, depth, children) == (tree.width, tree.max_depth, tree.max_children):
+        return tree
+    return tree.padded(width, max_depth=max(depth, tree.max_depth), max_children=max(children, tree.max_children))
+
+
+def _up(nodes: int) -> int:
+    """Returns the next of the sizes that batches of trees are padded to; each is at most a quarter above the last."""
+    return next((size for size in _SIZES if size >= nodes), -(-nodes // 16) * 16)
+
+
+def _power(number: int) -> int:
+    """Returns the next power of two."""
+    return 1 << max(number - 1, 0).bit_length()
