@@ -1,7 +1,7 @@
 """Medusa: extra heads on the target's last hidden state draft a sparse tree (Cai et al. 2024, arXiv 2401.10774)."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
 from specdec.arguments import flag, instance
+from specdec.drafting.on_device import DeviceDrafter
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.interfaces import Drafter
 from specdec.modeling.loading import resolve_dtype
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, DraftSampling
+from specdec.types import Committed, Decided, DraftSampling
 
 DEFAULT_SHAPE = TreeShape.from_paths(
     [
@@ -34,7 +34,7 @@ DEFAULT_SHAPE = TreeShape.from_paths(
 """13 nodes, four deep: most children are below likely paths (section 2.3.3 of the paper)."""
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(DeviceDrafter):
     """Drafts every depth of the tree at once, from the hidden state at the last committed position.
 
     With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
@@ -151,6 +151,7 @@ class MedusaDrafter(Drafter):
         self._heads = ModuleCaller(self._bound, optimize=self.optimize)
         self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
         self._ready = np.zeros(max_batch_size, dtype=bool)
+        self._ready_rows = torch.zeros(max_batch_size, dtype=torch.bool, device=target.device)
         self._choices = {
             depth: _Choices.of(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)
         }
@@ -158,6 +159,14 @@ class MedusaDrafter(Drafter):
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin without a hidden state."""
         self._ready[slot] = False
+        self._ready_rows[slot] = False
+
+    def _set_ready(self, host_slots: np.ndarray) -> None:
+        """Note that some slots have a hidden state; the device is told once."""
+        new = host_slots[~self._ready[host_slots]]
+        if len(new):
+            self._ready[new] = True
+            self._ready_rows[torch.from_numpy(new)] = True
 
     @torch.inference_mode()
     def observe(self, committed: Committed) -> None:
@@ -166,7 +175,7 @@ class MedusaDrafter(Drafter):
         last = torch.from_numpy(committed.counts - 1).to(hidden.device, non_blocking=True)
         chosen = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
         self._hidden[committed.slots] = chosen.to(self._hidden.dtype)
-        self._ready[committed.host_slots] = True
+        self._set_ready(committed.host_slots)
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
@@ -175,12 +184,42 @@ class MedusaDrafter(Drafter):
         depth = min(self.max_depth, int(np.where(slots.host_drafting & ready, slots.host_max_depth, 0).max()))
         if depth == 0:
             return DraftTree.root_only(slots.roots)
-        choices = self._choices[depth]
+        return self._drafted(slots, self._choices[depth], every=bool((ready | ~slots.host_drafting).all()))
+
+    @property
+    def version(self) -> Hashable:
+        """The heads'."""
+        return self._heads.version
+
+    def prepare(self, slots: Slots) -> Hashable:
+        """Tell whether every row has a hidden state."""
+        return bool(self._ready[slots.host_index].all())
+
+    @torch.inference_mode()
+    def draft(self, slots: Slots) -> DraftTree:
+        """Draft the whole shape."""
+        every = bool(self._ready[slots.host_index].all())
+        return self._drafted(slots, self._choices[self.max_depth], every=every)
+
+    def follow(self, decided: Decided) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        hidden = decided.hidden_states[-1]
+        last = decided.counts[:, None, None] - 1
+        chosen = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0].to(self._hidden.dtype)
+        self._hidden[decided.slots] = chosen.where(decided.told[:, None], self._hidden[decided.slots])
+
+    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+        """Note which rows have a hidden state."""
+        self._set_ready(slots.host_index[told])
+
+    def _drafted(self, slots: Slots, choices: "_Choices", *, every: bool) -> DraftTree:
+        """Returns trees of one shape; ``every`` tells whether all rows that draft have a hidden state."""
+        depth = choices.shape.max_depth
         top = self._top(self._hidden[slots.index], depth, choices.width)
         tokens = torch.cat([slots.roots[:, None], top[choices.heads, :, choices.ranks].T], dim=1)
         valid = None
-        if (slots.host_drafting & ~ready).any():
-            known = torch.from_numpy(ready).to(tokens.device, non_blocking=True)
+        if not every:
+            known = self._ready_rows[slots.index]
             valid = known[:, None] | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         return DraftTree.from_shape(choices.shape, tokens, valid=valid)
 

@@ -4,10 +4,11 @@ Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781
 shares, Daliri et al. 2024 (arXiv 2408.07978).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -18,8 +19,8 @@ from specdec.arguments import number as checked_number
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.follower import Follower
 from specdec.drafting.levels import Level, LevelPlan
+from specdec.drafting.on_device import DeviceDrafter
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
-from specdec.interfaces import Drafter
 from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
@@ -29,10 +30,10 @@ from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
 from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, DraftSampling
+from specdec.types import Committed, Decided, DraftSampling
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(DeviceDrafter):
     """Drafts with a model of the target's vocabulary, level by level down a static tree shape.
 
     Each level takes one forward over all rows and all nodes that have children. The model has its own KV cache, which
@@ -187,7 +188,34 @@ class ModelDrafter(Drafter):
         depth = min(self.max_depth, int(slots.host_max_depth.max()))
         if depth == 0 and not self._leaf_probs:
             return DraftTree.root_only(slots.roots)
-        plan = self._plans[max(depth, 1)]
+        self._follower.catch_up(slots)
+        return self._drafted(slots, self._plans[max(depth, 1)])
+
+    @property
+    def version(self) -> Hashable:
+        """The model's."""
+        return self.runner.version
+
+    def prepare(self, slots: Slots) -> Hashable:
+        """Catch up with what was committed meanwhile."""
+        self._follower.catch_up(slots)
+        return None
+
+    @torch.inference_mode()
+    def draft(self, slots: Slots) -> DraftTree:
+        """Draft the whole shape."""
+        return self._drafted(slots, self._plans[self.max_depth])
+
+    def follow(self, decided: Decided) -> None:
+        """Commit the accepted path on the device."""
+        self._follower.follow(decided, in_place=self.is_chain)
+
+    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+        """Note what was committed."""
+        self._follower.followed(slots, counts, told)
+
+    def _drafted(self, slots: Slots, plan: LevelPlan) -> DraftTree:
+        """Returns trees of a plan's shape."""
         shape = plan.shape
         batch = len(slots)
         sampling = self._draft_sampling(slots.sampling)
@@ -201,7 +229,6 @@ class ModelDrafter(Drafter):
         tokens[:, 0] = slots.roots
         draft_probs = self._zeros(batch, shape.num_nodes + 1, slots.device) if fresh or self._leaf_probs else None
         valid = None
-        self._follower.catch_up(slots)
         for number, level in enumerate(plan.levels):
             if number == 0:
                 logits = self._follower.root_logits(slots)
@@ -232,7 +259,11 @@ class ModelDrafter(Drafter):
                 valid[:, level.children_at] = exists & valid[:, level.parent_of]
             elif valid is not None:
                 valid[:, level.children_at] = valid[:, level.parent_of]
-        if self._leaf_probs and draft_probs is not None and not slots.host_drafting.all():
+        if (
+            self._leaf_probs
+            and draft_probs is not None
+            and (slots.key_bound is not None or not slots.host_drafting.all())
+        ):
             draft_probs *= slots.drafting[:, None, None]
         law: DraftSampling | Tensor = self.sampling if sampled else DraftSampling.DETERMINISTIC
         if greedy is not None:

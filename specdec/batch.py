@@ -47,7 +47,19 @@ class Bucket(NamedTuple):
     keys: int | None
 
 
-KEYS_PER_BUCKET = 256
+_LEAST_KEYS = 256
+_STEPS_PER_DOUBLING = 4
+
+
+def bucket_of(keys: int) -> int:
+    """Returns the number of positions to read where ``keys`` are needed: one of few numbers, at most a quarter more.
+
+    These are the multiples of 256 up to 1024, and then four numbers from each power of two to the next.
+    """
+    step = _LEAST_KEYS
+    while step * 2 * _STEPS_PER_DOUBLING < keys:
+        step *= 2
+    return -(-keys // step) * step
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,7 +77,9 @@ class ForwardBatch:
         lengths: Committed positions of every row, hence where node 0 of the topology stands.
         topology: The parents of the nodes: one row for all rows of the batch, or row by row.
         host_slots: ``slots`` on the host.
-        host_lengths: ``lengths`` on the host. If None, attention reads whole rows of the cache, masked.
+        host_lengths: ``lengths`` on the host; None if the host does not know them.
+        key_bound: Without ``host_lengths``: how many positions of the cache attention reads, masked; enough for every
+            row. None for all that there are.
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         wants: What to return.
@@ -79,6 +93,7 @@ class ForwardBatch:
     topology: Topology
     host_slots: np.ndarray
     host_lengths: np.ndarray | None = None
+    key_bound: int | None = None
     embeds: Float[Tensor, "batch node hidden"] | None = None
     features: Float[Tensor, "batch node width"] | None = None
     wants: Wants = LOGITS
@@ -102,7 +117,8 @@ class ForwardBatch:
         tree: DraftTree,
         *,
         host_slots: np.ndarray,
-        host_lengths: np.ndarray,
+        host_lengths: np.ndarray | None,
+        key_bound: int | None = None,
         slots: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         wants: Wants = LOGITS,
@@ -112,19 +128,24 @@ class ForwardBatch:
         Args:
             tree: The trees.
             host_slots: The rows' slots.
-            host_lengths: Committed positions of every row.
+            host_lengths: Committed positions of every row; None if the host does not know them.
+            key_bound: See the class.
             slots: The slots on the device, if they are there already.
-            lengths: The lengths on the device, if they are there already.
+            lengths: The lengths on the device, if they are there already; they must be without ``host_lengths``.
             wants: What to return.
         """
         device = tree.tokens.device
+        if lengths is None:
+            assert host_lengths is not None, "the lengths must be known somewhere"
+            lengths = torch.from_numpy(host_lengths).to(device, non_blocking=True)
         return cls(
             tokens=tree.tokens,
             slots=slot_index(host_slots, device) if slots is None else slots,
-            lengths=torch.from_numpy(host_lengths).to(device, non_blocking=True) if lengths is None else lengths,
+            lengths=lengths,
             topology=tree.topology,
             host_slots=host_slots,
             host_lengths=host_lengths,
+            key_bound=key_bound,
             wants=wants,
         )
 
@@ -159,10 +180,9 @@ class ForwardBatch:
     @property
     def bucket(self) -> Bucket:
         """The sizes of this forward, as a capture tells forwards apart."""
-        keys = None
+        keys = self.key_bound
         if self.host_lengths is not None:
-            needed = int(self.host_lengths.max()) + self.topology.width
-            keys = -(-needed // KEYS_PER_BUCKET) * KEYS_PER_BUCKET
+            keys = bucket_of(int(self.host_lengths.max()) + self.topology.width)
         return Bucket(self.batch, self.nodes, keys)
 
     @property

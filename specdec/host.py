@@ -1,9 +1,11 @@
-"""Knows whether the host may look at a tensor's values without waiting for a device."""
+"""Knows what the host may look at without waiting for a device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, NoReturn
 
+import numpy as np
 from torch import Tensor
 
 _looks_are_free: ContextVar[bool] = ContextVar("looks_are_free", default=True)
@@ -25,3 +27,22 @@ def without_looking() -> Iterator[None]:
         yield
     finally:
         _looks_are_free.reset(token)
+
+
+class NotKnownError(RuntimeError):
+    """Code that runs on the device alone asked for a number that only the host would know."""
+
+
+class Unknown(np.ndarray):
+    """Stands for numbers that the host does not have while a round is recorded: any use is an error."""
+
+    def __new__(cls) -> "Unknown":
+        return np.zeros(0).view(cls)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotKnownError(
+            "the host's numbers (host_lengths and the like) are not known in a recorded round: use the tensors"
+        )
+
+    __array_ufunc__ = __array_function__ = __getitem__ = __len__ = __iter__ = __bool__ = __array__ = _refuse
+    max = min = any = all = sum = tolist = astype = copy = _refuse

@@ -1,7 +1,7 @@
 """The running requests as a round and a drafter see them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec.host import Unknown
 from specdec.sampling import SamplingTensors
 
 
@@ -36,6 +37,8 @@ class Slots:
         host_remaining: Tokens still wanted.
         vocab_size: Width of the target's logits.
         are_views: The slots are consecutive, and the tensors views of the table's.
+        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. The host
+            knows which slots the rows are, and none of its other numbers. None in other rounds.
     """
 
     index: Int[Tensor, " batch"]
@@ -56,6 +59,20 @@ class Slots:
     vocab_size: int
     alternatives: int | None = None
     are_views: bool = False
+    key_bound: int | None = None
+
+    def on_device(self, key_bound: int) -> "Slots":
+        """Returns the rows as a recorded round sees them."""
+        unknown = Unknown()
+        return replace(
+            self,
+            host_tokens=unknown,
+            host_lengths=unknown,
+            host_drafting=unknown,
+            host_max_depth=unknown,
+            host_remaining=unknown,
+            key_bound=key_bound,
+        )
 
     def __len__(self) -> int:
         return len(self.host_index)

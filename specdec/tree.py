@@ -250,13 +250,14 @@ class DraftTree:
             vars(tree)["children"] = known["children"].where(keeps, -1)
         return tree
 
-    def gather_path(
-        self, values: Shaped[Tensor, "batch node ..."], path: Int[Tensor, "batch depth"]
-    ) -> Shaped[Tensor, "batch position ..."]:
-        """Returns values at the root and along a path (``position`` = 1 + depth); padding repeats the root's."""
-        nodes = torch.nn.functional.pad(path.clamp(min=0), (1, 0))
-        index = nodes.view(*nodes.shape, *[1] * (values.ndim - 2)).expand(*nodes.shape, *values.shape[2:])
-        return values.gather(1, index)
+
+def along_path(
+    values: Shaped[Tensor, "batch node ..."], path: Int[Tensor, "batch depth"]
+) -> Shaped[Tensor, "batch position ..."]:
+    """Returns values at the root and along a path (``position`` = 1 + depth); padding repeats the root's."""
+    nodes = torch.nn.functional.pad(path.clamp(min=0), (1, 0))
+    index = nodes.view(*nodes.shape, *[1] * (values.ndim - 2)).expand(*nodes.shape, *values.shape[2:])
+    return values.gather(1, index)
 
 
 def _laws(tokens: Int[Tensor, "batch node"], sampling: DraftSampling | Tensor) -> Int8[Tensor, "batch node"]:

@@ -114,6 +114,31 @@ class Committed:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """What a round has decided, as the device knows it: ``Committed`` without what only the host could tell.
+
+    Attributes:
+        slots: The slot of every row.
+        lengths: The position of each row's root.
+        tokens: The root and the accepted path; padding follows after ``counts`` of them.
+        counts: The number of tokens that became final, at least 1.
+        next_tokens: The token that follows the last one.
+        path: The accepted nodes, -1 padded, root left out.
+        told: False for rows that do not speculate, or in which nothing was decided.
+        hidden_states: Hidden states at the root and along the path, by layer index.
+    """
+
+    slots: Int[Tensor, " batch"]
+    lengths: Int[Tensor, " batch"]
+    tokens: Int[Tensor, "batch position"]
+    counts: Int[Tensor, " batch"]
+    next_tokens: Int[Tensor, " batch"]
+    path: Int[Tensor, "batch depth"]
+    told: Bool[Tensor, " batch"]
+    hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """What one round did for one request.

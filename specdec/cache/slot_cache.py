@@ -110,9 +110,12 @@ class SlotCache(Cache):
         """
         rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
         known = batch.host_lengths
-        longest = self.positions if known is None else int(known[0] if rows == 1 else known.max())
+        if known is None:
+            needed = self.positions if batch.key_bound is None else batch.key_bound
+        else:
+            needed = int(known[0] if rows == 1 else known.max()) + width
         # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
-        self.length = min(longest + width, self.positions)
+        self.length = min(needed, self.positions)
         self.segments = segments(batch.host_slots)
         self._batch = batch
         if len(self.segments) == 1:

@@ -11,7 +11,7 @@ from specdec.batch import LOGITS, ForwardBatch, Wants
 from specdec.modeling.runner import ModelRunner
 from specdec.slots import Slots
 from specdec.topology import Topology
-from specdec.types import Committed
+from specdec.types import Committed, Decided
 
 _LAST = Wants(logits=1)
 
@@ -93,8 +93,9 @@ class Follower:
 
     def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits at the root, after forwarding the last committed token again."""
-        before = slots.host_lengths > 0
-        every = bool(before.all())  # as nearly always: a prompt of one token has nothing before its root
+        recorded = slots.key_bound is not None
+        before = None if recorded else slots.host_lengths > 0
+        every = before is not None and bool(before.all())  # as nearly always: a prompt of one token has nothing there
         lengths, last = slots.lengths, self._last_token[slots.index]
         if every:
             lengths = lengths - 1
@@ -108,11 +109,13 @@ class Follower:
                 lengths=lengths,
                 topology=self._pair,
                 host_slots=slots.host_index,
-                host_lengths=slots.host_lengths - before,
+                host_lengths=None if before is None else slots.host_lengths - before,
+                key_bound=slots.key_bound,
                 wants=_LAST if every else LOGITS,
             )
         )
-        self._known[slots.host_index] = slots.host_lengths
+        if not recorded:
+            self._known[slots.host_index] = slots.host_lengths
         if every:
             return output.scores
         return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
@@ -134,7 +137,25 @@ class Follower:
                 lengths=slots.lengths,
                 topology=topology,
                 host_slots=slots.host_index,
-                host_lengths=slots.host_lengths,
+                host_lengths=slots.host_lengths if slots.key_bound is None else None,
+                key_bound=slots.key_bound,
             )
         )
         return output.scores
+
+    def follow(self, decided: Decided, *, in_place: bool) -> None:
+        """Commit an accepted path on the device (``DeviceDrafter.follow``).
+
+        Args:
+            decided: What was decided.
+            in_place: See ``observe``.
+        """
+        if not in_place:
+            self.runner.cache.commit(decided.slots, decided.lengths, decided.path)
+        last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
+        self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
+
+    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+        """Note on the host what a recorded round has put into the cache (``DeviceDrafter.followed``)."""
+        # All but the last committed token had children, so they were forwarded.
+        self._known[slots.host_index] = slots.host_lengths + np.where(told, counts - 1, 0)

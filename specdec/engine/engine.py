@@ -9,6 +9,7 @@ import torch
 
 from specdec.arguments import flag, whole
 from specdec.attributes import check_drafter_attributes, check_verifier_attributes
+from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
@@ -19,17 +20,17 @@ from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
 from specdec.engine.round import Mode, Played, repeatable
-from specdec.engine.rounds import Observer, Rounds
+from specdec.engine.rounds import Observer, check_recording, rounds_for
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
-from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Drafter, Round, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
+from specdec.tree import along_path
 from specdec.types import Committed, Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
@@ -51,6 +52,9 @@ class Engine:
         scheduler: Decides which waiting request gets a free slot; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
+        recording: What is recorded when it comes often, and then replayed without its Python: ``"rounds"``, whole
+            rounds; ``"decisions"``, acceptance and commit only; ``"off"``, nothing; ``"auto"``, rounds as CUDA graphs
+            on a GPU and decisions on a CPU. With ``optimize=False`` nothing is.
 
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
@@ -75,11 +79,13 @@ class Engine:
         optimize: bool = True,
         scheduler: Scheduler | None = None,
         check: bool = False,
+        recording: str = "auto",
     ):
         check_target(target)
         check_drafter(drafter)
         check_verifier(verifier)
         check_scheduler(scheduler)
+        check_recording(recording)
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
         timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
@@ -118,8 +124,7 @@ class Engine:
                 ownership.take(drafter, self)
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
-        recorder = TapeRecorder() if optimize and target.device.type == "cpu" else None
-        self._rounds = Rounds(self.runner, self._slots, self.timer, recorder=recorder)
+        self._rounds = rounds_for(self.runner, self._slots, self.timer, recording=recording, optimize=optimize)
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
         self._scheduler = FirstComeFirstServed() if scheduler is None else scheduler
@@ -281,15 +286,17 @@ class Engine:
 
     def _tell(self, played: Played, slots: Slots) -> None:
         """Note on the host what a round has decided, and tell the drafter."""
-        read = played.read
-        told = np.flatnonzero(slots.host_drafting & read.valid)
-        committed = _told(played, slots) if self.drafter is not None and len(told) else None
-        self._slots.advance_host(slots, read.tokens, np.where(read.valid, read.num_accepted + 1, 0))
-        if committed is not None and self.drafter is not None:
-            self.drafter.observe(committed if len(told) == len(slots) else committed.rows(told))
-
-    def _request_in(self, slot: int) -> Request | None:
-        return self._running[slot]
+        read, drafter = played.read, self.drafter
+        told, counts = slots.host_drafting & read.valid, np.where(read.valid, read.num_accepted + 1, 0)
+        committed = None
+        if played.followed:
+            assert isinstance(drafter, DeviceDrafter), "only those follow on the device"
+            drafter.followed(slots, counts, told)
+        elif drafter is not None and told.any():
+            committed = _told(played, slots)
+        self._slots.advance_host(slots, read.tokens, counts)
+        if committed is not None and drafter is not None:
+            drafter.observe(committed if told.all() else committed.rows(np.flatnonzero(told)))
 
     def _observer(self, slots: Slots) -> Observer | None:
         """Returns what shows a round to ``on_round``; None if nobody looks."""
@@ -402,5 +409,5 @@ def _told(played: Played, slots: Slots) -> Committed:
         counts=1 + played.read.num_accepted,
         next_tokens=verdict.next_token,
         path=path,
-        hidden_states={k: played.tree.gather_path(states, path) for k, states in played.hidden_states.items()},
+        hidden_states={k: along_path(states, path) for k, states in played.hidden_states.items()},
     )

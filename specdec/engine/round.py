@@ -34,14 +34,19 @@ class Mode:
         verifier: The acceptance rule.
         evidence: What the rule is shown of the target.
         wants: What the verify forward returns.
-        sizes: The most nodes and the greatest depth that drafts have; None in plain decoding.
+        drafter: The drafter; None in plain decoding, and if every draft is to be looked at.
     """
 
     propose: Callable[[Slots], DraftTree]
     verifier: Verifier
     evidence: Evidence
     wants: Wants
-    sizes: tuple[int, int] | None = None
+    drafter: Drafter | None = None
+
+    @property
+    def most_nodes(self) -> int:
+        """The largest number of drafted nodes in a row."""
+        return 0 if self.drafter is None else self.drafter.max_nodes
 
     @classmethod
     def plain(cls, verifier: Verifier | None) -> "Mode":
@@ -63,7 +68,7 @@ class Mode:
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
             wants=Wants(hidden_layers=tuple(drafter.hidden_layers)),
-            sizes=(drafter.max_nodes, drafter.max_depth),
+            drafter=drafter if check is None else None,
         )
 
 
@@ -95,12 +100,14 @@ class Played:
         judged: What was decided.
         hidden_states: The hidden states that were asked for, at every node, by layer index.
         alternatives: See ``ReadBack.unpack``.
+        followed: Whether the drafter has followed on the device.
     """
 
     tree: DraftTree
     judged: Judged
     hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
     alternatives: int | None
+    followed: bool = False
 
     @cached_property
     def read(self) -> "ReadBack":
@@ -116,7 +123,8 @@ def verify(mode: Mode, tree: DraftTree, slots: Slots, runner: ModelRunner) -> Fo
             slots=slots.index,
             lengths=slots.lengths,
             host_slots=slots.host_index,
-            host_lengths=slots.host_lengths,
+            host_lengths=slots.host_lengths if slots.key_bound is None else None,
+            key_bound=slots.key_bound,
             wants=mode.wants,
         )
     )

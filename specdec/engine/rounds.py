@@ -1,101 +1,216 @@
 """Plays rounds on the device, stage by stage, and replays stages that come often."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 
 from jaxtyping import Float
 from torch import Tensor
 
+from specdec.batch import ForwardOutput, bucket_of
+from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.clock import StageTimer
 from specdec.engine.round import Judged, Mode, Played, judge, verify
 from specdec.engine.slot_table import SlotTable
-from specdec.execution.recording import Recorder, Recordings
+from specdec.execution.cuda_graph import CudaGraphRecorder
+from specdec.execution.recording import Recorder, Recordings, Stage
+from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.sampling import SamplingTensors
 from specdec.slots import Slots
-from specdec.tree import DraftTree
+from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import TreeKind, bucketed
-from specdec.types import Verdict
+from specdec.types import Decided, Verdict
 
 Observer = Callable[[DraftTree, Judged], object]
 """Sees a round between the rule's decision and the commit."""
 
 RECORD_AFTER = 8
 """Rounds of one kind before their stages are recorded."""
-MOST_RECORDINGS = 64
+MOST_RECORDINGS = 256
 
 
 class Rounds:
     """The rounds of one engine.
+
+    A round is four stages: draft, verify, accept (the rule's decision), commit. Each is a function of tensors and of
+    tensors that stay where they are. So each can be recorded by itself, which keeps their times apart.
 
     Args:
         runner: Runs the target.
         table: The state of all slots.
         timer: Measures the stages.
         recorder: Records stages; None plays every round as it is.
+        whole: Also record what runs models: draft and verify. Their attention then reads a number of positions that is
+            rounded up (``bucket_of``). Without it, only accept and commit are recorded.
     """
 
-    def __init__(self, runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recorder: Recorder | None):
+    def __init__(
+        self,
+        runner: ModelRunner,
+        table: SlotTable,
+        timer: StageTimer,
+        *,
+        recorder: Recorder | None,
+        whole: bool = False,
+    ):
         self._runner, self._table, self._timer = runner, table, timer
+        self._recorder, self._whole = recorder, whole
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
+        self._kinds: dict[Hashable, TreeKind] = {}
 
     def play(self, mode: Mode, slots: Slots, observer: Observer | None = None) -> Played:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet."""
+        take = self._taker(mode, slots)
+        seen = slots
+        if take is not None and self._whole:
+            seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + mode.most_nodes + 1))
         with self._timer.stage("draft"):
-            tree = mode.propose(slots)
-            if self.recordings is not None and mode.sizes is not None:
-                tree = bucketed(tree, max_nodes=mode.sizes[0], max_depth=mode.sizes[1])
+            tree = self._draft(take, mode, slots, seen)
+        kind = TreeKind.of(tree)
         with self._timer.stage("verify"):
-            output = verify(mode, tree, slots, self._runner)
-        key = self._key(mode, tree, slots)
+            output = self._verify(take, mode, kind, tree, seen)
         with self._timer.stage("accept"):
-            judged = self._judge(key, mode, tree, output.scores, slots)
+            judged = self._judge(take, mode, kind, tree, output.scores, seen)
         if observer is not None:
             observer(tree, judged)
         with self._timer.stage("commit"):
-            self._settle(key, tree, judged, slots)
-        return Played(tree, judged, output.hidden_states, slots.alternatives)
+            followed = self._settle(take, mode, kind, tree, judged, output.hidden_states, seen)
+        return Played(tree, judged, output.hidden_states, slots.alternatives, followed=followed)
 
-    def _key(self, mode: Mode, tree: DraftTree, slots: Slots) -> Hashable | None:
-        """Returns all that a round's stages depend on besides tensors; None if they are not to be recorded."""
-        # The tensors of slots that are no views are new in every round.
+    def _taker(self, mode: Mode, slots: Slots) -> "Take | None":
+        """Returns what runs the stages of a round that may be recorded; None for one that may not.
+
+        The tensors of slots that are no views are new in every round, and a user's processors may do anything.
+        """
         if self.recordings is None or not slots.are_views or any(slots.processors) or not may_record(mode.verifier):
             return None
-        rows = slots.host_index[0], len(slots)
-        rule = id(mode), traits(mode.verifier)
-        return rule, TreeKind.of(tree), rows, _flags(slots.sampling), slots.alternatives
+        rows = int(slots.host_index[0]), len(slots)
+        common = id(mode), traits(mode.verifier), rows, _flags(slots.sampling), slots.alternatives
+        recordings = self.recordings
+
+        def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return recordings.run((name, common, key), stage, inputs)
+
+        return take
+
+    def _draft(self, take: "Take | None", mode: Mode, slots: Slots, seen: Slots) -> DraftTree:
+        """Returns what the drafter proposes: replayed if it drafts on the device, otherwise asked and padded."""
+        drafter = mode.drafter
+        if take is None or not self._whole or not isinstance(drafter, DeviceDrafter):
+            tree = mode.propose(slots)
+            padded = self.recordings is not None and drafter is not None
+            return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth) if padded else tree
+        key = drafter.prepare(slots), drafter.version, seen.key_bound
+        found = key, len(slots), _flags(slots.sampling)
+
+        def stage() -> tuple[Tensor, ...]:
+            tree = drafter.draft(seen).limited(seen.max_depth)
+            self._kinds[found] = TreeKind.of(tree)
+            return tuple(self._kinds[found].parts(tree))
+
+        parts = take("draft", key, stage, [])
+        return self._kinds[found].tree(parts)[0]
+
+    def _verify(self, take: "Take | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Slots) -> ForwardOutput:
+        if take is None or not self._whole:
+            return verify(mode, tree, seen, self._runner)
+
+        def stage(*parts: Tensor) -> tuple[Tensor, ...]:
+            output = verify(mode, kind.tree(parts)[0], seen, self._runner)
+            return (output.scores, *(output.hidden_states[layer] for layer in mode.wants.hidden_layers))
+
+        key = kind, seen.key_bound, self._runner.version
+        logits, *hidden = take("verify", key, stage, kind.parts(tree))
+        return ForwardOutput(logits, dict(zip(mode.wants.hidden_layers, hidden, strict=True)))
 
     def _judge(
-        self, key: Hashable | None, mode: Mode, tree: DraftTree, logits: Float[Tensor, "batch node vocab"], slots: Slots
+        self,
+        take: "Take | None",
+        mode: Mode,
+        kind: TreeKind,
+        tree: DraftTree,
+        logits: Float[Tensor, "batch node vocab"],
+        seen: Slots,
     ) -> Judged:
-        if key is None or self.recordings is None:
-            return judge(mode, tree, logits, slots)
-        kind = TreeKind.of(tree)
+        if take is None:
+            return judge(mode, tree, logits, seen)
 
         def stage(*inputs: Tensor) -> tuple[Tensor, ...]:
             drafted, (scores,) = kind.tree(inputs)
-            return _parts(judge(mode, drafted, scores, slots))
+            return _parts(judge(mode, drafted, scores, seen))
 
-        return _judged(self.recordings.run(("judge", key), stage, [*kind.parts(tree), logits]))
+        return _judged(take("judge", kind, stage, [*kind.parts(tree), logits]))
 
-    def _settle(self, key: Hashable | None, tree: DraftTree, judged: Judged, slots: Slots) -> None:
-        """Make the accepted path final, in the cache and in the slots."""
-        # In a chain everything stands in its final place already.
-        moves = tree.width > 1 and not tree.in_line
-        verdict = judged.verdict
-        inputs = verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid
+    def _settle(
+        self,
+        take: "Take | None",
+        mode: Mode,
+        kind: TreeKind,
+        tree: DraftTree,
+        judged: Judged,
+        hidden_states: Mapping[int, Tensor],
+        seen: Slots,
+    ) -> bool:
+        """Make the accepted path final, in the cache, in the slots, and for a drafter that follows on the device.
 
-        def stage(path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor) -> tuple[()]:
+        Returns:
+            Whether the drafter has followed.
+        """
+        moves = tree.width > 1 and not tree.in_line  # in a chain everything stands in its final place already
+        verdict, layers = judged.verdict, mode.wants.hidden_layers
+        drafter = mode.drafter if take is not None and self._whole else None
+        follows = isinstance(drafter, DeviceDrafter)
+        inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]
+        inputs += [hidden_states[layer] for layer in layers] if follows else []
+
+        def stage(
+            path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *hidden: Tensor
+        ) -> tuple[()]:
             if moves:
-                self._runner.cache.commit(slots.index, slots.lengths, path)
-            self._table.advance(slots, tokens, num_accepted, next_token, valid)
+                self._runner.cache.commit(seen.index, seen.lengths, path)
+            if isinstance(drafter, DeviceDrafter):
+                states = {layer: along_path(each, path) for layer, each in zip(layers, hidden, strict=True)}
+                told = valid & seen.drafting
+                drafter.follow(
+                    Decided(seen.index, seen.lengths, tokens, num_accepted + 1, next_token, path, told, states)
+                )
+            self._table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 
-        if key is None or self.recordings is None:
+        if take is None:
             stage(*inputs)
         else:
-            self.recordings.run(("settle", moves, key), stage, inputs)
+            version = drafter.version if isinstance(drafter, DeviceDrafter) else None
+            take("settle", (moves, version), stage, inputs)
+        return follows
+
+
+Take = Callable[[str, Hashable, Stage, Sequence[Tensor]], tuple[Tensor, ...]]
+"""``take(name, key, stage, inputs)`` runs a stage that depends on ``key``, or replays it."""
+
+
+RECORDING = ("auto", "rounds", "decisions", "off")
+
+
+def check_recording(recording: object) -> None:
+    """Refuse what is no way of recording.
+
+    Raises:
+        ValueError: Lists the ways.
+    """
+    if recording not in RECORDING:
+        raise ValueError(f"recording={recording!r}: give one of {', '.join(RECORDING)}")
+
+
+def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recording: str, optimize: bool) -> Rounds:
+    """Returns the rounds of an engine (``Engine``'s ``recording`` and ``optimize``)."""
+    device = runner.device.type
+    if recording == "off" or not optimize or device not in ("cpu", "cuda"):
+        return Rounds(runner, table, timer, recorder=None)
+    recorder = TapeRecorder() if device == "cpu" else CudaGraphRecorder(runner.device)
+    whole = recording == "rounds" or (recording == "auto" and device == "cuda")
+    return Rounds(runner, table, timer, recorder=recorder, whole=whole)
 
 
 def may_record(verifier: Verifier) -> bool:

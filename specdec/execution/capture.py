@@ -115,12 +115,21 @@ class _Capturer(TorchDispatchMode):
             raise UncapturableError(f"{func} depends on values")
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args, kwargs):
             if outputs is not args[0]:
                 raise UncapturableError(f"{func} draws random numbers")
             return outputs  # dropout, which is off
         self.steps.append(_Step(func, args, kwargs, outputs))
         return outputs
+
+
+def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Returns whether this is an attention call that could draw random numbers and does not."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return given == 0
+    return False
 
 
 class _NoValues(TorchFunctionMode):

@@ -22,14 +22,30 @@ class ModuleCaller:
         self.module = module
         self._freshness = Freshness(module)
         self._packed = packed_linears(module) if optimize else PackedLinears(nn.Identity())
+        self._packing = self._packed.refresh()
+        self._version = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with model_lock(self.module):
-            if self._freshness.expired():
-                self._packed.refresh(modules_changed=self._freshness.look() is not Change.NONE)
+            self._look()
             with self._packed.in_use(), evaluating(self._freshness.training):
                 return self.module(*args, **kwargs)
 
+    @property
+    def version(self) -> int:
+        """A number that is larger than before if anything has changed about the module."""
+        with model_lock(self.module):
+            self._look()
+        return self._version
+
+    def _look(self) -> None:
+        if self._freshness.expired():
+            change = self._freshness.look()
+            packing = self._packed.refresh(modules_changed=change is not Change.NONE)
+            self._version += change is not Change.NONE or packing != self._packing
+            self._packing = packing
+
     def weights_changed(self) -> None:
         """Pack all weights again, after a change that cannot be noticed (see ``Values``)."""
-        self._packed.refresh(all_values=True)
+        self._packing = self._packed.refresh(all_values=True)
+        self._version += 1

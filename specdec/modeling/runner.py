@@ -62,6 +62,7 @@ class ModelRunner:
         self.plan = plan
         self.cache = plan.make_cache(max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
         self.executor = executor_for(model, optimize=optimize)
+        self._version = 0
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +78,13 @@ class ModelRunner:
         """The bytes of KV cache per position and slot."""
         return self.cache.bytes_per_position
 
+    @property
+    def version(self) -> int:
+        """A number that is larger than before if anything has changed about the model: looks, as a forward does."""
+        with self._lock:
+            self._look()
+        return self._version
+
     def weight_bytes(self, rows: int = 1) -> int:
         """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``)."""
         return weights_read(self.model, rows).bytes
@@ -91,14 +99,20 @@ class ModelRunner:
             with torch.inference_mode():
                 return self.run(batch)
         with self._lock:
-            if self.executor.look() is Change.STRUCTURE:
-                self._plan_again()
+            self._look()
             return self.executor.run(self.plan, batch, self.cache)
 
     def weights_changed(self) -> None:
         """Tell that weights were changed in a way that cannot be seen (a few values, written through ``.data``)."""
         with self._lock:
             self.executor.weights_changed()
+            self._version += 1
+
+    def _look(self) -> None:
+        change = self.executor.look()
+        self._version += change is not Change.NONE
+        if change is Change.STRUCTURE:
+            self._plan_again()
 
     def _plan_again(self) -> None:
         """Find a new plan for a model that was changed, and go on with the same cache."""
