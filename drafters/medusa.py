@@ -193,13 +193,13 @@ class MedusaDrafter(DeviceDrafter):
 
     def prepare(self, slots: Slots) -> Hashable:
         """Tell whether every row has a hidden state."""
-        return bool(self._ready[slots.host_index].all())
+        self._every = bool(self._ready[slots.host_index].all())
+        return self._every
 
     @torch.inference_mode()
     def draft(self, slots: Slots) -> DraftTree:
         """Draft the whole shape."""
-        every = bool(self._ready[slots.host_index].all())
-        return self._drafted(slots, self._choices[self.max_depth], every=every)
+        return self._drafted(slots, self._choices[self.max_depth], every=self._every)
 
     def follow(self, decided: Decided) -> None:
         """Keep the hidden state at every row's last committed position."""

@@ -76,7 +76,7 @@ class ForwardBatch:
         slots: The slot of every row, in any order, no slot twice.
         lengths: Committed positions of every row, hence where node 0 of the topology stands.
         topology: The parents of the nodes: one row for all rows of the batch, or row by row.
-        host_slots: ``slots`` on the host.
+        host_slots: ``slots`` on the host; None if the host does not know them, so that the cache must gather its rows.
         host_lengths: ``lengths`` on the host; None if the host does not know them.
         key_bound: Without ``host_lengths``: how many positions of the cache attention reads, masked; enough for every
             row. None for all that there are.
@@ -91,7 +91,7 @@ class ForwardBatch:
     slots: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
     topology: Topology
-    host_slots: np.ndarray
+    host_slots: np.ndarray | None
     host_lengths: np.ndarray | None = None
     key_bound: int | None = None
     embeds: Float[Tensor, "batch node hidden"] | None = None
@@ -116,7 +116,7 @@ class ForwardBatch:
         cls,
         tree: DraftTree,
         *,
-        host_slots: np.ndarray,
+        host_slots: np.ndarray | None,
         host_lengths: np.ndarray | None,
         key_bound: int | None = None,
         slots: Int[Tensor, " batch"] | None = None,
@@ -127,10 +127,10 @@ class ForwardBatch:
 
         Args:
             tree: The trees.
-            host_slots: The rows' slots.
+            host_slots: The rows' slots; None if the host does not know them.
             host_lengths: Committed positions of every row; None if the host does not know them.
             key_bound: See the class.
-            slots: The slots on the device, if they are there already.
+            slots: The slots on the device, if they are there already; they must be without ``host_slots``.
             lengths: The lengths on the device, if they are there already; they must be without ``host_lengths``.
             wants: What to return.
         """
@@ -138,9 +138,12 @@ class ForwardBatch:
         if lengths is None:
             assert host_lengths is not None, "the lengths must be known somewhere"
             lengths = torch.from_numpy(host_lengths).to(device, non_blocking=True)
+        if slots is None:
+            assert host_slots is not None, "the slots must be known somewhere"
+            slots = slot_index(host_slots, device)
         return cls(
             tokens=tree.tokens,
-            slots=slot_index(host_slots, device) if slots is None else slots,
+            slots=slots,
             lengths=lengths,
             topology=tree.topology,
             host_slots=host_slots,

@@ -39,10 +39,15 @@ class Unknown(np.ndarray):
     def __new__(cls) -> "Unknown":
         return np.zeros(0).view(cls)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotKnownError(
-            "the host's numbers (host_lengths and the like) are not known in a recorded round: use the tensors"
-        )
 
-    __array_ufunc__ = __array_function__ = __getitem__ = __len__ = __iter__ = __bool__ = __array__ = _refuse
-    max = min = any = all = sum = tolist = astype = copy = _refuse
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotKnownError(
+        "the host's numbers (host_lengths and the like) are not known in a recorded round: use the tensors"
+    )
+
+
+for _name in (
+    *("__array_ufunc__", "__array_function__", "__array__", "__getitem__", "__len__", "__iter__", "__bool__"),
+    *("max", "min", "any", "all", "sum", "tolist", "astype", "copy", "item", "tobytes", "nonzero"),
+):
+    setattr(Unknown, _name, _refuse)

@@ -37,8 +37,8 @@ class Slots:
         host_remaining: Tokens still wanted.
         vocab_size: Width of the target's logits.
         are_views: The slots are consecutive, and the tensors views of the table's.
-        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. The host
-            knows which slots the rows are, and none of its other numbers. None in other rounds.
+        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. The
+            host's numbers are unknown then, except ``host_index`` of slots that ``are_views``. None in other rounds.
     """
 
     index: Int[Tensor, " batch"]
@@ -66,6 +66,7 @@ class Slots:
         unknown = Unknown()
         return replace(
             self,
+            host_index=self.host_index if self.are_views else unknown,
             host_tokens=unknown,
             host_lengths=unknown,
             host_drafting=unknown,
@@ -74,8 +75,13 @@ class Slots:
             key_bound=key_bound,
         )
 
+    @property
+    def known_index(self) -> np.ndarray | None:
+        """``host_index``; None where the host does not know it."""
+        return self.host_index if self.key_bound is None or self.are_views else None
+
     def __len__(self) -> int:
-        return len(self.host_index)
+        return len(self.roots)
 
     @property
     def device(self) -> torch.device:

@@ -83,6 +83,7 @@ class SlotCache(Cache):
         self.segments: tuple[Segment, ...] = ()
         self.length = 0
         self._batch: ForwardBatch | None = None
+        self._gathered = False
         self._start = -1
         self._index: tuple[Tensor, Tensor] | None = None
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -116,8 +117,12 @@ class SlotCache(Cache):
             needed = int(known[0] if rows == 1 else known.max()) + width
         # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
         self.length = min(needed, self.positions)
-        self.segments = segments(batch.host_slots)
         self._batch = batch
+        self._gathered = batch.host_slots is None
+        if batch.host_slots is None:
+            self.segments = (Segment(slice(0, rows), slice(0, self.slots)),)  # all rows, gathered from all slots
+        else:
+            self.segments = segments(batch.host_slots)
         if len(self.segments) == 1:
             self._layers = self.views(self.segments[0])
         if rows == 1 and known is not None:
@@ -163,7 +168,11 @@ class SlotCache(Cache):
         """Returns all that attention may see: a view if the slots are consecutive, otherwise a copy."""
         if len(self.segments) == 1:
             keys, values = self._layers[layer]
-            return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
+            keys, values = keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
+            if self._gathered:
+                assert self._batch is not None
+                return keys.index_select(0, self._batch.slots), values.index_select(0, self._batch.slots)
+            return keys, values
         parts = [self.read_segment(layer, segment) for segment in self.segments]
         return torch.cat([keys for keys, _ in parts]), torch.cat([values for _, values in parts])
 
@@ -188,7 +197,7 @@ class SlotCache(Cache):
         else:
             assert self._index is not None
             kept[self._index] = indexer_key_states
-        if len(self.segments) == 1:
+        if len(self.segments) == 1 and not self._gathered:
             return kept[self.segments[0].slots].narrow(1, 0, self.length)
         return kept.index_select(0, self._batch.slots).narrow(1, 0, self.length)
 

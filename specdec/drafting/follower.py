@@ -108,7 +108,7 @@ class Follower:
                 slots=slots.index,
                 lengths=lengths,
                 topology=self._pair,
-                host_slots=slots.host_index,
+                host_slots=slots.known_index,
                 host_lengths=None if before is None else slots.host_lengths - before,
                 key_bound=slots.key_bound,
                 wants=_LAST if every else LOGITS,
@@ -136,7 +136,7 @@ class Follower:
                 slots=slots.index,
                 lengths=slots.lengths,
                 topology=topology,
-                host_slots=slots.host_index,
+                host_slots=slots.known_index,
                 host_lengths=slots.host_lengths if slots.key_bound is None else None,
                 key_bound=slots.key_bound,
             )

@@ -298,6 +298,9 @@ class Engine:
         if committed is not None and drafter is not None:
             drafter.observe(committed if told.all() else committed.rows(np.flatnonzero(told)))
 
+    def _request_in(self, slot: int) -> Request | None:
+        return self._running[slot]
+
     def _observer(self, slots: Slots) -> Observer | None:
         """Returns what shows a round to ``on_round``; None if nobody looks."""
         if self.on_round is None:

@@ -34,9 +34,10 @@ def prefill(
     for row, (request, start, count) in enumerate(zip(requests, starts, counts, strict=True)):
         padded[row, :count] = request.prompt_ids[start : start + count]
         following[row] = request.prompt_ids[start + count]
+    slots = np.array([request.slot for request in requests])
     batch = ForwardBatch.of_chunk(
         torch.from_numpy(padded).to(runner.device, non_blocking=True),
-        host_slots=np.array([request.slot for request in requests]),
+        host_slots=slots,
         host_lengths=starts,
         hidden_layers=hidden_layers,
     )
@@ -44,7 +45,7 @@ def prefill(
     assert batch.tokens is not None
     return Committed(
         slots=batch.slots,
-        host_slots=batch.host_slots,
+        host_slots=slots,
         tokens=batch.tokens,
         starts=starts,
         counts=counts,

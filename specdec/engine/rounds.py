@@ -81,11 +81,11 @@ class Rounds:
     def _taker(self, mode: Mode, slots: Slots) -> "Take | None":
         """Returns what runs the stages of a round that may be recorded; None for one that may not.
 
-        The tensors of slots that are no views are new in every round, and a user's processors may do anything.
+        A user's processors may do anything.
         """
-        if self.recordings is None or not slots.are_views or any(slots.processors) or not may_record(mode.verifier):
+        if self.recordings is None or any(slots.processors) or not may_record(mode.verifier):
             return None
-        rows = int(slots.host_index[0]), len(slots)
+        rows = int(slots.host_index[0]) if slots.are_views else None, len(slots)
         common = id(mode), traits(mode.verifier), rows, _flags(slots.sampling), slots.alternatives
         recordings = self.recordings
 
@@ -99,8 +99,9 @@ class Rounds:
         drafter = mode.drafter
         if take is None or not self._whole or not isinstance(drafter, DeviceDrafter):
             tree = mode.propose(slots)
-            padded = self.recordings is not None and drafter is not None
-            return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth) if padded else tree
+            if self.recordings is None or drafter is None:
+                return tree
+            return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth)
         key = drafter.prepare(slots), drafter.version, seen.key_bound
         found = key, len(slots), _flags(slots.sampling)
 

@@ -47,7 +47,11 @@ class SlotTable:
             self._top_p = tensor(1, torch.float32)
             self._min_p = tensor(0, torch.float32)
             self._repetition_penalty = tensor(1, torch.float32)
-        self._seen: Bool[Tensor, "batch vocab"] | None = None
+            self._index = torch.full((max_batch_size,), -1, device=device)
+        self._index_on_host = np.full(max_batch_size, -1, dtype=np.int64)
+        self._copies: dict[tuple[int, int], Tensor] = {}
+        self._seen: Bool[Tensor, "batch vocab"] | None = None  # None while no request is penalized
+        self._all_seen: Bool[Tensor, "batch vocab"] | None = None  # where it stands, once there was one
         self._host_tokens = np.zeros((max_batch_size, max_length + 1), dtype=np.int32)
         self._host_lengths = np.zeros(max_batch_size, dtype=np.int64)
         self._host_drafting = np.zeros(max_batch_size, dtype=bool)
@@ -85,8 +89,12 @@ class SlotTable:
         self._repetition_penalty[slot] = sampling.repetition_penalty
         if sampling.repetition_penalty != 1.0:
             self._penalized.add(slot)
-        if self._penalized and self._seen is None:
-            self._seen = torch.zeros(len(self), self.vocab_size, dtype=torch.bool, device=self.device)
+        if self._penalized:
+            if self._all_seen is None:
+                with torch.inference_mode(False):
+                    self._all_seen = torch.zeros(len(self), self.vocab_size, dtype=torch.bool, device=self.device)
+            if self._seen is None:
+                self._seen = self._all_seen.zero_()
         if self._seen is not None:
             self._seen[slot] = False
             self._seen[slot, torch.tensor(prompt_ids, device=self.device)] = True
@@ -157,12 +165,26 @@ class SlotTable:
 
     def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
         seen = None if self._seen is None else self._seen[where]
-        return self._make(lambda tensor: tensor[where], seen, host_index, where)
+        index = slot_index(host_index, self.device)
+        return self._make(lambda tensor: tensor[where], seen, host_index, where, index)
 
     def _gather(self, host_index: np.ndarray) -> Slots:
-        index = slot_index(host_index, self.device)
-        seen = None if self._seen is None else self._seen.index_select(0, index)
-        return self._make(lambda tensor: tensor.index_select(0, index), seen, host_index, host_index)
+        """Returns copies, which stand at the same addresses every time that as many rows are asked for."""
+        count = len(host_index)
+        index = self._index[:count]
+        if not np.array_equal(self._index_on_host[:count], host_index):
+            self._index_on_host[:count] = host_index
+            index.copy_(torch.from_numpy(host_index), non_blocking=True)
+
+        def take(tensor: Tensor) -> Tensor:
+            # By identity: the table's tensors are made once.
+            place = self._copies.get((id(tensor), count))
+            if place is None:
+                with torch.inference_mode(False):
+                    place = self._copies[id(tensor), count] = torch.empty_like(tensor[:count])
+            return torch.index_select(tensor, 0, index, out=place)
+
+        return self._make(take, None if self._seen is None else take(self._seen), host_index, host_index, index)
 
     def _make(
         self,
@@ -170,11 +192,12 @@ class SlotTable:
         seen: Bool[Tensor, "batch vocab"] | None,
         host_index: np.ndarray,
         where: slice | np.ndarray,
+        index: Int[Tensor, " batch"],
     ) -> Slots:
         params = [self._params[slot] for slot in host_index]
         alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
         return Slots(
-            index=slot_index(host_index, self.device),
+            index=index,
             host_index=host_index,
             roots=take(self._roots),
             lengths=take(self._lengths),

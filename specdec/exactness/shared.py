@@ -25,7 +25,7 @@ from specdec.exactness.drafts import WeightedDrafts, sample_drafts
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree, TreeShape, along_path
 from specdec.types import DraftSampling
 
 _RARE = 8  # outputs with a smaller expected count are merged into one cell of the chi-square test
@@ -78,7 +78,7 @@ def check_shared(
     target_probs = decided(drafts.target_probs.nan_to_num(1.0), tree, keys, root)
     verdict = accept(verifier, tree, target_probs, uniforms(keys, root, Purpose.ACCEPT, 2))
     plain = _plain(tables, shape.max_depth + 1, keys)
-    emitted = torch.nn.functional.pad(tree.gather_path(tree.tokens, verdict.path)[:, 1:], (0, 1))
+    emitted = torch.nn.functional.pad(along_path(tree.tokens, verdict.path)[:, 1:], (0, 1))
     emitted.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
     beyond = torch.arange(shape.max_depth + 1) > verdict.num_accepted[:, None]
     accepted = verdict.num_accepted.double()

@@ -80,8 +80,20 @@ def capture(
 @contextmanager
 def recorded_steps() -> Iterator[list["_Step"]]:
     """Note the operations of the ``with`` block, which must not depend on values."""
-    with _NoValues(), _Capturer() as capturer:
-        yield capturer.steps
+    token = _recording.set(True)
+    try:
+        with _NoValues(), _Capturer() as capturer:
+            yield capturer.steps
+    finally:
+        _recording.reset(token)
+
+
+def recording_now() -> bool:
+    """Returns whether operations are being noted in this thread: nothing that is not part of them may run."""
+    return _recording.get()
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
 def written(steps: list["_Step"], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:

@@ -1,6 +1,7 @@
 """Recordings for a GPU: CUDA graphs, whose kernels are launched all together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class CudaGraphRecorder(Recorder):
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle, whose type torch keeps to itself
         self._fixed: set[int] = set()  # addresses of outputs of graphs
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:

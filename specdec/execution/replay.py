@@ -12,7 +12,7 @@ from specdec.attention.base import AttentionState
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
-from specdec.execution.capture import NAME, CapturingCache, Program, capture
+from specdec.execution.capture import NAME, CapturingCache, Program, capture, recording_now
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears
@@ -92,6 +92,8 @@ class ReplayExecutor(Executor):
 
     def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Capture a forward that comes often; keep the capture if it returns what the model has just returned."""
+        if recording_now():
+            return
         self._forwards[key] += 1
         often = self._forwards[key] >= CAPTURE_AFTER and key not in self._programs
         # Prompts are not captured: they have too many lengths.

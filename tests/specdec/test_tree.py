@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree, TreeShape, along_path
 from specdec.types import DraftSampling
 from tests.shapes import shapes_unchecked
 
@@ -193,13 +193,12 @@ def test_limited_keeps_each_rows_upper_levels() -> None:
     assert again.valid.sum(1).tolist() == [1, 1, 3], "a node came back"
 
 
-def test_gather_path_takes_the_root_and_the_path() -> None:
-    batch = tree(PARENTS, PARENTS)
+def test_along_path_takes_the_root_and_the_path() -> None:
     path = torch.tensor([[1, 3], [-1, -1]])
     values = torch.arange(20.0).view(2, 5, 2)
     expected = [[[0.0, 1.0], [2.0, 3.0], [6.0, 7.0]], [[10.0, 11.0]] * 3]
-    assert batch.gather_path(values, path).tolist() == expected
-    assert batch.gather_path(values[..., 0].contiguous(), path).tolist() == [[0.0, 2.0, 6.0], [10.0, 10.0, 10.0]]
+    assert along_path(values, path).tolist() == expected
+    assert along_path(values[..., 0].contiguous(), path).tolist() == [[0.0, 2.0, 6.0], [10.0, 10.0, 10.0]]
 
 
 def test_root_only() -> None:

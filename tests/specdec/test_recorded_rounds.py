@@ -1,0 +1,223 @@
+"""Rounds that are recorded at some lengths, slots and trees, and replayed at others.
+
+On a GPU the recordings are CUDA graphs. On a CPU they are programs of the same operations on the same tensors: what
+can be replayed here, bit for bit, does not depend on anything that a graph would have frozen.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec.engine.rounds as rounds_module
+import specdec.execution.replay as replay_module
+from drafters.model import ModelDrafter
+from specdec.engine.engine import Engine
+from specdec.execution.counting import counted
+from specdec.execution.recording import Recorder, Recording, Recordings, Stage
+from specdec.execution.tape import TapeRecorder
+from specdec.host import without_looking
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed, skip_unfit, tried
+from tests.models import tiny_model
+from tests.test_lossless import SAMPLING, VOCAB, prompts
+from verifiers.longest_path import TypicalVerifier
+from verifiers.rejection import RejectionVerifier
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model("llama", vocab_size=VOCAB))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
+
+
+def state_of(engine: Engine) -> list[Tensor]:
+    """Every tensor that a stage may change: the target's cache, the slots' state, the drafter's cache and state."""
+    found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
+    drafter = engine.drafter
+    if isinstance(drafter, ModelDrafter):
+        found += [*drafter.runner.cache.tensors, drafter._follower._last_token]
+    return found + ([] if drafter is None else tensors_in(drafter))
+
+
+def tensors_in(owner: object) -> list[Tensor]:
+    return [value for value in vars(owner).values() if isinstance(value, Tensor)]
+
+
+class Comparing(Recorder):
+    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, and so is the state.
+
+    Attributes:
+        engine: Set after the engine was made.
+        compared: The number of replays, by the name of the stage.
+    """
+
+    engine: Engine
+
+    def __init__(self) -> None:
+        self.inner = TapeRecorder()
+        self.compared = 0
+
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(stage, inputs)
+
+        def replay(*given: Tensor) -> tuple[Tensor, ...]:
+            state = state_of(self.engine)
+            before = [each.clone() for each in state]
+            with without_looking():
+                wanted = [each.clone() for each in stage(*given)]
+            after = [each.clone() for each in state]
+            for each, old in zip(state, before, strict=True):
+                each.copy_(old)
+            found = recording(*given)
+            assert_equal(found, wanted)
+            assert_equal(state, after)
+            self.compared += 1
+            return found
+
+        return replay, outputs
+
+
+def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        # NaN is equal to NaN here: what stands in unused places does not matter, but must be the same.
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+def recorded(target: Target, drafter: Drafter | None, verifier: object, **options: object) -> tuple[Engine, Comparing]:
+    engine = Engine(target, drafter, verifier, max_length=64, recording="rounds", **options)
+    recorder = engine._rounds.recordings._recorder = Comparing()
+    recorder.engine = engine
+    return engine, recorder
+
+
+def pairs() -> Iterator[object]:
+    for verifier in VERIFIERS:
+        for drafter in DRAFTERS:
+            if tried(drafter, verifier):
+                strongest = STRONGEST[verifier] == drafter or verifier == "rejection"
+                yield pytest.param(drafter, verifier, marks=[] if strongest else [pytest.mark.full])
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), [*pairs()])
+def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(target, drafter, verifier) -> None:
+    made, rule = DRAFTERS[drafter](target.model), VERIFIERS[verifier]()
+    skip_unfit(made, rule)
+    engine, recorder = recorded(target, made, rule, max_batch_size=3, prefill_chunk=7)
+    sampling = [SamplingParams(**{**vars(each), "max_new_tokens": 10 + 5 * i}) for i, each in enumerate(SAMPLING)]
+    with engine:
+        found = engine.generate(prompts(), sampling)
+        assert recorder.compared >= 20
+        assert not engine._rounds.recordings._refused  # every stage of this pair can be recorded
+    with Engine(target, made, rule, max_batch_size=3, max_length=64, prefill_chunk=7, recording="off") as plain:
+        wanted = plain.generate(prompts(), sampling)
+    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+
+
+def test_plain_rounds_are_recorded_too(target) -> None:
+    engine, recorder = recorded(target, None, None, max_batch_size=3, prefill_chunk=7)
+    found = engine.generate(prompts(), SAMPLING)
+    plain = Engine(target, max_batch_size=3, max_length=64, prefill_chunk=7, recording="off")
+    assert recorder.compared >= 20
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain.generate(prompts(), SAMPLING)]
+
+
+class CountsItsCalls(RejectionVerifier):
+    """Depends on something that no tensor holds, and says nevertheless that it may be recorded."""
+
+    recordable = True
+    calls = 0
+
+    def next_law(self, tree, target_probs, stop):
+        type(self).calls += 1
+        law = super().next_law(tree, target_probs, stop)
+        return law.flip(-1) if type(self).calls % 2 else law
+
+
+def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) -> None:
+    engine, _ = recorded(target, DRAFTERS["model_chain_iid"](target.model), CountsItsCalls(), max_batch_size=1)
+    with pytest.raises(AssertionError):
+        engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30, temperature=1.0))
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "model_chain_iid", "model_tree_iid", "ngram"])
+def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
+    monkeypatch.setattr(replay_module, "CAPTURE_AFTER", 10**9)
+    made = DRAFTERS[drafter](target.model)
+    engine = Engine(target, made, RejectionVerifier(), max_batch_size=2, max_length=200, recording="rounds")
+    found = set()
+    for length in (3, 40, 130):
+        ids = [1, 2, 3, 1, 2] * 40
+        requests = [
+            engine.submit(ids[shift : shift + length], SamplingParams(max_new_tokens=30, temperature=1.0))
+            for shift in (0, 1)
+        ]
+        with without_looking():
+            engine.step()
+            for _ in range(4):
+                with counted() as work:
+                    engine.step()
+                waits = work.synchronizations - work.reads["equal"]  # those look whether packed weights have changed
+                found.add((work.launches, waits))
+        for request in requests:
+            engine.abort(request)
+    assert {waits for _, waits in found} == {1}
+    assert len({launches for launches, _ in found}) <= (3 if drafter == "ngram" else 1)  # its trees have a few sizes
+
+
+def test_a_change_of_the_rule_is_noticed(target) -> None:
+    rule = TypicalVerifier(epsilon=0.3, delta=0.3)
+    engine, recorder = recorded(target, DRAFTERS["medusa"](target.model), rule, max_batch_size=1)
+    sampling = SamplingParams(max_new_tokens=40, temperature=1.0)
+    engine.generate(prompts()[:1], sampling)
+    rule.epsilon = rule.delta = 1e-6  # accepts everything
+    steps = engine.generate(prompts()[:1], sampling)[0].steps
+    assert recorder.compared > 0
+    assert all(step.accepted == step.proposed_depth for step in steps)
+
+
+def test_a_rule_from_elsewhere_is_recorded_only_if_it_says_so(target) -> None:
+    class Elsewhere(RejectionVerifier):
+        pass
+
+    for recordable, most in ((None, 0), (True, 1000)):
+        Elsewhere.recordable = recordable
+        engine, _ = recorded(target, DRAFTERS["medusa"](target.model), Elsewhere(), max_batch_size=1)
+        engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30))
+        assert (len(engine._rounds.recordings) > 0) == (most > 0)
+
+
+def test_new_weights_are_noticed(target) -> None:
+    model = tiny_model("llama", vocab_size=VOCAB)
+    other = perturbed(model, 0.5)
+    drafter = ModelDrafter(perturbed(model, 0.1), 3)
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    sampling = SamplingParams(max_new_tokens=30)
+    before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
+    assert engine._rounds.recordings.replays > 0
+    model.load_state_dict(other.state_dict())
+    after = engine.generate([[1, 2, 3]], sampling)[0].token_ids
+    wanted = Engine(Target(other), max_length=64, recording="off").generate([[1, 2, 3]], sampling)[0].token_ids
+    assert after == wanted != before
+
+
+def test_only_so_many_recordings_are_kept() -> None:
+    recordings = Recordings(TapeRecorder(), after=1, most=2)
+    for key in "abcab":
+        (found,) = recordings.run(key, lambda x: (x + 1,), [torch.ones(1)])
+        assert found.item() == 2
+    assert len(recordings) == 2
+    assert recordings.replays == 0  # with room for two, a and b are dropped before they come again
+
+
+def test_a_way_of_recording_that_there_is_not_is_refused(target) -> None:
+    with pytest.raises(ValueError, match="recording='graphs': give one of auto, rounds, decisions, off"):
+        Engine(target, recording="graphs")
