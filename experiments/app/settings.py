@@ -146,6 +146,7 @@ ENGINE: dict[str, Check] = {
     "timing": flag,
     "scheduler": anything,
     "check": flag,
+    "recording": one_of("auto", "rounds", "decisions", "off"),
 }
 _MEASURING: dict[str, Check] = {
     "target": section,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -131,6 +132,7 @@ class Engine:
         self._running: list[Request | None] = [None] * max_batch_size
         self._drafted_for: set[int] = set()  # requests that the drafter knows
         self._delivery = Delivery()
+        self._flight: _Flight | None = None
         self._closed = False
 
     # ---------------------------------------------------------------- asking
@@ -244,27 +246,56 @@ class Engine:
         self._delivery.put(steps)
 
     def _turn(self) -> list[Step]:
-        self._admit()
-        with self.timer.stage("prefill"):
-            self._prefill()
-        running = self._slots.running
-        return self._round(self._slots.rows(running)) if len(running) else []
+        flight, self._flight = self._flight, None
+        if flight is None or not flight.rows_in(self._running).any():
+            self._admit()
+            with self.timer.stage("prefill"):
+                self._prefill()
+            running = self._slots.running
+            if not len(running):
+                return []
+            flight = self._launch(self._slots.rows(running))
+        if self._may_go_on(flight):
+            # The device plays the next round while the host finishes this one.
+            self._flight = self._launch(
+                self._slots.rows(flight.slots.host_index), ahead=flight.played.tree.max_depth + 1
+            )
+        return self._finish(flight)
 
-    def _round(self, slots: Slots) -> list[Step]:
-        """Propose, verify, accept and commit for the rows of ``slots``."""
+    def _launch(self, slots: Slots, *, ahead: int = 0) -> "_Flight":
+        """Propose, verify, accept and commit for the rows of ``slots``, on the device."""
         speculating = bool(slots.host_drafting.any())
         mode = self._speculative if speculating else self._plain
-        played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None)
+        played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None, ahead=ahead)
+        alone = self._rounds.stands_alone(mode, slots)
+        return _Flight(played, slots, [self._running[slot] for slot in slots.host_index.tolist()], alone)
+
+    def _may_go_on(self, flight: "_Flight") -> bool:
+        """Returns whether the next round may begin before the host knows how this one has ended."""
+        if not flight.alone or self.on_round is not None or len(self._scheduler) or not self._slots.counts_by_itself:
+            return False
+        running = [request for request in self._running if request is not None]
+        # If all of them end, another round would be for nothing.
+        return running == flight.requests and any(request.remaining > 1 for request in running)
+
+    def _finish(self, flight: "_Flight") -> list[Step]:
+        """Read what a round has decided, tell the drafter, and make the requests' steps of it."""
+        played, slots = flight.played, flight.slots
         with self.timer.stage("accept"):
             read = played.read
         seconds = self.timer.take()
+        # A request may have ended while the round was in flight.
+        still = np.array(
+            [self._running[s] is r for s, r in zip(slots.host_index.tolist(), flight.requests, strict=True)]
+        )
         with self.timer.stage("commit"):
-            self._tell(played, slots)
+            self._tell(played, slots, still)
         may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
         steps = []
         for row, slot in enumerate(slots.host_index.tolist()):
-            request = self._running[slot]
-            assert request is not None
+            request = flight.requests[row]
+            if request is None or not still[row]:
+                continue
             step = self._outputs.step(request, read, row, seconds, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
@@ -284,10 +315,11 @@ class Engine:
         start = self._slots.undo(slot)
         self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
 
-    def _tell(self, played: Played, slots: Slots) -> None:
-        """Note on the host what a round has decided, and tell the drafter."""
+    def _tell(self, played: Played, slots: Slots, still: np.ndarray) -> None:
+        """Note on the host what a round has decided for the rows that are ``still`` there, and tell the drafter."""
         read, drafter = played.read, self.drafter
-        told, counts = slots.host_drafting & read.valid, np.where(read.valid, read.num_accepted + 1, 0)
+        decided = read.valid & still
+        told, counts = slots.host_drafting & decided, np.where(decided, read.num_accepted + 1, 0)
         committed = None
         if played.followed:
             assert isinstance(drafter, DeviceDrafter), "only those follow on the device"
@@ -355,6 +387,7 @@ class Engine:
     def _fail(self, error: BaseException) -> list[Step]:
         """End all running requests, whose state is unknown after an error; returns their last steps."""
         message = described(error)
+        self._flight = None
         steps = []
         for request in self._running:
             if request is None:
@@ -398,6 +431,28 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed, and its drafter may serve another one: build a new engine")
+
+
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A round that the device plays, and that the host has not read yet.
+
+    Attributes:
+        played: The round.
+        slots: Its rows.
+        requests: The request of every row when the round began.
+        alone: Whether the next round of these rows needs nothing from the host.
+    """
+
+    played: Played
+    slots: Slots
+    requests: list[Request | None]
+    alone: bool
+
+    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
+        """Returns which rows' requests still run; others have ended while the round was in flight."""
+        slots = self.slots.host_index.tolist()
+        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
 
 
 def _told(played: Played, slots: Slots) -> Committed:

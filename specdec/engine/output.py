@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from specdec.engine.round import ReadBack
+from specdec.engine.read_back import ReadBack
 from specdec.engine.text import Detokenizer
 from specdec.origin import described
 from specdec.requests import Request

@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.batch import ForwardOutput, bucket_of
 from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.clock import StageTimer
+from specdec.engine.read_back import Fetch
 from specdec.engine.round import Judged, Mode, Played, judge, verify
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.cuda_graph import CudaGraphRecorder
@@ -59,12 +60,19 @@ class Rounds:
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
         self._kinds: dict[Hashable, TreeKind] = {}
 
-    def play(self, mode: Mode, slots: Slots, observer: Observer | None = None) -> Played:
-        """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet."""
+    def play(self, mode: Mode, slots: Slots, observer: Observer | None = None, *, ahead: int = 0) -> Played:
+        """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
+
+        Args:
+            mode: How to draft and judge.
+            slots: The rows.
+            observer: Sees the decision before it is made final.
+            ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
+        """
         take = self._taker(mode, slots)
         seen = slots
         if take is not None and self._whole:
-            seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + mode.most_nodes + 1))
+            seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + ahead + mode.most_nodes + 1))
         with self._timer.stage("draft"):
             tree = self._draft(take, mode, slots, seen)
         kind = TreeKind.of(tree)
@@ -76,14 +84,20 @@ class Rounds:
             observer(tree, judged)
         with self._timer.stage("commit"):
             followed = self._settle(take, mode, kind, tree, judged, output.hidden_states, seen)
-        return Played(tree, judged, output.hidden_states, slots.alternatives, followed=followed)
+        fetch = Fetch(judged.packed)
+        return Played(tree, judged, output.hidden_states, fetch, slots.alternatives, followed=followed)
+
+    def stands_alone(self, mode: Mode, slots: Slots) -> bool:
+        """Returns whether a round needs nothing from the host, so that it may begin before the last one is read."""
+        drafts_there = mode.drafter is None or isinstance(mode.drafter, DeviceDrafter)
+        return self._whole and drafts_there and self._taker(mode, slots) is not None
 
     def _taker(self, mode: Mode, slots: Slots) -> "Take | None":
         """Returns what runs the stages of a round that may be recorded; None for one that may not.
 
         A user's processors may do anything.
         """
-        if self.recordings is None or any(slots.processors) or not may_record(mode.verifier):
+        if self.recordings is None or mode.inspected or any(slots.processors) or not may_record(mode.verifier):
             return None
         rows = int(slots.host_index[0]) if slots.are_views else None, len(slots)
         common = id(mode), traits(mode.verifier), rows, _flags(slots.sampling), slots.alternatives

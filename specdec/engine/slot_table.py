@@ -127,6 +127,11 @@ class SlotTable:
         """Slots that take part in rounds, ascending."""
         return np.flatnonzero(self._running)
 
+    @property
+    def counts_by_itself(self) -> bool:
+        """Whether the device knows how deep every row may draft, without being told by the host."""
+        return not (self._without_draft.any() or self._depth_is_set.any())
+
     def is_running(self, slot: int) -> bool:
         """Returns whether a slot takes part in rounds: its prompt is in the cache."""
         return bool(self._running[slot])

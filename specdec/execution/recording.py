@@ -57,6 +57,7 @@ class Recordings:
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
         self._times: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()
+        self._full = False
         self.replays = 0
 
     def __len__(self) -> int:
@@ -83,12 +84,16 @@ class Recordings:
             self.replays += 1
             return recording(*inputs)
         self._times[key] += 1
-        if self._times[key] < self._after or key in self._refused:
+        if self._times[key] < self._after or key in self._refused or self._full:
             return stage(*inputs)
         try:
             recording, outputs = self._recorder.record(stage, inputs)
-        except torch.OutOfMemoryError:
-            raise
+        except torch.OutOfMemoryError as error:
+            # Without recordings there may be room for the work itself.
+            self.clear()
+            self._full = True
+            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
+            return stage(*inputs)
         except Exception as error:  # it depends on values, or does something that cannot be repeated: it runs as it is
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
             self._refused.add(key)

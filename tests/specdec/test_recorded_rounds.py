@@ -4,7 +4,9 @@ On a GPU the recordings are CUDA graphs. On a CPU they are programs of the same 
 can be replayed here, bit for bit, does not depend on anything that a graph would have frozen.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
+from specdec.engine.read_back import Fetch
 from specdec.execution.counting import counted
 from specdec.execution.recording import Recorder, Recording, Recordings, Stage
 from specdec.execution.tape import TapeRecorder
@@ -171,6 +174,90 @@ def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeyp
             engine.abort(request)
     assert {waits for _, waits in found} == {1}
     assert len({launches for launches, _ in found}) <= (3 if drafter == "ngram" else 1)  # its trees have a few sizes
+
+
+class FixedAddresses(Recorder):
+    """Records like a graph: inputs are read and outputs written at the same addresses in every replay."""
+
+    def __init__(self) -> None:
+        self.inner = TapeRecorder()
+
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(stage, inputs)
+        places, fixed = [each.clone() for each in inputs], tuple(each.clone() for each in outputs)
+
+        def replay(*given: Tensor) -> tuple[Tensor, ...]:
+            for place, each in zip(places, given, strict=True):
+                place.copy_(each)
+            for place, each in zip(fixed, recording(*places), strict=True):
+                place.copy_(each)
+            return fixed
+
+        return replay, fixed
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "medusa", "model_tree_iid"])
+def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_them(target, drafter) -> None:
+    made = None if drafter is None else DRAFTERS[drafter](target.model)
+    rule = None if drafter is None else RejectionVerifier()
+    options = {"max_batch_size": 3, "max_length": 64, "prefill_chunk": 7}
+    longer = [SamplingParams(**{**vars(each), "max_new_tokens": 30}) for each in SAMPLING]
+    with Engine(target, recording="off", **options) as plain:
+        outputs = [each.token_ids for each in plain.generate(prompts(), longer)]
+    # Every other request ends in the middle of its output.
+    stops = [
+        SamplingParams(**{**vars(each), "stop_token_ids": (tokens[12],) if i % 2 else ()})
+        for i, (each, tokens) in enumerate(zip(longer, outputs, strict=True))
+    ]
+    with Engine(target, made, rule, recording="rounds", **options) as engine:
+        engine._rounds.recordings._recorder = FixedAddresses()
+        found = engine.generate(prompts(), stops)
+        assert engine._rounds.recordings.replays > 20
+    with Engine(target, made, rule, recording="off", **options) as plain:
+        wanted = plain.generate(prompts(), stops)
+    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    assert {each.finish_reason for each in found} == {"stop", "length"}
+
+
+@pytest.mark.parametrize(("drafter", "overlaps"), [(None, True), ("model_chain_iid", True), ("ngram", False)])
+def test_the_next_round_begins_before_this_one_is_read(target, drafter, overlaps, monkeypatch) -> None:
+    events = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **named: (events.append(name), function(*args, **named))[1]
+
+    monkeypatch.setattr(rounds_module.Rounds, "play", noted("play", rounds_module.Rounds.play))
+    monkeypatch.setattr(Fetch, "wait", noted("read", Fetch.wait))
+    made = None if drafter is None else DRAFTERS[drafter](target.model)
+    rule = None if drafter is None else RejectionVerifier()
+    engine = Engine(target, made, rule, max_length=64, recording="rounds")
+    engine.generate([[1, 2, 3, 1, 2]], SamplingParams(max_new_tokens=9))
+    ahead = sum(first == second == "play" for first, second in itertools.pairwise(events))
+    assert ahead == (1 if overlaps else 0)  # from then on one is played for every one that is read
+    assert abs(events.count("play") - events.count("read")) <= 1
+
+
+def test_a_request_that_is_dropped_while_its_round_is_in_flight_leaves_nothing_behind(target) -> None:
+    drafter = DRAFTERS["model_chain_iid"](target.model)
+    engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    wanted = engine.generate([[4, 5, 6]], SamplingParams(max_new_tokens=20))[0].token_ids
+    dropped = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=40))
+    for _ in range(3):
+        engine.step()
+    engine.abort(dropped)
+    assert engine.generate([[4, 5, 6]], SamplingParams(max_new_tokens=20))[0].token_ids == wanted
+
+
+def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:
+    class Full(Recorder):
+        def record(self, stage, inputs):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    recordings = Recordings(Full(), after=1, most=2)
+    for _ in range(3):
+        assert recordings.run("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
+    assert len(caplog.records) == 1
+    assert "Tried to allocate 2.00 GiB" in caplog.text
 
 
 def test_a_change_of_the_rule_is_noticed(target) -> None:

@@ -1,0 +1,133 @@
+"""What the host reads of a round: one table, in one copy, with one synchronization."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.tree import DraftTree
+from specdec.types import Verdict
+
+
+class Fetch:
+    """A tensor on its way to the host, which may do other things meanwhile.
+
+    Args:
+        tensor: What to copy. Work that is queued later may change it.
+    """
+
+    def __init__(self, tensor: Tensor):
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type != "cuda":
+            self._here = tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
+        else:
+            self._here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._here.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> np.ndarray:
+        """Returns the numbers, when they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here.numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class ReadBack:
+    """A round's results on the host, row by row, fetched in one copy with one synchronization.
+
+    Attributes:
+        tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
+        logprobs: Their log-probabilities under p.
+        raw: Float[batch position 1+2k]: their log-probabilities before all processing, then the k most probable tokens
+            and their log-probabilities; None if no request asks for them.
+        num_accepted: The number of accepted nodes.
+        expected_accepted: Its expected value, given the tree.
+        proposed_nodes: Drafted nodes that were verified.
+        proposed_depth: Depth of the longest branch.
+        valid: False where logits on the path, or the rule's laws, were not finite: nothing else but the proposed nodes
+            means anything then.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    raw: np.ndarray | None
+    num_accepted: np.ndarray
+    expected_accepted: np.ndarray
+    proposed_nodes: np.ndarray
+    proposed_depth: np.ndarray
+    valid: np.ndarray
+
+    @classmethod
+    def unpack(cls, packed: np.ndarray, width: int, alternatives: int | None) -> "ReadBack":
+        """Returns what ``pack`` has put into one table.
+
+        Args:
+            packed: The table.
+            width: Columns of tokens: the root and the longest path.
+            alternatives: As ``pack`` was given them.
+        """
+        figures, raw = packed[:, 2 * width : 2 * width + 5], packed[:, 2 * width + 5 :]
+        return cls(
+            tokens=packed[:, :width].astype(np.int64),
+            logprobs=packed[:, width : 2 * width],
+            raw=None if alternatives is None else raw.reshape(len(packed), width, -1),
+            num_accepted=figures[:, 0].astype(np.int64),
+            expected_accepted=figures[:, 1],
+            proposed_nodes=figures[:, 2].astype(np.int64),
+            proposed_depth=figures[:, 3].astype(np.int64),
+            valid=figures[:, 4] > 0,
+        )
+
+
+def pack(
+    tree: DraftTree,
+    verdict: Verdict,
+    nodes: Int[Tensor, "batch position"],
+    tokens: Int[Tensor, "batch position"],
+    logits: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"],
+    alternatives: int | None = None,
+) -> tuple[Bool[Tensor, " batch"], Float[Tensor, "batch figure"]]:
+    """Returns which rows were decided, and all that the host needs of a round, in one table in float64.
+
+    Args:
+        tree: What was proposed.
+        verdict: What became of it.
+        nodes: The root and the accepted path.
+        tokens: Their tokens.
+        logits: The model's.
+        target_probs: p.
+        alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
+    """
+    batch, _, vocab = target_probs.shape
+    last = verdict.next_token[:, None]
+    emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
+    chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
+    # NaN wins every maximum: a largest logit tells whether its node went wrong.
+    valid = logits.amax(-1).gather(1, nodes).isfinite().all(-1) & verdict.valid
+    figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, valid]
+    columns = [emitted.to(torch.float64), chosen.log(), *[figure[:, None] for figure in figures]]
+    if alternatives is not None:
+        columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
+    return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact
+
+
+def _raw_logprobs(
+    logits: Float[Tensor, "batch node vocab"],
+    nodes: Int[Tensor, "batch position"],
+    emitted: Int[Tensor, "batch position"],
+    alternatives: int,
+) -> Float[Tensor, "batch position figures"]:
+    """Returns log-probabilities before all processing: the emitted token's, the most probable tokens, and theirs."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    rows = logits.gather(1, nodes[..., None].expand(-1, -1, logits.shape[-1])).to(wide).log_softmax(-1)
+    chosen = rows.gather(2, emitted[..., None])
+    if not alternatives:
+        return chosen
+    # A stable sort, because topk leaves open which of equal tokens comes first; here it is the lower id, as everywhere.
+    values, tokens = rows.sort(dim=-1, descending=True, stable=True)
+    return torch.cat([chosen, tokens[..., :alternatives].to(wide), values[..., :alternatives]], dim=-1)
