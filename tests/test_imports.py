@@ -15,11 +15,11 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
-    ("arguments", "origin"),
-    ("types", "random", "bundled", "memory", "host", "machine", "shape", "exports"),
+    ("arguments", "origin", "host"),
+    ("types", "random", "bundled", "memory", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
-    ("batch", "slots", "coupling"),
+    ("batch", "slots", "coupling", "tree_parts"),
     ("interfaces", "cache"),
     ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),
