@@ -5,12 +5,14 @@ import warnings
 import pytest
 import torch
 
+from specdec.engine import rounds
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from tests.components import DRAFTERS, fitting
+from tests.components import DRAFTERS, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
+from tests.test_lossless import SAMPLING, prompts
 from verifiers.rejection import RejectionVerifier
 
 pytestmark = pytest.mark.gpu
@@ -56,3 +58,31 @@ def test_stages_are_timed_by_events(model) -> None:
     engine = Engine(Target(model), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64, timing=True)
     steps = engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=20))[0].steps
     assert sum(step.seconds.get("verify", 0.0) for step in steps) > 0
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), [(d, v) for v in VERIFIERS for d in DRAFTERS if tried(d, v)])
+def test_rounds_replayed_from_graphs_give_the_same_tokens(model, drafter: str, verifier: str, monkeypatch) -> None:
+    monkeypatch.setattr(rounds, "RECORD_AFTER", 2)
+    made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
+    skip_unfit(made, rule)
+    outputs = []
+    for recording in ("rounds", "off"):
+        with Engine(Target(model), made, rule, max_batch_size=3, max_length=96, recording=recording) as engine:
+            outputs.append([each.token_ids for each in engine.generate(prompts(), SAMPLING)])
+            if recording == "rounds":
+                assert engine._rounds.recordings.replays > 20
+                assert not engine._rounds.recordings._refused
+    assert outputs[0] == outputs[1]
+
+
+def test_graphs_take_a_bounded_share_of_memory(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "RECORD_AFTER", 1)
+    monkeypatch.setattr(rounds, "MOST_RECORDINGS", 8)
+    made = DRAFTERS["model_tree_iid"](model)
+    engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=3, max_length=96)
+    sizes = []
+    for _ in range(4):
+        engine.generate(prompts(), SAMPLING)
+        sizes.append(torch.cuda.memory_reserved())
+    assert len(engine._rounds.recordings) <= 8
+    assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
