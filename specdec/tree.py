@@ -65,13 +65,15 @@ class DraftTree:
         """
         _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
-        return cls(
+        tree = cls(
             tokens=tokens,
             topology=topology,
             valid=torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid,
             law=_laws(tokens, sampling),
             draft_probs=draft_probs,
         )
+        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
+        return tree
 
     @classmethod
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
@@ -117,10 +119,12 @@ class DraftTree:
             law=_laws(tokens, sampling),
             draft_probs=draft_probs,
         )
+        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
         if valid is None:
             # Fill the cached properties: for a static shape they need no computation.
             children, nodes, depth = whole.children, *whole.size
-            vars(tree).update(children=children.expand(batch, -1, -1), size=(nodes.expand(batch), depth.expand(batch)))
+            size = (nodes.expand(batch), depth.expand(batch))
+            vars(tree).update(is_whole=True, children=children.expand(batch, -1, -1), size=size)
         return tree
 
     @property
@@ -142,6 +146,16 @@ class DraftTree:
     def in_line(self) -> bool:
         """Whether every node's parent is the node before it, as in a chain of a static shape."""
         return self.topology.in_line
+
+    @cached_property
+    def only_law(self) -> DraftSampling | None:
+        """The law of all nodes, if the host knows that they have one; ``build`` and ``from_shape`` may be told it."""
+        return None
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the host knows that every node of a static shape is valid."""
+        return False
 
     @cached_property
     def parents(self) -> Int[Tensor, "batch node"]:
@@ -205,7 +219,8 @@ class DraftTree:
         valid = self.valid & (self.depth <= depth[:, None])
         tree = replace(self, valid=valid, tokens=self.tokens.where(valid, self.tokens[:, :1]))
         known = vars(self)
-        vars(tree).update({name: known[name] for name in ("parents", "depth", "ancestors") if name in known})
+        kept = ("parents", "depth", "ancestors", "only_law")
+        vars(tree).update({name: known[name] for name in kept if name in known})
         if "children" in known:
             # All children of a node have one depth, so they go together, and sibling ranks stay.
             keeps = (self.depth < depth[:, None])[..., None]
