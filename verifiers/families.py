@@ -26,7 +26,8 @@ def entries(tree: DraftTree, vocab: int) -> Int[Tensor, "batch node"]:
 
     In a vocabulary of 10, token 3 below node 2 stands at 23. The root's own entry is meaningless.
     """
-    return torch.add(tree.tokens, tree.parents.clamp(min=0), alpha=vocab)
+    above = groups_of(tree.topology).above if tree.topology.static else tree.parents.clamp(min=0)
+    return torch.add(tree.tokens, above, alpha=vocab)
 
 
 def _row_index(nodes: Int[Tensor, "batch ..."], width: int) -> Int[Tensor, " row"]:
@@ -71,13 +72,21 @@ class Groups:
         parents: All nodes that have children.
         siblings: The nodes with several children, those with most of them first; None if there are none.
         levels: The nodes that have children, depth by depth; within a depth those with most of them first.
+        drafted: Which nodes are drafted: all but the root.
+        above: The parent of every node; the root's own is the root.
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
+        first_child: The first child of every node; 0 where there is none.
+        place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
     """
 
     parents: Group
     siblings: Group | None
     levels: tuple[Group, ...]
+    drafted: Bool[Tensor, " node"]
+    above: Int[Tensor, " node"]
     earlier: Bool[Tensor, "node node"]
+    first_child: Int[Tensor, " node"]
+    place_among_siblings: Int[Tensor, " node"]
 
 
 @lru_cache(maxsize=1024)
@@ -115,11 +124,20 @@ def groups_of(topology: Topology) -> Groups:
     with torch.inference_mode(False):
         same = topology.parents[0][:, None] == topology.parents[0]
         earlier = same.tril(-1)
+        above = topology.parents[0].clamp(min=0)
+        drafted = topology.parents[0] >= 0
+        first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
+        places = [several.index(node) if node in several else -1 for node in range(len(parents))]
+        place_among_siblings = torch.tensor(places, device=device)
     return Groups(
         parents=group(having),
         siblings=group(several) if several else None,
-        levels=tuple(group([node for node in fullest_first if depth[node] == level]) for level in range(max(depth))),
+        levels=tuple(group([node for node in fullest_first if depth[node] == level]) for level in range(max(depth, default=0))),
+        drafted=drafted,
+        above=above,
         earlier=earlier,
+        first_child=first_child,
+        place_among_siblings=place_among_siblings,
     )
 
 
@@ -312,5 +330,6 @@ def drafted_laws(tree: DraftTree) -> Int8[Tensor, "batch node"]:
     """Returns how every valid drafted node was drawn; -1 at invalid nodes and at the root. Made once per tree."""
     known = vars(tree)
     if "_drafted_laws" not in known:
-        known["_drafted_laws"] = tree.law.masked_fill((tree.parents < 0) | ~tree.valid, -1)
+        drafted = tree.valid & (tree.parents >= 0) if not tree.topology.static else tree.valid & groups_of(tree.topology).drafted
+        known["_drafted_laws"] = torch.where(drafted, tree.law, -1)
     return known["_drafted_laws"]

@@ -7,10 +7,11 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.families import Family, drafted_laws, entries, none_before, rows_of, with_siblings
+from verifiers.families import Family, drafted_laws, entries, groups_of, none_before, rows_of, with_siblings
 from verifiers.levels import law_of_steps
-from verifiers.residuals import normalized, residual
-from verifiers.siblings import Siblings, chance, share, try_in_turn
+from verifiers.remembered import recall, remember
+from verifiers.residuals import normalized
+from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
 
 
 class RejectionVerifier(Verifier):
@@ -50,7 +51,8 @@ class RejectionVerifier(Verifier):
             step = chance(p, share(q, drafted_laws(tree), tree.only_law))
             several = with_siblings(tree, target_probs)
             if several is not None:
-                step = _in_turn(tree, several, step)
+                step, left = _in_turn(tree, several, step)
+                remember(self, tree, target_probs, left)
         step[:, 0].fill_(1)
         return law_of_steps(tree, step)
 
@@ -65,16 +67,19 @@ class RejectionVerifier(Verifier):
             return rows_of(target_probs, stop)
         if tree.draft_probs is None:
             node_p = rows_of(target_probs, stop)
-            rejected = (tree.parents == stop[:, None]) & tree.valid
+            below = (tree.parents == stop[:, None]) & tree.valid
             # Adding minus infinity, not writing zero: nodes elsewhere may have the same token and would undo a write.
-            certain = torch.where(rejected, -torch.inf, 0.0).to(node_p.dtype)
+            certain = torch.where(below, -torch.inf, 0.0).to(node_p.dtype)
             left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
-            return normalized(left, node_p, rejected.any(-1, keepdim=True))
+            return normalized(left, node_p, below.any(-1, keepdim=True))
 
+        known = recall(self, tree, target_probs)
+        if known is not None and tree.topology.static:
+            return _after_siblings(tree, target_probs, stop, known)
         family = Family(tree, target_probs, stop[:, None])
         most = family.laws.shape[-1]
         if most == 1:
-            left = residual(family.p, family.q, family.tokens[..., 0], family.laws[..., 0])
+            left = rejected(family.p, family.q, family.tokens[..., 0], family.laws[..., 0], tree.only_law)
         else:
             siblings = Siblings((1,) * most, family.tokens[:, 0], family.laws[:, 0], tree.only_law)
             left = try_in_turn(family.p, family.q, siblings).left
@@ -96,8 +101,8 @@ def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor,
 
 def _in_turn(
     tree: DraftTree, several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]], step: Float[Tensor, "batch node"]
-) -> Float[Tensor, "batch node"]:
-    """Returns the acceptance probabilities of all nodes, given that a path has reached the parent.
+) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch some vocab"]]:
+    """Returns the acceptance probabilities of all nodes, and what nodes with several children have left of p.
 
     Args:
         tree: The tree.
@@ -106,6 +111,37 @@ def _in_turn(
     """
     family, having, index = several
     siblings = Siblings(having, tree.tokens.gather(1, index), drafted_laws(tree).gather(1, index), tree.only_law)
+    tried = try_in_turn(family.p, family.q, siblings)
     # Children that do not exist are written to the root, which is overwritten later.
-    step = step.scatter(1, index, try_in_turn(family.p, family.q, siblings).chances)
-    return step * none_before(tree, 1 - step)
+    step = step.scatter(1, index, tried.chances)
+    return step * none_before(tree, 1 - step), tried.left
+
+
+def _after_siblings(
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    stop: Int[Tensor, " batch"],
+    left: Float[Tensor, "batch some vocab"],
+) -> Float[Tensor, "batch vocab"]:
+    """Returns the law of the token that follows, in a static shape.
+
+    Args:
+        tree: The tree.
+        target_probs: p at every node.
+        stop: Where the path ends.
+        left: What is left of p at the nodes with several children, not normalized.
+    """
+    groups = groups_of(tree.topology)
+    family = Family(tree, target_probs, stop[:, None])
+    child = groups.first_child.index_select(0, stop)[:, None]
+    law = drafted_laws(tree).gather(1, child)
+    once = rejected(family.p, family.q, tree.tokens.gather(1, child), law, tree.only_law)
+    place = groups.place_among_siblings.index_select(0, stop)[:, None]
+    several = rows_of(left, place.clamp(min=0))
+    result = several.where((place >= 0)[..., None], once)
+    if tree.is_whole:
+        exists = child > 0
+    else:
+        exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
+    # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+    return normalized(result, family.p, exists[..., None])[:, 0]

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from specdec.types import DraftSampling
+from verifiers.residuals import residual
 
 _IN_TURN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 
@@ -53,12 +54,12 @@ class Tried:
         chances: The probability of accepting each child, given that its earlier siblings were rejected; 0 where there
             is no child.
         left: What is left of w p once all children are rejected: u, not divided by t.
-        mass: The sum of ``left`` over the vocabulary.
+        mass: The sum of ``left`` over the vocabulary; None if no weights were given.
     """
 
     chances: Float[Tensor, "batch child"]
     left: Float[Tensor, "batch some vocab"]
-    mass: Float[Tensor, "batch some"]
+    mass: Float[Tensor, "batch some"] | None
 
 
 def share(
@@ -102,7 +103,7 @@ def try_in_turn(
         q = q.nan_to_num()
     left, slack = (p, None) if weight is None else (p * weight[..., None], 1 - weight)
     total: Tensor | None = None  # t, of the nodes that have a child of this rank; None stands for 1
-    mass = torch.zeros_like(p[..., 0]) if weight is None else weight
+    mass = weight
     masses, drawn, totals = [], [], []
     without = q
     for rank, count in enumerate(siblings.having):
@@ -140,10 +141,32 @@ def try_in_turn(
             dead = sums == 0
             now.addcmul_(p[:, here], dead[..., None].to(p.dtype))
             sums = sums + dead
-        mass = sums if count == mass.shape[1] else torch.cat([sums, mass[:, count:]], 1)
+        if mass is not None:
+            mass = sums if count == mass.shape[1] else torch.cat([sums, mass[:, count:]], 1)
         total = sums if slack is None else sums + slack[:, here]
     mine = share(torch.cat(drawn, 1), siblings.laws, siblings.only_law)
     return Tried(chance(torch.cat(masses, 1), mine * torch.cat(totals, 1)), left, mass)
+
+
+def rejected(
+    p: Float[Tensor, "*rows vocab"],
+    q: Float[Tensor, "*rows vocab"],
+    token: Int[Tensor, "*rows"],
+    law: Int8[Tensor, "*rows"],
+    only_law: DraftSampling | None = None,
+) -> Float[Tensor, "*rows vocab"]:
+    """Returns [p - q]+, what is left of p after one child was rejected, not normalized; p where there is no child.
+
+    Args:
+        p: What is to be emitted.
+        q: What the child was drawn from; not read where it is deterministic.
+        token: The child's token.
+        law: How it was drawn; -1 where there is no child.
+        only_law: The law of all children, if the host knows that there is one.
+    """
+    if only_law in _IN_TURN:
+        return torch.addcmul(p, q, (law > 0)[..., None].to(p.dtype), value=-1).clamp_(min=0)
+    return residual(p, q, token, law)
 
 
 def _by_rank(values: Tensor, having: Sequence[int]) -> Sequence[Tensor]:
