@@ -10,6 +10,7 @@ from specdec.types import DraftSampling, Exactness
 from verifiers.families import Family, entries
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
 from verifiers.residuals import acceptance, normalized, residual, weight_left
+from verifiers.siblings import by_rank, try_in_turn
 
 
 class BlockVerifier(Verifier):
@@ -100,19 +101,12 @@ class TraversalVerifier(PostOrderVerifier):
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
+    takes_gaps = True
+
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
         """Try one child after the other."""
-        p, tokens, laws = family.p, family.tokens, family.laws
-        weights = torch.zeros_like(tokens, dtype=p.dtype)
-        for rank, draft_law in enumerate(family.drawn_from()):
-            token, law, some = tokens[..., rank], laws[..., rank], family.exists[..., rank]
-            entry = token[..., None]
-            mass = weight * p.gather(-1, entry)[..., 0]
-            weights[..., rank] = acceptance(mass, draft_law.gather(-1, entry)[..., 0], law).where(some, 0.0)
-            left = residual(weight[..., None] * p, draft_law, token, law)
-            z = left.sum(-1)
-            p = normalized(left, family.p).where(some[..., None], p)
-            weight = weight_left(z, weight).where(some, weight)
-        return weights, weight, p
+        siblings, unpacked = by_rank(family)
+        tried = try_in_turn(family.p, family.q, siblings, weight)
+        return unpacked(tried.chances), weight_left(tried.mass, weight), tried.left

@@ -55,6 +55,7 @@ class Group:
         place: Where the group's nodes stand in a table, if they stand side by side: first and last + 1.
         having: How many of the nodes have a child of each rank.
         by_rank: All first children, then all second ones, and so on; only where nodes with more children come first.
+        unsorted: Where the entries of ``children`` stand in ``by_rank``, node by node; one past the end for no child.
     """
 
     nodes: Int[Tensor, " some"]
@@ -62,6 +63,7 @@ class Group:
     place: tuple[int, int] | None
     having: tuple[int, ...]
     by_rank: Int[Tensor, " child"]
+    unsorted: Int[Tensor, " entry"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class Groups:
     """How the nodes of a static shape may be taken together.
 
     Attributes:
-        parents: All nodes that have children.
+        parents: All nodes that have children, those with most of them first.
         siblings: The nodes with several children, those with most of them first; None if there are none.
         levels: The nodes that have children, depth by depth; within a depth those with most of them first.
         drafted: Which nodes are drafted: all but the root.
@@ -77,6 +79,8 @@ class Groups:
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
         first_child: The first child of every node; 0 where there is none.
         place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
+        place_among_parents: Where every node stands in all ``levels`` one after the other; 0 if it is not there.
+        strictly_above: ``strictly_above[i, j]``: node j is above node i.
     """
 
     parents: Group
@@ -87,6 +91,8 @@ class Groups:
     earlier: Bool[Tensor, "node node"]
     first_child: Int[Tensor, " node"]
     place_among_siblings: Int[Tensor, " node"]
+    place_among_parents: Int[Tensor, " node"]
+    strictly_above: Bool[Tensor, "node node"]
 
 
 @lru_cache(maxsize=1024)
@@ -104,6 +110,9 @@ def groups_of(topology: Topology) -> Groups:
     def group(nodes: list[int]) -> Group:
         most = max((len(children[node]) for node in nodes), default=0)
         table = [[*children[node], *[0] * (most - len(children[node]))] for node in nodes]
+        by_rank = [children[node][rank] for rank in range(most) for node in nodes if len(children[node]) > rank]
+        at = {child: place for place, child in enumerate(by_rank)}
+        unsorted = [at.get(child, len(by_rank)) for row in table for child in row]
         side_by_side = bool(nodes) and nodes == list(range(nodes[0], nodes[-1] + 1))
         with torch.inference_mode(False):
             return Group(
@@ -111,15 +120,13 @@ def groups_of(topology: Topology) -> Groups:
                 children=torch.tensor(table, dtype=torch.long, device=device).view(len(nodes), most),
                 place=(nodes[0], nodes[-1] + 1) if side_by_side else None,
                 having=tuple(sum(len(children[node]) > rank for node in nodes) for rank in range(most)),
-                by_rank=torch.tensor(
-                    [children[node][rank] for rank in range(most) for node in nodes if len(children[node]) > rank],
-                    dtype=torch.long,
-                    device=device,
-                ),
+                by_rank=torch.tensor(by_rank, dtype=torch.long, device=device),
+                unsorted=torch.tensor(unsorted, dtype=torch.long, device=device),
             )
 
     having = [node for node in range(len(parents)) if children[node]]
     fullest_first = sorted(having, key=lambda node: -len(children[node]))
+    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
     several = [node for node in fullest_first if len(children[node]) > 1]
     with torch.inference_mode(False):
         same = topology.parents[0][:, None] == topology.parents[0]
@@ -129,15 +136,21 @@ def groups_of(topology: Topology) -> Groups:
         first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
         places = [several.index(node) if node in several else -1 for node in range(len(parents))]
         place_among_siblings = torch.tensor(places, device=device)
+        in_turn = [node for level in by_level for node in level]
+        places = [in_turn.index(node) if node in in_turn else 0 for node in range(len(parents))]
+        place_among_parents = torch.tensor(places, device=device)
+        strictly_above = topology.ancestors[0] & ~torch.eye(len(parents), dtype=torch.bool, device=device)
     return Groups(
-        parents=group(having),
+        parents=group(fullest_first),
         siblings=group(several) if several else None,
-        levels=tuple(group([node for node in fullest_first if depth[node] == level]) for level in range(max(depth, default=0))),
+        levels=tuple(group(level) for level in by_level),
         drafted=drafted,
         above=above,
         earlier=earlier,
         first_child=first_child,
         place_among_siblings=place_among_siblings,
+        place_among_parents=place_among_parents,
+        strictly_above=strictly_above,
     )
 
 
@@ -247,6 +260,11 @@ class Family:
                 yield left
             else:
                 yield self.q.where((self.laws[..., rank] == DraftSampling.IID)[..., None], left)
+
+    @property
+    def sorted_group(self) -> Group | None:
+        """The nodes as a group of a static shape, if they are one and its children are taken as they stand there."""
+        return None if self._moved else self._group
 
     def _rows(self, table: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch some vocab"]:
         """Returns the nodes' rows of a table, without a copy where they stand side by side."""

@@ -14,7 +14,7 @@ because t_r (1 - w_r) is 1 - w at every step. So a rejected child costs one prod
 vocabulary. For w = 1 this is rejection sampling: w_r stays 1, and v_r is p_r.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from specdec.types import DraftSampling
+from verifiers.families import Family, drafted_laws
 from verifiers.residuals import residual
 
 _IN_TURN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
@@ -60,6 +61,23 @@ class Tried:
     chances: Float[Tensor, "batch child"]
     left: Float[Tensor, "batch some vocab"]
     mass: Float[Tensor, "batch some"] | None
+
+
+def by_rank(family: Family) -> tuple[Siblings, Callable[[Tensor], Tensor]]:
+    """Returns the children of a family sorted by rank, and what puts values in this order back into a table."""
+    only_law, group = family.tree.only_law, family.sorted_group
+    most = family.index.shape[-1]
+    if group is None:
+        having = (family.nodes.shape[1],) * most
+        laws, tokens = (values.transpose(1, 2).flatten(1) for values in (family.laws, family.tokens))
+        return Siblings(having, tokens, laws, only_law), lambda values: values.unflatten(1, (most, -1)).transpose(1, 2)
+    laws, tokens = (values.index_select(1, group.by_rank) for values in (drafted_laws(family.tree), family.tree.tokens))
+    siblings = Siblings(group.having, tokens, laws, only_law)
+    if group.having[-1] == group.having[0]:
+        return siblings, lambda values: values.unflatten(1, (most, -1)).transpose(1, 2)
+    return siblings, lambda values: torch.nn.functional.pad(values, (0, 1)).index_select(1, group.unsorted).unflatten(
+        1, (-1, most)
+    )
 
 
 def share(
