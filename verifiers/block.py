@@ -109,4 +109,5 @@ class TraversalVerifier(PostOrderVerifier):
         """Try one child after the other."""
         siblings, unpacked = by_rank(family)
         tried = try_in_turn(family.p, family.q, siblings, weight)
-        return unpacked(tried.chances), weight_left(tried.mass, weight), tried.left
+        assert tried.weight is not None, "weights were given"
+        return unpacked(tried.chances), tried.weight, tried.left

@@ -79,7 +79,8 @@ class Groups:
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
         first_child: The first child of every node; 0 where there is none.
         place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
-        place_among_parents: Where every node stands in all ``levels`` one after the other; 0 if it is not there.
+        in_turn: The nodes of all ``levels``, one level after the other.
+        place_among_parents: Where every node stands in ``in_turn``; 0 if it is not there.
         strictly_above: ``strictly_above[i, j]``: node j is above node i.
     """
 
@@ -91,6 +92,7 @@ class Groups:
     earlier: Bool[Tensor, "node node"]
     first_child: Int[Tensor, " node"]
     place_among_siblings: Int[Tensor, " node"]
+    in_turn: Int[Tensor, " parent"]
     place_among_parents: Int[Tensor, " node"]
     strictly_above: Bool[Tensor, "node node"]
 
@@ -149,6 +151,7 @@ def groups_of(topology: Topology) -> Groups:
         earlier=earlier,
         first_child=first_child,
         place_among_siblings=place_among_siblings,
+        in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),
         place_among_parents=place_among_parents,
         strictly_above=strictly_above,
     )

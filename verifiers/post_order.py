@@ -71,23 +71,27 @@ class PostOrderVerifier(Verifier):
         """
         weight = torch.zeros_like(target_probs[:, :, 0])
         weight[:, 0].fill_(1)
-        chance, laws = None, []
+        # What a node is left with, at its index; nodes without children keep what they came with.
+        laws, places, owns = [], [], []
         for family, counted in self._levels(tree, target_probs):
-            nodes = family.nodes
-            below, own, law = self._try_children(family, weight.gather(1, nodes))
-            index = family.index
-            if counted is None:
-                laws.append(law)
-            else:  # nodes of other depths fill up the rows, and must change nothing
-                own = own.where(counted, weight.gather(1, nodes) if chance is None else chance.gather(1, nodes))
-                index = index.where(counted[..., None], 0)
+            came = weight.gather(1, family.nodes)
+            below, own, law = self._try_children(family, came)
+            index, nodes = family.index, family.nodes
+            if counted is not None:
+                # Nodes of other depths fill up the rows, and must change nothing: they write to the root.
+                index, nodes = index.where(counted[..., None], 0), nodes.where(counted, 0)
             # Children that do not exist are written to the root, which is overwritten next.
-            weight = weight.scatter(1, index.flatten(1), below.flatten(1))
+            weight.scatter_(1, index.flatten(1), below.flatten(1))
             weight[:, 0].fill_(1)
-            chance = (weight if chance is None else chance).scatter(1, index.flatten(1), below.flatten(1))
-            chance.scatter_(1, nodes, own)
-        chance = weight.clone() if chance is None else chance
-        chance[:, 0].fill_(1)
+            laws.append(law)
+            places.append(nodes)
+            owns.append(own)
+        chance = weight
+        if owns:
+            static = tree.topology.static
+            nodes = groups_of(tree.topology).in_turn.expand(len(weight), -1) if static else torch.cat(places, 1)
+            chance = weight.scatter(1, nodes, torch.cat(owns, 1))
+            chance[:, 0].fill_(1)
         return weight, chance, laws
 
     def _levels(

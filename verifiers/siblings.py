@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Int8
+from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
 from specdec.types import DraftSampling
@@ -54,13 +54,13 @@ class Tried:
     Attributes:
         chances: The probability of accepting each child, given that its earlier siblings were rejected; 0 where there
             is no child.
-        left: What is left of w p once all children are rejected: u, not divided by t.
-        mass: The sum of ``left`` over the vocabulary; None if no weights were given.
+        weight: What is left of the nodes' weight once all children are rejected; None if no weights were given.
+        left: What is left of w p then: u, not divided by t.
     """
 
     chances: Float[Tensor, "batch child"]
+    weight: Float[Tensor, "batch some"] | None
     left: Float[Tensor, "batch some vocab"]
-    mass: Float[Tensor, "batch some"] | None
 
 
 def by_rank(family: Family) -> tuple[Siblings, Callable[[Tensor], Tensor]]:
@@ -111,59 +111,60 @@ def try_in_turn(
     """
     known = siblings.only_law in _IN_TURN
     iid, may_repeat = siblings.only_law is DraftSampling.IID, siblings.only_law is not DraftSampling.WITHOUT_REPLACEMENT
-    tokens = _by_rank(siblings.tokens, siblings.having)
-    laws = _by_rank(siblings.laws, siblings.having)
-    sampled = _by_rank(siblings.laws > 0, siblings.having)
+    tiny = torch.finfo(p.dtype).tiny
+    tokens = _split(siblings.tokens[..., None], siblings.having)
+    sampled = _split((siblings.laws > 0).to(p.dtype), siblings.having)
     # What a write of the smaller value does to a child's token: nothing, or it is gone.
-    gone = [] if iid else _by_rank(_gone_if(siblings.laws >= 0, p.dtype), siblings.having)
-    certain = [] if known else _by_rank(_gone_if(siblings.laws == 0, p.dtype), siblings.having)
+    gone = () if iid else _split(_gone_if(siblings.laws >= 0, p.dtype), siblings.having)
+    certain = () if known else _split(_gone_if(siblings.laws == 0, p.dtype), siblings.having)
+    again = _split(siblings.laws == DraftSampling.IID, siblings.having) if may_repeat and not iid else ()
     if not known:
-        q = q.nan_to_num()
+        q = q.nan_to_num()  # where a child is deterministic, q may be anything
     left, slack = (p, None) if weight is None else (p * weight[..., None], 1 - weight)
-    total: Tensor | None = None  # t, of the nodes that have a child of this rank; None stands for 1
-    mass = weight
-    masses, drawn, totals = [], [], []
+    mass, total = weight, None  # total: t; None stands for 1
     without = q
+    masses, drawn = [], []
     for rank, count in enumerate(siblings.having):
-        here = slice(count)
-        token = tokens[rank][..., None]
-        draft = q[:, here]
-        draft_mass: Tensor | None = None
+        here, token, draft, draft_mass = slice(count), tokens[rank], q[:, :count], None
         if rank > 0 and not iid:
-            before = tokens[rank - 1][:, here, None], gone[rank - 1][:, here, None]
-            if rank == 1:
-                without = draft.scatter_reduce(-1, *before, "amin")
-            else:
-                without = without[:, here].scatter_reduce_(-1, *before, "amin")
-            draft, draft_mass = without, without.sum(-1).clamp_(min=torch.finfo(p.dtype).tiny)
+            before = tokens[rank - 1][:, here], gone[rank - 1][:, here, None]
+            without = (
+                draft.scatter_reduce(-1, *before, "amin")
+                if rank == 1
+                else without[:, here].scatter_reduce_(-1, *before, "amin")
+            )
+            draft, draft_mass = without, without.sum(-1).clamp_(min=tiny)
             if may_repeat:
-                again = laws[rank] == DraftSampling.IID
-                draft, draft_mass = q[:, here].where(again[..., None], draft), draft_mass.masked_fill(again, 1.0)
-        at = draft.gather(-1, token)[..., 0]
+                draft = q[:, here].where(again[rank][..., None], draft)
+                draft_mass = draft_mass.masked_fill(again[rank], 1.0)
+        if total is not None:
+            total = total[:, here]
         masses.append(left[:, here].gather(-1, token)[..., 0])
-        drawn.append(at if draft_mass is None else at / draft_mass)
-        totals.append(torch.ones_like(at) if total is None else total[:, here])
-        taken = sampled[rank] if total is None else total[:, here] * sampled[rank]
-        taken = taken.to(p.dtype) if draft_mass is None else taken / draft_mass
+        q_here = draft.gather(-1, token)[..., 0]
+        q_here = q_here if draft_mass is None else q_here / draft_mass
+        q_here = q_here * sampled[rank] if known else torch.where(sampled[rank] > 0, q_here, certain[rank] == 0)
+        drawn.append(q_here if total is None else q_here * total)
+        taken = sampled[rank] if total is None else total * sampled[rank]
+        taken = taken if draft_mass is None else taken / draft_mass
         if left is p:
-            left = torch.addcmul(p, draft, taken[..., None], value=-1)
-            now = left
+            left = now = torch.addcmul(p, draft, taken[..., None], value=-1)
         else:
             now = left[:, here].addcmul_(draft, taken[..., None], value=-1)
         if not known:
             now.scatter_reduce_(-1, token, certain[rank][..., None], "amin")
         now.clamp_(min=0)
+        if weight is None and rank + 1 == len(siblings.having):
+            break
         sums = now.sum(-1)
-        last = rank + 1 == len(siblings.having)
-        if weight is None and not last:
-            dead = sums == 0
-            now.addcmul_(p[:, here], dead[..., None].to(p.dtype))
-            sums = sums + dead
-        if mass is not None:
+        if mass is None or slack is None:
+            dead = (sums == 0).to(p.dtype)
+            now.addcmul_(p[:, here], dead[..., None])
+            total = sums + dead
+        else:
             mass = sums if count == mass.shape[1] else torch.cat([sums, mass[:, count:]], 1)
-        total = sums if slack is None else sums + slack[:, here]
-    mine = share(torch.cat(drawn, 1), siblings.laws, siblings.only_law)
-    return Tried(chance(torch.cat(masses, 1), mine * torch.cat(totals, 1)), left, mass)
+            total = sums + slack[:, here]
+    own = None if mass is None or slack is None else mass / (mass + slack).clamp_(min=tiny)
+    return Tried(chance(torch.cat(masses, 1), torch.cat(drawn, 1)), own, left)
 
 
 def rejected(
@@ -187,7 +188,7 @@ def rejected(
     return residual(p, q, token, law)
 
 
-def _by_rank(values: Tensor, having: Sequence[int]) -> Sequence[Tensor]:
+def _split(values: Shaped[Tensor, "batch child ..."], having: Sequence[int]) -> Sequence[Tensor]:
     """Returns the children's values of every rank; views."""
     return values.split(list(having), dim=1)
 
