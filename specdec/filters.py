@@ -77,9 +77,11 @@ def nucleus_by_search(
     # Above ``enough`` there is less than p, above ``too_low`` there is not.
     enough = _ordered_bits(logits.amax(-1, keepdim=True)).long()
     too_low = torch.full_like(enough, -(2 ** (_BITS - 1)))  # no number has these bits
+    is_above = torch.empty_like(mass)  # a number, not a bool: to convert it takes longer than all else
     for _ in range(_BITS):
         middle = (enough + too_low) >> 1
-        fits = (mass * (key > middle.int())).sum(-1, keepdim=True) < limit
+        torch.gt(key, middle.int(), out=is_above)
+        fits = is_above.mul_(mass).sum(-1, keepdim=True) < limit
         enough, too_low = torch.where(fits, middle, enough), torch.where(fits, too_low, middle)
     least = enough.int()
     above = (mass * (key > least)).sum(-1, keepdim=True)
