@@ -173,4 +173,3 @@ def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingT
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Returns rows with all mass on the largest logit; ties go to the lowest id."""
     return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-

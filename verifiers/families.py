@@ -351,6 +351,10 @@ def drafted_laws(tree: DraftTree) -> Int8[Tensor, "batch node"]:
     """Returns how every valid drafted node was drawn; -1 at invalid nodes and at the root. Made once per tree."""
     known = vars(tree)
     if "_drafted_laws" not in known:
-        drafted = tree.valid & (tree.parents >= 0) if not tree.topology.static else tree.valid & groups_of(tree.topology).drafted
+        drafted = (
+            tree.valid & (tree.parents >= 0)
+            if not tree.topology.static
+            else tree.valid & groups_of(tree.topology).drafted
+        )
         known["_drafted_laws"] = torch.where(drafted, tree.law, -1)
     return known["_drafted_laws"]

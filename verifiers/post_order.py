@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
+from verifiers.certain import next_law_of_certain, stop_law_of_certain
 from verifiers.families import Family, groups_of, none_before, rows_of
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
@@ -33,6 +34,8 @@ class PostOrderVerifier(Verifier):
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
         weight, chance, left = self._try_all(tree, target_probs)
         remember(self, tree, target_probs, (weight, left))
         return law_of_first_success(tree, chance)
@@ -46,6 +49,8 @@ class PostOrderVerifier(Verifier):
         """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
         if tree.max_children == 0:
             return rows_of(target_probs, stop)
+        if tree.draft_probs is None:
+            return next_law_of_certain(tree, target_probs, stop)
         weight, left = recall(self, tree, target_probs) or self._try_all(tree, target_probs)[::2]
         family = Family(tree, target_probs, stop[:, None])
         if tree.topology.static:
@@ -87,12 +92,12 @@ class PostOrderVerifier(Verifier):
             places.append(nodes)
             owns.append(own)
         chance = weight
-        if owns:
+        if owns:  # p of an invalid node may be anything, and so may be what follows from it
             static = tree.topology.static
             nodes = groups_of(tree.topology).in_turn.expand(len(weight), -1) if static else torch.cat(places, 1)
             chance = weight.scatter(1, nodes, torch.cat(owns, 1))
             chance[:, 0].fill_(1)
-        return weight, chance, laws
+        return weight, chance if tree.is_whole else chance.masked_fill(~tree.valid, 0.0), laws
 
     def _levels(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]

@@ -1,14 +1,14 @@
 """Rejection sampling, from the root down and sibling by sibling: it fits every way of drafting but shared noise."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
+from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
 from verifiers.families import Family, drafted_laws, entries, groups_of, none_before, rows_of, with_siblings
-from verifiers.levels import law_of_steps
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
@@ -41,18 +41,17 @@ class RejectionVerifier(Verifier):
             step = torch.zeros_like(target_probs[:, :, 0])
             step[:, 0].fill_(1)
             return step
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
-        # step: the probability that a path which has reached the parent goes on to the node.
-        if tree.draft_probs is None:
-            step = p.masked_fill(_repeated(tree, entry) if tree.max_children > 1 else ~tree.valid, 0.0)
-        else:
-            q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
-            step = chance(p, share(q, drafted_laws(tree), tree.only_law))
-            several = with_siblings(tree, target_probs)
-            if several is not None:
-                step, left = _in_turn(tree, several, step)
-                remember(self, tree, target_probs, left)
+        q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
+        # The probability that a path which has reached the parent goes on to the node.
+        step = chance(p, share(q, drafted_laws(tree), tree.only_law))
+        several = with_siblings(tree, target_probs)
+        if several is not None:
+            step, left = _in_turn(tree, several, step)
+            remember(self, tree, target_probs, left)
         step[:, 0].fill_(1)
         return law_of_steps(tree, step)
 
@@ -66,13 +65,7 @@ class RejectionVerifier(Verifier):
         if tree.max_children == 0:
             return rows_of(target_probs, stop)
         if tree.draft_probs is None:
-            node_p = rows_of(target_probs, stop)
-            below = (tree.parents == stop[:, None]) & tree.valid
-            # Adding minus infinity, not writing zero: nodes elsewhere may have the same token and would undo a write.
-            certain = torch.where(below, -torch.inf, 0.0).to(node_p.dtype)
-            left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
-            return normalized(left, node_p, below.any(-1, keepdim=True))
-
+            return next_law_of_certain(tree, target_probs, stop)
         known = recall(self, tree, target_probs)
         if known is not None and tree.topology.static:
             return _after_siblings(tree, target_probs, stop, known)
@@ -87,20 +80,10 @@ class RejectionVerifier(Verifier):
         return normalized(left, family.p, family.laws[..., :1] >= 0)[:, 0]
 
 
-def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node"]:
-    """Returns the nodes that have the token of an earlier sibling, and the invalid ones.
-
-    Args:
-        tree: The tree.
-        entry: One number for every pair of parent and token.
-    """
-    # The root and all invalid nodes get the same number, so that invalid nodes count as repetitions of the root.
-    entry = entry.where(tree.valid & (tree.parents >= 0), -1)
-    return (entry[:, :, None] == entry[:, None, :]).tril_(-1).any(-1)
-
-
 def _in_turn(
-    tree: DraftTree, several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]], step: Float[Tensor, "batch node"]
+    tree: DraftTree,
+    several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]],
+    step: Float[Tensor, "batch node"],
 ) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch some vocab"]]:
     """Returns the acceptance probabilities of all nodes, and what nodes with several children have left of p.
 
@@ -114,6 +97,8 @@ def _in_turn(
     tried = try_in_turn(family.p, family.q, siblings)
     # Children that do not exist are written to the root, which is overwritten later.
     step = step.scatter(1, index, tried.chances)
+    if not tree.is_whole:  # p of an invalid node may be anything
+        step = step.masked_fill_(~tree.valid, 0.0)
     return step * none_before(tree, 1 - step), tried.left
 
 

@@ -75,8 +75,9 @@ def by_rank(family: Family) -> tuple[Siblings, Callable[[Tensor], Tensor]]:
     siblings = Siblings(group.having, tokens, laws, only_law)
     if group.having[-1] == group.having[0]:
         return siblings, lambda values: values.unflatten(1, (most, -1)).transpose(1, 2)
-    return siblings, lambda values: torch.nn.functional.pad(values, (0, 1)).index_select(1, group.unsorted).unflatten(
-        1, (-1, most)
+    return (
+        siblings,
+        lambda values: torch.nn.functional.pad(values, (0, 1)).index_select(1, group.unsorted).unflatten(1, (-1, most)),
     )
 
 
