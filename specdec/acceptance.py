@@ -1,5 +1,7 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
+from dataclasses import fields
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -8,6 +10,10 @@ from specdec.interfaces import Verifier
 from specdec.random import draw_with_total
 from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
+
+MOST_ENTRIES = 2**27
+"""Rows are judged together as long as p has at most this many entries (512 MiB in float32); larger batches are judged in
+parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
 
 
 def accept(
@@ -26,6 +32,23 @@ def accept(
     """
     if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
+    batch = len(target_probs)
+    together = max(1, MOST_ENTRIES // target_probs[0].numel())
+    if batch <= together:
+        return _accept(verifier, tree, target_probs, uniforms)
+    parts = [slice(first, first + together) for first in range(0, batch, together)]
+    verdicts = [_accept(verifier, tree.rows(part), target_probs[part], uniforms[part]) for part in parts]
+    names = [field.name for field in fields(Verdict)]
+    return Verdict(**{name: torch.cat([getattr(verdict, name) for verdict in verdicts]) for name in names})
+
+
+def _accept(
+    verifier: Verifier,
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    uniforms: Float[Tensor, "batch 2"],
+) -> Verdict:
+    """Returns the verdict on some rows that are judged together."""
     stop_law = verifier.stop_law(tree, target_probs)
     stop, total = draw_with_total(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)

@@ -126,6 +126,14 @@ class Topology:
             paths = torch.full((rows, nodes, self.max_depth + 1), -1, dtype=torch.long, device=self.parents.device)
             return paths.scatter_(2, column, index.expand(rows, nodes, -1))[..., 1:]
 
+    def rows(self, part: slice) -> "Topology":
+        """Returns the topology of some of the rows."""
+        some = Topology(self.parents[part], self.max_depth, self.max_children, self.in_line, self.static)
+        known = vars(self)
+        tables = {name: known[name] for name in ("depth", "ancestors", "deeper", "paths") if name in known}
+        vars(some).update({name: None if table is None else table[part] for name, table in tables.items()})
+        return some
+
     def first(self, count: int) -> "Topology":
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:

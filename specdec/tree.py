@@ -211,6 +211,19 @@ class DraftTree:
         table.view(batch, -1).scatter_(1, flat, index.expand(batch, -1))
         return table[:, :, :most]
 
+    def rows(self, part: slice) -> "DraftTree":
+        """Returns the trees of some rows of the batch."""
+        topology = self.topology if self.topology.parents.shape[0] == 1 else self.topology.rows(part)
+        q = self.draft_probs
+        tree = DraftTree(self.tokens[part], topology, self.valid[part], self.law[part], None if q is None else q[part])
+        known = vars(self)
+        if "children" in known:
+            vars(tree)["children"] = known["children"][part]
+        if "size" in known:
+            vars(tree)["size"] = tuple(figure[part] for figure in known["size"])
+        vars(tree).update({name: known[name] for name in ("only_law", "is_whole") if name in known})
+        return tree
+
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
 

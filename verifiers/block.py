@@ -13,8 +13,8 @@ from verifiers.certain import next_law_of_certain, stop_law_of_certain
 from verifiers.families import Family, drafted_laws, entries, groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
 from verifiers.remembered import recall, remember
-from verifiers.residuals import normalized
-from verifiers.siblings import by_rank, chance, rejected, share, try_in_turn
+from verifiers.residuals import normalized, residual
+from verifiers.siblings import IN_TURN, by_rank, chance, share, try_in_turn
 
 
 class _Chain(NamedTuple):
@@ -55,10 +55,10 @@ class BlockVerifier(Verifier):
         chain = self._weights(tree, target_probs)
         remember(self, tree, target_probs, chain)
         z = torch.addcmul(-tree.draft_probs, chain.weight[..., None], target_probs).clamp_(min=0).sum(-1)
-        if tree.only_law not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT):
+        if tree.only_law not in IN_TURN:
             certain = tree.law.gather(1, chain.child) == DraftSampling.DETERMINISTIC
             z = torch.where(certain, chain.weight * (1 - chain.p.gather(1, chain.child)), z)
-        own = chance(z, z + (1 - chain.weight)).where(chain.inner, chain.weight)
+        own = (z / (z + (1 - chain.weight)).clamp_(min=torch.finfo(z.dtype).tiny)).where(chain.inner, chain.weight)
         own[:, 0].fill_(1)
         return law_of_first_success(tree, own)
 
@@ -75,19 +75,26 @@ class BlockVerifier(Verifier):
         at = stop[:, None]
         here = Family(tree, target_probs, at)
         node_p, q = here.p[:, 0], here.q[:, 0]
-        follows = chain.child.gather(1, at)
-        token, law = tree.tokens.gather(1, follows)[:, 0], drafted_laws(tree).gather(1, follows)[:, 0]
-        left = rejected(chain.weight.gather(1, at) * node_p, q, token, law, tree.only_law)
-        return normalized(left, node_p, chain.inner.gather(1, at))
+        mass, inner = chain.weight.gather(1, at) * node_p, chain.inner.gather(1, at)
+        if tree.only_law in IN_TURN:
+            left = torch.addcmul(mass, q, inner.to(q.dtype), value=-1).clamp_(min=0)
+        else:
+            follows = chain.child.gather(1, at)
+            token, law = tree.tokens.gather(1, follows)[:, 0], drafted_laws(tree).gather(1, follows)[:, 0]
+            left = residual(mass, q, token, law)
+        return normalized(left, node_p, inner)
 
     def _weights(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> _Chain:
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         q = p if tree.draft_probs is None else tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
+        if tree.in_line and tree.is_whole and tree.only_law in IN_TURN:
+            child = groups_of(tree.topology).first_child.expand_as(p)
+            return _Chain(_capped_products(p, q), p, child, groups_of(tree.topology).has_child.expand_as(p))
         laws = drafted_laws(tree)
         drawn = share(q, laws, tree.only_law)
         if tree.in_line:
-            child = groups_of(tree.topology).first_child.expand_as(laws)
+            child = groups_of(tree.topology).first_child.expand_as(p)
             return _Chain(_capped_products(p, drawn), p, child, torch.nn.functional.pad(laws[:, 1:] >= 0, (0, 1)))
         parents = tree.parents.clamp(min=0)
         first = torch.zeros_like(p)
@@ -108,9 +115,9 @@ def _capped_products(p: Float[Tensor, "batch node"], drawn: Float[Tensor, "batch
     With the products r_i of all ratios up to i, w_i is r_i over the largest of r_0 = 1, ..., r_i. The products are
     summed as logarithms, in float64, because they may be out of range.
     """
-    ratio = p.where(drawn > 0, 0.0) / drawn.clamp(min=torch.finfo(drawn.dtype).tiny)
+    ratio = (p / drawn).nan_to_num_(nan=0.0, posinf=0.0)  # a token that q excludes is not accepted
     ratio[:, 0].fill_(1)
-    product = ratio.double().log_().cumsum_(-1)
+    product = ratio.log_().cumsum(-1, dtype=torch.float64)
     return (product - product.cummax(-1).values).exp_().to(p.dtype)
 
 

@@ -77,6 +77,7 @@ class Groups:
         drafted: Which nodes are drafted: all but the root.
         above: The parent of every node; the root's own is the root.
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
+        has_child: Which nodes have a child.
         first_child: The first child of every node; 0 where there is none.
         place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
         in_turn: The nodes of all ``levels``, one level after the other.
@@ -90,6 +91,7 @@ class Groups:
     drafted: Bool[Tensor, " node"]
     above: Int[Tensor, " node"]
     earlier: Bool[Tensor, "node node"]
+    has_child: Bool[Tensor, " node"]
     first_child: Int[Tensor, " node"]
     place_among_siblings: Int[Tensor, " node"]
     in_turn: Int[Tensor, " parent"]
@@ -149,6 +151,7 @@ def groups_of(topology: Topology) -> Groups:
         drafted=drafted,
         above=above,
         earlier=earlier,
+        has_child=first_child > 0,
         first_child=first_child,
         place_among_siblings=place_among_siblings,
         in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),

@@ -25,7 +25,8 @@ from specdec.types import DraftSampling
 from verifiers.families import Family, drafted_laws
 from verifiers.residuals import residual
 
-_IN_TURN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
+IN_TURN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
+"""The laws of drawn siblings. If the host knows that all are of one of these, nothing has to be done for others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ def share(
     q: Float[Tensor, "*rows"], laws: Int8[Tensor, "*rows"], only_law: DraftSampling | None = None
 ) -> Float[Tensor, "*rows"]:
     """Returns with which probability each child was drawn: q, or 1 for a deterministic one; 0 where there is none."""
-    if only_law in _IN_TURN:
+    if only_law in IN_TURN:
         return q * (laws > 0)
     # Where a child is deterministic, q may be anything, even NaN.
     return torch.where(laws > 0, q, laws == DraftSampling.DETERMINISTIC)
@@ -110,7 +111,7 @@ def try_in_turn(
         siblings: The children.
         weight: The nodes' weights. None if all are 1; if nothing is left of p then, all of it comes back.
     """
-    known = siblings.only_law in _IN_TURN
+    known = siblings.only_law in IN_TURN
     iid, may_repeat = siblings.only_law is DraftSampling.IID, siblings.only_law is not DraftSampling.WITHOUT_REPLACEMENT
     tiny = torch.finfo(p.dtype).tiny
     tokens = _split(siblings.tokens[..., None], siblings.having)
@@ -184,7 +185,7 @@ def rejected(
         law: How it was drawn; -1 where there is no child.
         only_law: The law of all children, if the host knows that there is one.
     """
-    if only_law in _IN_TURN:
+    if only_law in IN_TURN:
         return torch.addcmul(p, q, (law > 0)[..., None].to(p.dtype), value=-1).clamp_(min=0)
     return residual(p, q, token, law)
 
