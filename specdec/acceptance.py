@@ -12,7 +12,7 @@ from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
 
 MOST_ENTRIES = 2**27
-"""Rows are judged together as long as p has at most this many entries (512 MiB in float32); larger batches are judged in
+"""Rows are judged together as long as p has at most this many entries (512 MiB in float32); a larger batch is judged in
 parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
 
 

@@ -86,9 +86,9 @@ def share(
     q: Float[Tensor, "*rows"], laws: Int8[Tensor, "*rows"], only_law: DraftSampling | None = None
 ) -> Float[Tensor, "*rows"]:
     """Returns with which probability each child was drawn: q, or 1 for a deterministic one; 0 where there is none."""
+    # Where a child is deterministic or invalid, q may be anything, even NaN.
     if only_law in IN_TURN:
-        return q * (laws > 0)
-    # Where a child is deterministic, q may be anything, even NaN.
+        return q.masked_fill(laws < 0, 0.0)
     return torch.where(laws > 0, q, laws == DraftSampling.DETERMINISTIC)
 
 
