@@ -51,7 +51,11 @@ class PostOrderVerifier(Verifier):
             return rows_of(target_probs, stop)
         if tree.draft_probs is None:
             return next_law_of_certain(tree, target_probs, stop)
-        weight, left = recall(self, tree, target_probs) or self._try_all(tree, target_probs)[::2]
+        known = recall(self, tree, target_probs)
+        if known is None:
+            weight, _, left = self._try_all(tree, target_probs)
+        else:
+            weight, left = known
         family = Family(tree, target_probs, stop[:, None])
         if tree.topology.static:
             groups = groups_of(tree.topology)
@@ -127,8 +131,7 @@ class PostOrderVerifier(Verifier):
         Returns:
             The weight of every child, given that everything below its earlier siblings was rejected (0 where there is
             no child); and, given that everything below the nodes was rejected, their own weight (what they came with
-            where there is no child) and the law of the next token, which need not be normalized (any number of times
-            it; all 0 stands for p).
+            where there is no child) and the law of the next token, which need not be normalized (all 0 stands for p).
         """
 
 

@@ -1,6 +1,7 @@
 """Top-k and top-p against sorting the whole vocabulary, which is slow and obvious."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,10 +44,11 @@ def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     return logits.masked_fill(excluded, -torch.inf), torch.tensor(top_k), torch.tensor(top_p)
 
 
-def told(top_k: Tensor, top_p: Tensor) -> dict[str, bool | int]:
-    """What the host knows of the parameters."""
-    most, every = int(top_k.max()), bool((top_k > 0).all())
-    return {"largest_top_k": most, "all_top_k": every, "any_top_p": bool((top_p < 1).any())}
+def both_ways(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """What stays if the host knows the parameters, and if it does not."""
+    most, every, some = int(top_k.max()), bool((top_k > 0).all()), bool((top_p < 1).any())
+    told = keep_top(logits, top_k, top_p, largest_top_k=most, all_top_k=every, any_top_p=some)
+    return told, keep_top(logits, top_k, top_p)
 
 
 def by_search(logits: Tensor, top_p: Tensor) -> Tensor:
@@ -60,8 +62,8 @@ def test_the_same_tokens_stay(case: tuple[Tensor, Tensor, Tensor]) -> None:
     logits, top_k, top_p = case
     expected, margin = by_sorting(logits, top_k, top_p)
     clear = margin > 1e-6
-    for known in (told(top_k, top_p), {}):
-        assert torch.equal(keep_top(logits, top_k, top_p, **known)[clear], expected[clear])
+    for kept in both_ways(logits, top_k, top_p):
+        assert torch.equal(kept[clear], expected[clear])
     expected, margin = by_sorting(logits, torch.zeros_like(top_k), top_p)
     clear = margin > 1e-6
     for way in (by_search, nucleus_by_sorting):
@@ -81,9 +83,9 @@ def test_a_row_with_nan_keeps_it() -> None:
     logits = torch.tensor([[[1.0, torch.nan, 3.0, 0.0]], [[1.0, 2.0, 3.0, 0.0]]])
     for top_k, top_p in (([2, 2], [1.0, 1.0]), ([0, 0], [0.5, 0.5]), ([2, 2], [0.5, 0.5]), ([1, 0], [1.0, 0.9])):
         k, p = torch.tensor(top_k), torch.tensor(top_p)
-        for known in (told(k, p), {}):
-            assert keep_top(logits, k, p, **known)[0].isnan().any()
-            assert torch.equal(keep_top(logits, k, p, **known)[1:], by_sorting(logits, k, p)[0][1:])
+        for kept in both_ways(logits, k, p):
+            assert kept[0].isnan().any()
+            assert torch.equal(kept[1:], by_sorting(logits, k, p)[0][1:])
     assert nucleus_by_sorting(logits, torch.tensor([0.5, 0.5]))[0].isnan().any()
 
 
@@ -92,19 +94,19 @@ def test_what_the_host_knows_changes_nothing() -> None:
     params = [SamplingParams(temperature=0.7, top_k=3, top_p=0.8), SamplingParams(), SamplingParams(temperature=1.0)]
     logits = 3 * torch.randn(3, 2, 30, generator=torch.Generator().manual_seed(0))
     for chosen in (params[:2], params):
-        fields = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-        columns = {
-            name: torch.tensor([off if each.greedy else getattr(each, name) for each in chosen])
-            for name, off in fields.items()
-        }
-        told = SamplingTensors.of(chosen, **columns, seen=None)
-        assert (told.largest_top_k, told.all_top_k, told.any_top_p) == (3, len(chosen) == 2, True)
-        untold = SamplingTensors(
-            **columns,
+
+        def column(name: str, off: float) -> Tensor:
+            return torch.tensor([off if each.greedy else getattr(each, name) for each in chosen])  # noqa: B023
+
+        told = SamplingTensors.of(
+            chosen,
+            temperature=column("temperature", 0.0),
+            top_k=column("top_k", 0),
+            top_p=column("top_p", 1.0),
+            min_p=column("min_p", 0.0),
+            repetition_penalty=column("repetition_penalty", 1.0),
             seen=None,
-            any_greedy=True,
-            any_sampled=True,
-            any_filtered=True,
-            any_min_p=False,
         )
+        assert (told.largest_top_k, told.all_top_k, told.any_top_p) == (3, len(chosen) == 2, True)
+        untold = replace(told, largest_top_k=None, all_top_k=False, any_top_p=True)
         assert torch.equal(distribution(logits[: len(chosen)], told), distribution(logits[: len(chosen)], untold))
