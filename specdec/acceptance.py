@@ -1,13 +1,19 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
+from dataclasses import fields
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Verifier
-from specdec.random import draw
+from specdec.random import draw_with_total
 from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
+
+MOST_ENTRIES = 2**27
+"""Rows are judged together as long as p has at most this many entries (512 MiB in float32); a larger batch is judged in
+parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
 
 
 def accept(
@@ -26,10 +32,27 @@ def accept(
     """
     if tree.width == 1:
         return _without_draft(verifier, tree, target_probs, uniforms)
+    batch = len(target_probs)
+    together = max(1, MOST_ENTRIES // target_probs[0].numel())
+    if batch <= together:
+        return _accept(verifier, tree, target_probs, uniforms)
+    parts = [slice(first, first + together) for first in range(0, batch, together)]
+    verdicts = [_accept(verifier, tree.rows(part), target_probs[part], uniforms[part]) for part in parts]
+    names = [field.name for field in fields(Verdict)]
+    return Verdict(**{name: torch.cat([getattr(verdict, name) for verdict in verdicts]) for name in names})
+
+
+def _accept(
+    verifier: Verifier,
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    uniforms: Float[Tensor, "batch 2"],
+) -> Verdict:
+    """Returns the verdict on some rows that are judged together."""
     stop_law = verifier.stop_law(tree, target_probs)
-    stop = draw(stop_law, uniforms[:, 0])
+    stop, total = draw_with_total(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)
-    next_token = draw(next_law, uniforms[:, 1])
+    next_token, next_total = draw_with_total(next_law, uniforms[:, 1])
     depth = tree.depth
     num_accepted = stop if tree.in_line else depth.gather(1, stop[:, None])[:, 0]
     return Verdict(
@@ -37,7 +60,7 @@ def accept(
         num_accepted=num_accepted,
         expected_accepted=(stop_law * depth).sum(-1).float(),
         next_token=next_token,
-        valid=torch.isfinite(stop_law.sum(-1) + next_law.sum(-1)),
+        valid=_finite(total + next_total),
     )
 
 
@@ -49,14 +72,19 @@ def _without_draft(
 ) -> Verdict:
     """Returns the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
-    next_law = verifier.next_law(tree, target_probs, root)
+    next_token, total = draw_with_total(verifier.next_law(tree, target_probs, root), uniforms[:, 1])
     return Verdict(
         path=tree.tokens[:, :0],
         num_accepted=root,
         expected_accepted=torch.zeros_like(root, dtype=torch.float32),
-        next_token=draw(next_law, uniforms[:, 1]),
-        valid=torch.isfinite(next_law.sum(-1)),
+        next_token=next_token,
+        valid=_finite(total),
     )
+
+
+def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+    """Returns which numbers are finite, in two operations; ``isfinite`` takes four."""
+    return total - total == 0
 
 
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
@@ -65,15 +93,14 @@ def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
     In the chain 0 - 1 - 2 with a second child 3 of node 1, the path to 3 is ``[1, 3]`` and the path to 0 is
     ``[-1, -1]``.
     """
+    if tree.topology.static:
+        return tree.topology.paths[0].index_select(0, stop)
     batch, nodes = tree.tokens.shape
-    index = torch.arange(nodes, device=stop.device).expand(batch, -1)
-    if tree.in_line:
-        return index[:, 1:].where(index[:, 1:] <= stop[:, None], -1)
-    on_path = tree.ancestors[torch.arange(batch, device=stop.device), stop]
+    on_path = tree.ancestors.gather(1, stop[:, None, None].expand(-1, 1, nodes))[:, 0]
     # Every depth has at most one node of the path. The root and all other nodes go to a column that is cut off.
-    column = tree.depth.where(on_path, 0)
     path = torch.full((batch, tree.max_depth + 1), -1, dtype=torch.long, device=stop.device)
-    return path.scatter_(1, column, index)[:, 1:]
+    index = torch.arange(nodes, device=stop.device).expand(batch, -1)
+    return path.scatter_(1, tree.depth * on_path, index)[:, 1:]
 
 
 class Plain(Verifier):

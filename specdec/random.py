@@ -104,7 +104,14 @@ def draw(weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]
     This is computed in float64. It is never an index of weight zero, if any weight is positive. Weights need not be
     normalized.
     """
-    cumulative = weights.to(torch.float64).cumsum(-1)
+    return draw_with_total(weights, uniform)[0]
+
+
+def draw_with_total(
+    weights: Float[Tensor, "*rows choice"], uniform: Float[Tensor, "*rows"]
+) -> tuple[Int[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Returns what ``draw`` does, and the total of the weights in float64, which tells whether all are finite."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     threshold = uniform[..., None] * cumulative[..., -1:]
     index = torch.searchsorted(cumulative, threshold, right=True)[..., 0]
-    return index.clamp(max=weights.shape[-1] - 1)
+    return index.clamp_(max=weights.shape[-1] - 1), cumulative[..., -1]

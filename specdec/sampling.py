@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.filters import keep_top
 from specdec.requests import SamplingParams
 
 
@@ -28,6 +29,9 @@ class SamplingTensors:
         any_sampled: Some active row is not.
         any_filtered: Some active row uses top-k or top-p.
         any_min_p: Some active row uses min-p.
+        largest_top_k: The largest top-k of any active row, 0 if none uses it; None if the host does not know it.
+        all_top_k: Every active row that samples uses top-k.
+        any_top_p: Some active row may use top-p.
     """
 
     temperature: Float[Tensor, " batch"]
@@ -40,6 +44,9 @@ class SamplingTensors:
     any_sampled: bool
     any_filtered: bool
     any_min_p: bool
+    largest_top_k: int | None = None
+    all_top_k: bool = False
+    any_top_p: bool = True
 
     @classmethod
     def of(
@@ -66,6 +73,9 @@ class SamplingTensors:
             any_sampled=bool(sampled),
             any_filtered=any(each.top_k > 0 or each.top_p < 1 for each in sampled),
             any_min_p=any(each.min_p > 0 for each in sampled),
+            largest_top_k=max((each.top_k for each in sampled), default=0),
+            all_top_k=all(each.top_k > 0 for each in sampled),
+            any_top_p=any(each.top_p < 1 for each in sampled),
         )
 
 
@@ -137,7 +147,14 @@ def distribution(
     greedy = sampling.temperature == 0
     result = logits / sampling.temperature.where(~greedy, 1.0)[:, None, None]
     if sampling.any_filtered:
-        result = _filter(result, sampling.top_k, sampling.top_p)
+        result = keep_top(
+            result,
+            sampling.top_k,
+            sampling.top_p,
+            largest_top_k=sampling.largest_top_k,
+            all_top_k=sampling.all_top_k,
+            any_top_p=sampling.any_top_p,
+        )
     result = result.softmax(-1)
     if sampling.any_min_p:
         result = result.where(result >= sampling.min_p[:, None, None] * result.amax(-1, keepdim=True), 0.0)
@@ -150,24 +167,9 @@ def distribution(
 def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingTensors:
     """Returns the parameters with the greedy rows among ``rows`` at temperature 1, as greedy cascades need them."""
     temperature = torch.where(rows & (sampling.temperature == 0), 1.0, sampling.temperature)
-    return replace(sampling, temperature=temperature, any_sampled=True)
+    return replace(sampling, temperature=temperature, any_sampled=True, all_top_k=False)
 
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Returns rows with all mass on the largest logit; ties go to the lowest id."""
     return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-
-
-def _filter(
-    logits: Float[Tensor, "batch node vocab"], top_k: Int[Tensor, " batch"], top_p: Float[Tensor, " batch"]
-) -> Float[Tensor, "batch node vocab"]:
-    """Returns the logits with -inf outside the top k, and then outside the top p of what is left."""
-    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
-    vocab = logits.shape[-1]
-    rank = torch.arange(vocab, device=logits.device)
-    dropped = rank >= top_k.where(top_k > 0, vocab)[:, None, None]
-    mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
-    before = mass.cumsum(-1) - mass
-    # The first token always stays: nothing is before it, and top_p is positive.
-    dropped = dropped | ((before >= top_p[:, None, None]) & (rank > 0) & (top_p < 1)[:, None, None])
-    return logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, ids, dropped), -torch.inf)

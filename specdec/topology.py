@@ -26,12 +26,15 @@ class Topology:
         max_depth: A bound: no node is deeper.
         max_children: A bound: no node has more children.
         in_line: Whether every node's parent is the node before it. False if that is not known.
+        static: Whether the host knows all parents, because they come from a shape. Tables that follow from them are
+            then made once, and the host may look at them.
     """
 
     parents: Int[Tensor, "rows node"]
     max_depth: int
     max_children: int
     in_line: bool = False
+    static: bool = False
 
     @classmethod
     def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
@@ -109,11 +112,33 @@ class Topology:
             above = self.parents.gather(1, above).clamp(min=0)
         return marks
 
+    @cached_property
+    def paths(self) -> Int[Tensor, "rows node depth"]:
+        """The nodes from the root's child down to every node, -1 padded.
+
+        In the chain 0 - 1 - 2 with a second child 3 of node 1, the path of node 3 is ``[1, 3]``.
+        """
+        rows, nodes = self.parents.shape
+        with torch.inference_mode(False):  # tables of static shapes outlive the round that asks for them first
+            index = torch.arange(nodes, device=self.parents.device)
+            # Every depth has at most one node of a path. The root and all other nodes go to a column that is cut off.
+            column = self.depth[:, None] * self.ancestors
+            paths = torch.full((rows, nodes, self.max_depth + 1), -1, dtype=torch.long, device=self.parents.device)
+            return paths.scatter_(2, column, index.expand(rows, nodes, -1))[..., 1:]
+
+    def rows(self, part: slice) -> "Topology":
+        """Returns the topology of some of the rows."""
+        some = Topology(self.parents[part], self.max_depth, self.max_children, self.in_line, self.static)
+        known = vars(self)
+        tables = {name: known[name] for name in ("depth", "ancestors", "deeper", "paths") if name in known}
+        vars(some).update({name: None if table is None else table[part] for name, table in tables.items()})
+        return some
+
     def first(self, count: int) -> "Topology":
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:
             return self
-        part = Topology(self.parents[:, :count], self.max_depth, self.max_children, self.in_line)
+        part = Topology(self.parents[:, :count], self.max_depth, self.max_children, self.in_line, self.static)
         vars(part).update(depth=self.depth[:, :count], ancestors=self.ancestors[:, :count, :count], deeper=None)
         return part
 
@@ -152,7 +177,7 @@ def _most_children(parents: Int[Tensor, "rows node"]) -> int:
 def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
     with torch.inference_mode(False):  # it serves forwards inside and outside of inference mode
         parents = torch.tensor([shape.parents], device=device)
-        topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain)
+        topology = Topology(parents, shape.max_depth, shape.max_children, in_line=shape.is_chain, static=True)
         vars(topology).update(depth=topology.depth, ancestors=topology.ancestors, deeper=None)
     return topology
 
@@ -161,7 +186,7 @@ def _of_shape(shape: TreeShape, device: torch.device) -> Topology:
 def _chain(width: int, device: torch.device) -> Topology:
     with torch.inference_mode(False):
         index = torch.arange(width, device=device)[None]
-        topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True)
+        topology = Topology(index - 1, width - 1, min(width - 1, 1), in_line=True, static=True)
         # The chain of a prompt's chunk is long, and so would be loops over its depth.
         vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
     return topology

@@ -65,13 +65,15 @@ class DraftTree:
         """
         _check_shapes(tokens, None, parents=parents, valid=valid, draft_probs=draft_probs)
         topology = Topology.from_parents(parents, max_depth=max_depth, max_children=max_children)
-        return cls(
+        tree = cls(
             tokens=tokens,
             topology=topology,
             valid=torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid,
             law=_laws(tokens, sampling),
             draft_probs=draft_probs,
         )
+        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
+        return tree
 
     @classmethod
     def root_only(cls, roots: Int[Tensor, " batch"]) -> "DraftTree":
@@ -118,24 +120,18 @@ class DraftTree:
             law=_laws(tokens, sampling),
             draft_probs=draft_probs,
         )
-        vars(tree)["is_static"] = True
+        vars(tree)["only_law"] = sampling if isinstance(sampling, DraftSampling) else None
         if valid is None:
             # Fill the cached properties: for a static shape they need no computation.
             children, nodes, depth = whole.children, *whole.size
-            vars(tree).update(
-                children=children.expand(batch, -1, -1), size=(nodes.expand(batch), depth.expand(batch)), is_whole=True
-            )
+            size = (nodes.expand(batch), depth.expand(batch))
+            vars(tree).update(is_whole=True, children=children.expand(batch, -1, -1), size=size)
         return tree
 
-    @cached_property
+    @property
     def is_static(self) -> bool:
         """Whether the rows are known to share the topology of a static shape."""
-        return False
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether the rows share the topology of a static shape and are known to have all of its nodes."""
-        return False
+        return self.topology.static and self.topology.parents.shape[0] == 1
 
     @property
     def width(self) -> int:
@@ -156,6 +152,16 @@ class DraftTree:
     def in_line(self) -> bool:
         """Whether every node's parent is the node before it, as in a chain of a static shape."""
         return self.topology.in_line
+
+    @cached_property
+    def only_law(self) -> DraftSampling | None:
+        """The law of all nodes, if the host knows that they have one; ``build`` and ``from_shape`` may be told it."""
+        return None
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the host knows that every node of a static shape is valid."""
+        return False
 
     @cached_property
     def parents(self) -> Int[Tensor, "batch node"]:
@@ -226,12 +232,25 @@ class DraftTree:
         return DraftTree.build(
             torch.cat([self.tokens, self.tokens[:, :1].expand(-1, more)], dim=1),
             pad(self.topology.parents, (0, more)).expand(batch, -1),
-            sampling=pad(self.law, (0, more)),
+            sampling=pad(self.law, (0, more)) if self.only_law is None else self.only_law,
             valid=pad(self.valid, (0, more)),
             draft_probs=None if self.draft_probs is None else pad(self.draft_probs, (0, 0, 0, more)),
             max_depth=max_depth,
             max_children=max_children,
         )
+
+    def rows(self, part: slice) -> "DraftTree":
+        """Returns the trees of some rows of the batch."""
+        topology = self.topology if self.topology.parents.shape[0] == 1 else self.topology.rows(part)
+        q = self.draft_probs
+        tree = DraftTree(self.tokens[part], topology, self.valid[part], self.law[part], None if q is None else q[part])
+        known = vars(self)
+        if "children" in known:
+            vars(tree)["children"] = known["children"][part]
+        if "size" in known:
+            vars(tree)["size"] = tuple(figure[part] for figure in known["size"])
+        vars(tree).update({name: known[name] for name in ("only_law", "is_whole") if name in known})
+        return tree
 
     def limited(self, depth: Int[Tensor, " batch"]) -> "DraftTree":
         """Returns the same tree with the nodes deeper than each row's ``depth`` made invalid.
@@ -241,9 +260,8 @@ class DraftTree:
         valid = self.valid & (self.depth <= depth[:, None])
         tree = replace(self, valid=valid, tokens=self.tokens.where(valid, self.tokens[:, :1]))
         known = vars(self)
-        vars(tree).update(
-            {name: known[name] for name in ("parents", "depth", "ancestors", "is_static") if name in known}
-        )
+        kept = ("parents", "depth", "ancestors", "only_law")
+        vars(tree).update({name: known[name] for name in kept if name in known})
         if "children" in known:
             # All children of a node have one depth, so they go together, and sibling ranks stay.
             keeps = (self.depth < depth[:, None])[..., None]

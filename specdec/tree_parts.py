@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.topology import Topology
 from specdec.tree import DraftTree
+from specdec.types import DraftSampling
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
@@ -23,6 +24,7 @@ class TreeKind:
         max_children: See ``DraftTree``.
         whole: Whether the shape is static and all nodes are valid.
         has_probs: Whether there is q.
+        only_law: The law of all nodes, if the host knows it.
     """
 
     topology: Topology | None
@@ -30,6 +32,7 @@ class TreeKind:
     max_children: int
     whole: bool
     has_probs: bool
+    only_law: DraftSampling | None
 
     @classmethod
     def of(cls, tree: DraftTree) -> "TreeKind":
@@ -40,11 +43,14 @@ class TreeKind:
             max_children=tree.max_children,
             whole=tree.is_whole,
             has_probs=tree.draft_probs is not None,
+            only_law=tree.only_law,
         )
 
     def parts(self, tree: DraftTree) -> list[Tensor]:
         """Returns the tensors of a tree of this kind."""
-        parts = [tree.tokens, tree.law]
+        parts = [tree.tokens]
+        if self.only_law is None:
+            parts.append(tree.law)
         if self.topology is None:
             parts.append(tree.topology.parents)
         if not self.whole:
@@ -55,7 +61,8 @@ class TreeKind:
 
     def tree(self, parts: Sequence[Tensor]) -> tuple[DraftTree, Sequence[Tensor]]:
         """Returns the tree that ``parts`` begin with, and the other tensors behind its own."""
-        tokens, law, *rest = parts
+        tokens, *rest = parts
+        law = rest.pop(0) if self.only_law is None else self.only_law
         parents = None if self.topology is not None else rest.pop(0)
         valid = None if self.whole else rest.pop(0)
         probs = rest.pop(0) if self.has_probs else None

@@ -1,5 +1,7 @@
 """Verification of whole blocks, from the leaves to the root: a token may be saved by those drafted after it."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -7,9 +9,28 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.families import Family, entries
+from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.families import Family, drafted_laws, entries, groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
-from verifiers.residuals import acceptance, normalized, residual, weight_left
+from verifiers.remembered import recall, remember
+from verifiers.residuals import normalized, residual
+from verifiers.siblings import IN_TURN, by_rank, chance, share, try_in_turn
+
+
+class _Chain(NamedTuple):
+    """What both laws need of every node of a chain.
+
+    Attributes:
+        weight: The weights.
+        p: The probabilities p(x) of the nodes' tokens.
+        child: The node after each; any where there is none.
+        inner: Where there is one.
+    """
+
+    weight: Float[Tensor, "batch node"]
+    p: Float[Tensor, "batch node"]
+    child: Int[Tensor, "batch node"]
+    inner: Bool[Tensor, "batch node"]
 
 
 class BlockVerifier(Verifier):
@@ -29,16 +50,17 @@ class BlockVerifier(Verifier):
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this chain, that the accepted path ends at each node."""
-        weight, p, child, inner = self._weights(tree, target_probs)
-        certain = (tree.law == DraftSampling.DETERMINISTIC).gather(1, child)
-        # Z, for a one-hot q.
-        z = weight * (1 - p.gather(1, child))
-        if tree.draft_probs is not None:
-            left = torch.addcmul(-tree.draft_probs, weight[..., None], target_probs).clamp_(min=0).sum(-1)
-            z = z.where(certain, left)
-        chance = weight_left(z, weight).where(inner, weight)
-        chance[:, 0] = 1
-        return law_of_first_success(tree, chance)
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
+        chain = self._weights(tree, target_probs)
+        remember(self, tree, target_probs, chain)
+        z = torch.addcmul(-tree.draft_probs, chain.weight[..., None], target_probs).clamp_(min=0).sum(-1)
+        if tree.only_law not in IN_TURN:
+            certain = tree.law.gather(1, chain.child) == DraftSampling.DETERMINISTIC
+            z = torch.where(certain, chain.weight * (1 - chain.p.gather(1, chain.child)), z)
+        own = (z / (z + (1 - chain.weight)).clamp_(min=torch.finfo(z.dtype).tiny)).where(chain.inner, chain.weight)
+        own[:, 0].fill_(1)
+        return law_of_first_success(tree, own)
 
     def next_law(
         self,
@@ -47,41 +69,56 @@ class BlockVerifier(Verifier):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: the residual of the weighted p, or p after the last node."""
-        weight, _, child, inner = self._weights(tree, target_probs)
+        if tree.draft_probs is None:
+            return next_law_of_certain(tree, target_probs, stop)
+        chain = recall(self, tree, target_probs) or self._weights(tree, target_probs)
         at = stop[:, None]
         here = Family(tree, target_probs, at)
         node_p, q = here.p[:, 0], here.q[:, 0]
-        follows = child.gather(1, at)
-        token, law = tree.tokens.gather(1, follows)[:, 0], tree.law.gather(1, follows)[:, 0]
-        left = residual(weight.gather(1, at) * node_p, q, token, law)
-        return normalized(left, node_p, inner.gather(1, at))
+        mass, inner = chain.weight.gather(1, at) * node_p, chain.inner.gather(1, at)
+        if tree.only_law in IN_TURN:
+            left = torch.addcmul(mass, q, inner.to(q.dtype), value=-1).clamp_(min=0)
+        else:
+            follows = chain.child.gather(1, at)
+            token, law = tree.tokens.gather(1, follows)[:, 0], drafted_laws(tree).gather(1, follows)[:, 0]
+            left = residual(mass, q, token, law)
+        return normalized(left, node_p, inner)
 
-    def _weights(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
-    ) -> tuple[
-        Float[Tensor, "batch node"], Float[Tensor, "batch node"], Int[Tensor, "batch node"], Bool[Tensor, "batch node"]
-    ]:
-        """Compute what both laws need of every node of the chain.
-
-        Returns:
-            The weights; p(x) of the nodes' tokens; the node after each (any where there is none); and where there is
-            one.
-        """
-        parents = tree.parents.clamp(min=0)
+    def _weights(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> _Chain:
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         q = p if tree.draft_probs is None else tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
+        if tree.in_line and tree.is_whole and tree.only_law in IN_TURN:
+            child = groups_of(tree.topology).first_child.expand_as(p)
+            return _Chain(_capped_products(p, q), p, child, groups_of(tree.topology).has_child.expand_as(p))
+        laws = drafted_laws(tree)
+        drawn = share(q, laws, tree.only_law)
+        if tree.in_line:
+            child = groups_of(tree.topology).first_child.expand_as(p)
+            return _Chain(_capped_products(p, drawn), p, child, torch.nn.functional.pad(laws[:, 1:] >= 0, (0, 1)))
+        parents = tree.parents.clamp(min=0)
         first = torch.zeros_like(p)
-        first[:, 0] = 1
+        first[:, 0].fill_(1)
         weight = first
         for _ in range(tree.max_depth):
-            above = weight.gather(1, parents)
             # The quotient p / q must not come first: it may be infinite while the weight above is 0.
-            weight = torch.maximum(acceptance(above * p, q, tree.law).where(tree.valid, 0.0), first)
+            weight = torch.maximum(chance(weight.gather(1, parents) * p, drawn), first)
         index = torch.arange(tree.width, device=parents.device)
         follower = index.where(tree.valid & (tree.parents >= 0), -1)
         child = torch.full_like(parents, -1).scatter_reduce(1, parents, follower, "amax")
-        return weight, p, child.clamp(min=0), child >= 0
+        return _Chain(weight, p, child.clamp(min=0), child >= 0)
+
+
+def _capped_products(p: Float[Tensor, "batch node"], drawn: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
+    """Returns w_0 = 1 and w_i = min(1, w_{i-1} p_i / drawn_i), of a chain, without a loop: 0 from the first 0 on.
+
+    With the products r_i of all ratios up to i, w_i is r_i over the largest of r_0 = 1, ..., r_i. The products are
+    summed as logarithms, in float64, because they may be out of range.
+    """
+    ratio = (p / drawn).nan_to_num_(nan=0.0, posinf=0.0)  # a token that q excludes is not accepted
+    ratio[:, 0].fill_(1)
+    product = ratio.log_().cumsum(-1, dtype=torch.float64)
+    return (product - product.cummax(-1).values).exp_().to(p.dtype)
 
 
 class TraversalVerifier(PostOrderVerifier):
@@ -100,19 +137,13 @@ class TraversalVerifier(PostOrderVerifier):
 
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
+    takes_gaps = True
+
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]
     ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
         """Try one child after the other."""
-        p, tokens, laws = family.p, family.tokens, family.laws
-        weights = torch.zeros_like(tokens, dtype=p.dtype)
-        for rank, draft_law in enumerate(family.drawn_from()):
-            token, law, some = tokens[..., rank], laws[..., rank], family.exists[..., rank]
-            entry = token[..., None]
-            mass = weight * p.gather(-1, entry)[..., 0]
-            weights[..., rank] = acceptance(mass, draft_law.gather(-1, entry)[..., 0], law).where(some, 0.0)
-            left = residual(weight[..., None] * p, draft_law, token, law)
-            z = left.sum(-1)
-            p = normalized(left, family.p).where(some[..., None], p)
-            weight = weight_left(z, weight).where(some, weight)
-        return weights, weight, p
+        siblings, unpacked = by_rank(family)
+        tried = try_in_turn(family.p, family.q, siblings, weight)
+        assert tried.weight is not None, "weights were given"
+        return unpacked(tried.chances), tried.weight, tried.left

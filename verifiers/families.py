@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
+from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers.residuals import without
@@ -25,7 +26,8 @@ def entries(tree: DraftTree, vocab: int) -> Int[Tensor, "batch node"]:
 
     In a vocabulary of 10, token 3 below node 2 stands at 23. The root's own entry is meaningless.
     """
-    return torch.add(tree.tokens, tree.parents.clamp(min=0), alpha=vocab)
+    above = groups_of(tree.topology).above if tree.topology.static else tree.parents.clamp(min=0)
+    return torch.add(tree.tokens, above, alpha=vocab)
 
 
 def _row_index(nodes: Int[Tensor, "batch ..."], width: int) -> Int[Tensor, " row"]:
@@ -44,6 +46,121 @@ def _select(
 
 
 @dataclass(frozen=True, eq=False)
+class Group:
+    """Nodes of a static shape that have children, the same in every row of a batch.
+
+    Attributes:
+        nodes: The nodes.
+        children: Their children in sibling order; 0, the root, where there is none.
+        place: Where the group's nodes stand in a table, if they stand side by side: first and last + 1.
+        having: How many of the nodes have a child of each rank.
+        by_rank: All first children, then all second ones, and so on; only where nodes with more children come first.
+        unsorted: Where the entries of ``children`` stand in ``by_rank``, node by node; one past the end for no child.
+    """
+
+    nodes: Int[Tensor, " some"]
+    children: Int[Tensor, "some rank"]
+    place: tuple[int, int] | None
+    having: tuple[int, ...]
+    by_rank: Int[Tensor, " child"]
+    unsorted: Int[Tensor, " entry"]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """How the nodes of a static shape may be taken together.
+
+    Attributes:
+        parents: All nodes that have children, those with most of them first.
+        siblings: The nodes with several children, those with most of them first; None if there are none.
+        levels: The nodes that have children, depth by depth; within a depth those with most of them first.
+        drafted: Which nodes are drafted: all but the root.
+        above: The parent of every node; the root's own is the root.
+        earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
+        has_child: Which nodes have a child.
+        first_child: The first child of every node; 0 where there is none.
+        place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
+        in_turn: The nodes of all ``levels``, one level after the other.
+        place_among_parents: Where every node stands in ``in_turn``; 0 if it is not there.
+        strictly_above: ``strictly_above[i, j]``: node j is above node i.
+    """
+
+    parents: Group
+    siblings: Group | None
+    levels: tuple[Group, ...]
+    drafted: Bool[Tensor, " node"]
+    above: Int[Tensor, " node"]
+    earlier: Bool[Tensor, "node node"]
+    has_child: Bool[Tensor, " node"]
+    first_child: Int[Tensor, " node"]
+    place_among_siblings: Int[Tensor, " node"]
+    in_turn: Int[Tensor, " parent"]
+    place_among_parents: Int[Tensor, " node"]
+    strictly_above: Bool[Tensor, "node node"]
+
+
+@lru_cache(maxsize=1024)
+def groups_of(topology: Topology) -> Groups:
+    """Returns the groups of a static topology; made once, so that no round looks at parents or copies an index."""
+    parents = topology.parents[0].tolist()
+    children: list[list[int]] = [[] for _ in parents]
+    depth = [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+            depth[node] = depth[parent] + 1
+    device = topology.parents.device
+
+    def group(nodes: list[int]) -> Group:
+        most = max((len(children[node]) for node in nodes), default=0)
+        table = [[*children[node], *[0] * (most - len(children[node]))] for node in nodes]
+        by_rank = [children[node][rank] for rank in range(most) for node in nodes if len(children[node]) > rank]
+        at = {child: place for place, child in enumerate(by_rank)}
+        unsorted = [at.get(child, len(by_rank)) for row in table for child in row]
+        side_by_side = bool(nodes) and nodes == list(range(nodes[0], nodes[-1] + 1))
+        with torch.inference_mode(False):
+            return Group(
+                nodes=torch.tensor(nodes, dtype=torch.long, device=device),
+                children=torch.tensor(table, dtype=torch.long, device=device).view(len(nodes), most),
+                place=(nodes[0], nodes[-1] + 1) if side_by_side else None,
+                having=tuple(sum(len(children[node]) > rank for node in nodes) for rank in range(most)),
+                by_rank=torch.tensor(by_rank, dtype=torch.long, device=device),
+                unsorted=torch.tensor(unsorted, dtype=torch.long, device=device),
+            )
+
+    having = [node for node in range(len(parents)) if children[node]]
+    fullest_first = sorted(having, key=lambda node: -len(children[node]))
+    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
+    several = [node for node in fullest_first if len(children[node]) > 1]
+    with torch.inference_mode(False):
+        same = topology.parents[0][:, None] == topology.parents[0]
+        earlier = same.tril(-1)
+        above = topology.parents[0].clamp(min=0)
+        drafted = topology.parents[0] >= 0
+        first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
+        places = [several.index(node) if node in several else -1 for node in range(len(parents))]
+        place_among_siblings = torch.tensor(places, device=device)
+        in_turn = [node for level in by_level for node in level]
+        places = [in_turn.index(node) if node in in_turn else 0 for node in range(len(parents))]
+        place_among_parents = torch.tensor(places, device=device)
+        strictly_above = topology.ancestors[0] & ~torch.eye(len(parents), dtype=torch.bool, device=device)
+    return Groups(
+        parents=group(fullest_first),
+        siblings=group(several) if several else None,
+        levels=tuple(group(level) for level in by_level),
+        drafted=drafted,
+        above=above,
+        earlier=earlier,
+        has_child=first_child > 0,
+        first_child=first_child,
+        place_among_siblings=place_among_siblings,
+        in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),
+        place_among_parents=place_among_parents,
+        strictly_above=strictly_above,
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class Family:
     """Some nodes and their children. Nothing is looked up before it is read, and nothing twice.
 
@@ -58,25 +175,52 @@ class Family:
     nodes: Int[Tensor, "batch some"]
 
     @classmethod
-    def of_parents(cls, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> "Family":
-        """Returns the nodes that have children; other nodes fill up the rows."""
+    def of_parents(
+        cls, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], *, gaps: bool = False
+    ) -> "Family":
+        """Returns the nodes that have children; other nodes may fill up the rows. Arguments as for ``of_group``."""
+        if tree.topology.static and tree.width > 1:
+            return cls.of_group(tree, target_probs, groups_of(tree.topology).parents, gaps=gaps)
         has_children = (tree.children >= 0).any(-1)
-        # On the host a look at the number is free; elsewhere it would synchronize.
-        some = int(has_children.sum(-1).amax()) if has_children.device.type == "cpu" else tree.width - 1
-        return cls(tree, target_probs, has_children.byte().topk(max(some, 1), dim=1).indices)
+        # A look at the number would make the host wait: all nodes but the last may have children.
+        return cls(tree, target_probs, has_children.byte().topk(max(tree.width - 1, 1), dim=1).indices)
+
+    @classmethod
+    def of_group(
+        cls, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], group: Group, *, gaps: bool = False
+    ) -> "Family":
+        """Returns nodes of a static shape.
+
+        Args:
+            tree: The tree.
+            target_probs: p at every node of the tree.
+            group: The nodes.
+            gaps: Whether invalid siblings may stand before valid ones, with the law -1; otherwise valid ones move up.
+        """
+        family = cls(tree, target_probs, group.nodes.expand(len(tree.tokens), -1))
+        vars(family)["_group"] = group
+        vars(family)["_moved"] = not (gaps or tree.is_whole or group.children.shape[1] == 1)
+        return family
 
     @cached_property
     def index(self) -> Int[Tensor, "batch some rank"]:
-        """The valid children in sibling order; 0, the root, where there is none."""
-        return self._only_child[1] if self._one_child else self._children.clamp(min=0)
+        """The children in sibling order; 0, the root, where there is none."""
+        group = self._group
+        if group is None:
+            return self._only_child[1] if self._one_child else self._children.clamp(min=0)
+        if self._moved:
+            return self.tree.children.index_select(1, group.nodes)[..., : group.children.shape[1]].clamp(min=0)
+        return group.children.expand(len(self.nodes), -1, -1)
 
     @cached_property
     def exists(self) -> Bool[Tensor, "batch some rank"]:
-        """True where there is a child."""
-        return self._only_child[0] if self._one_child else self._children >= 0
+        """True where there is a valid child."""
+        return self.laws >= 0
 
     def of_children(self, values: Shaped[Tensor, "batch node"]) -> Shaped[Tensor, "batch some rank"]:
         """Returns the children's values; the root's where there is no child."""
+        if self._group is not None and not self._moved:
+            return values.index_select(1, self._group.children.flatten()).view(self.index.shape)
         return values.gather(1, self.flat_index).view_as(self.index)
 
     @cached_property
@@ -91,34 +235,58 @@ class Family:
 
     @cached_property
     def laws(self) -> Int8[Tensor, "batch some rank"]:
-        """How the children were drawn (``DraftSampling``); -1 where there is no child."""
-        return self.of_children(self.tree.law).where(self.exists, -1)
+        """How the children were drawn (``DraftSampling``); -1 where there is no valid child."""
+        return self.of_children(drafted_laws(self.tree))
 
     @cached_property
     def p(self) -> Float[Tensor, "batch some vocab"]:
         """The target's distribution at the nodes."""
-        return _select(self.target_probs, self._row, self.nodes)
+        return self._rows(self.target_probs)
 
     @cached_property
     def q(self) -> Float[Tensor, "batch some vocab"]:
         """The draft's distribution at the nodes; any numbers where the tree has none (all nodes are deterministic)."""
         if self.tree.draft_probs is None:
             return self.p
-        return _select(self.tree.draft_probs, self._row, self.nodes).to(self.target_probs.dtype)
+        return self._rows(self.tree.draft_probs).to(self.target_probs.dtype)
 
     def drawn_from(self) -> Iterator[Float[Tensor, "batch some vocab"]]:
         """Yields for every rank what the children of that rank were drawn from.
 
-        That is q for an ``IID`` child, and q without the tokens of its earlier siblings, normalized, for one drawn
-        ``WITHOUT_REPLACEMENT``; any numbers for a deterministic one.
+        That is q for an ``IID`` child, and q without the tokens of its valid earlier siblings, normalized, for one
+        drawn ``WITHOUT_REPLACEMENT``; any numbers for a deterministic one.
         """
-        left = self.q
-        for rank in range(self.tree.max_children):
-            if rank == 0:
+        left, only = self.q, self.tree.only_law
+        for rank in range(self.index.shape[-1]):
+            if rank == 0 or only is DraftSampling.IID:
                 yield self.q
+                continue
+            left = without(left, self.tokens[..., rank - 1], self.exists[..., rank - 1])
+            if only is DraftSampling.WITHOUT_REPLACEMENT:
+                yield left
             else:
-                left = without(left, self.tokens[..., rank - 1])
                 yield self.q.where((self.laws[..., rank] == DraftSampling.IID)[..., None], left)
+
+    @property
+    def sorted_group(self) -> Group | None:
+        """The nodes as a group of a static shape, if they are one and its children are taken as they stand there."""
+        return None if self._moved else self._group
+
+    def _rows(self, table: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch some vocab"]:
+        """Returns the nodes' rows of a table, without a copy where they stand side by side."""
+        if self._group is None:
+            return _select(table, self._row, self.nodes)
+        if self._group.place is not None:
+            return table[:, slice(*self._group.place)]
+        return table.index_select(1, self._group.nodes)
+
+    @cached_property
+    def _group(self) -> Group | None:
+        return None
+
+    @cached_property
+    def _moved(self) -> bool:
+        return False
 
     @property
     def _one_child(self) -> bool:
@@ -138,3 +306,58 @@ class Family:
     @cached_property
     def _row(self) -> Int[Tensor, " row"]:
         return _row_index(self.nodes, self.tree.width)
+
+
+def with_siblings(
+    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+) -> tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]] | None:
+    """Returns the nodes that have several children, those with most of them first; None if there are none.
+
+    Returns:
+        The nodes; how many of them have a child of each rank; and their children, all first ones first, 0 (the root)
+        where there is none.
+    """
+    if tree.max_children < 2:
+        return None
+    if tree.topology.static:
+        group = groups_of(tree.topology).siblings
+        if group is None:
+            return None
+        family = Family.of_group(tree, target_probs, group, gaps=True)
+        return family, group.having, group.by_rank.expand(len(tree.tokens), -1)
+    drafted = tree.width - 1
+    # At most drafted // k nodes have k children.
+    having = tuple(drafted // max(rank + 1, 2) for rank in range(min(tree.max_children, drafted)))
+    if drafted < 2:
+        return None
+    nodes = (tree.children >= 0).sum(-1).topk(having[0], dim=1).indices
+    family = Family(tree, target_probs, nodes)
+    index = torch.cat([family.index[:, :count, rank] for rank, count in enumerate(having)], 1)
+    return family, having, index
+
+
+def none_before(tree: DraftTree, fails: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
+    """Returns the probability that no earlier sibling of each node succeeds.
+
+    Args:
+        tree: The tree.
+        fails: The probability that each node fails once it is its turn; 1 for invalid nodes.
+    """
+    if tree.topology.static:
+        earlier = groups_of(tree.topology).earlier
+    else:
+        earlier = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)
+    return torch.where(earlier, fails[:, None], 1.0).prod(-1)
+
+
+def drafted_laws(tree: DraftTree) -> Int8[Tensor, "batch node"]:
+    """Returns how every valid drafted node was drawn; -1 at invalid nodes and at the root. Made once per tree."""
+    known = vars(tree)
+    if "_drafted_laws" not in known:
+        drafted = (
+            tree.valid & (tree.parents >= 0)
+            if not tree.topology.static
+            else tree.valid & groups_of(tree.topology).drafted
+        )
+        known["_drafted_laws"] = torch.where(drafted, tree.law, -1)
+    return known["_drafted_laws"]

@@ -125,7 +125,8 @@ def _as_chain(
         torch.arange(-1, positions - 1, device=path.device).expand(batch, -1),
         valid=path >= 0,
         sampling=DraftSampling.IID,
-        draft_probs=_law_of_the_largest(p, q, tokens, paths, tree.max_children).to(p.dtype),
+        # It is not a number behind a token that q excludes, and at invalid nodes.
+        draft_probs=_law_of_the_largest(p, q, tokens, paths, tree.max_children).nan_to_num().to(p.dtype),
         max_depth=positions - 1,
         max_children=1,
     )

@@ -9,7 +9,11 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
+from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
 from verifiers.families import Family, rows_of
+from verifiers.remembered import recall, remember
+
+__all__ = ["LevelVerifier", "chances_in_turn", "law_of_levels", "law_of_steps"]
 
 
 class LevelVerifier(Verifier):
@@ -23,8 +27,11 @@ class LevelVerifier(Verifier):
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
         family = Family.of_parents(tree, target_probs)
-        chances, _ = self._try_children(family)
+        chances, left = self._try_children(family)
+        remember(self, tree, target_probs, (family.nodes, left))
         return law_of_levels(family, chances_in_turn(chances))
 
     def next_law(
@@ -36,7 +43,14 @@ class LevelVerifier(Verifier):
         """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
         if tree.max_children == 0:
             return rows_of(target_probs, stop)
-        return self._try_children(Family(tree, target_probs, stop[:, None]))[1][:, 0]
+        if tree.draft_probs is None:
+            return next_law_of_certain(tree, target_probs, stop)
+        known = recall(self, tree, target_probs)
+        if known is None:
+            return self._try_children(Family(tree, target_probs, stop[:, None]))[1][:, 0]
+        nodes, left = known
+        found, place = (nodes == stop[:, None]).max(-1)
+        return rows_of(left, place).where(found[:, None], rows_of(target_probs, stop))
 
     @abstractmethod
     def _try_children(
@@ -73,19 +87,6 @@ def law_of_levels(family: Family, accepted: Float[Tensor, "batch some rank"]) ->
     # Children that do not exist are written to the root, which is overwritten next.
     step.scatter_(1, family.flat_index, accepted.flatten(1))
     step[:, 0].fill_(1)
+    if not family.tree.is_whole:  # p of an invalid node may be anything
+        step.masked_fill_(~family.tree.valid, 0.0)
     return law_of_steps(family.tree, step)
-
-
-def law_of_steps(tree: DraftTree, step: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
-    """Returns the law of the last node.
-
-    Args:
-        tree: The tree.
-        step: The probability that a path which has reached a node's parent goes on to the node; 1 at the root.
-    """
-    if tree.in_line:
-        reach = step.cumprod(-1)
-        return reach - torch.nn.functional.pad(reach[:, 1:], (0, 1))
-    reach = torch.where(tree.ancestors, step[:, None], 1.0).prod(-1)
-    # A path that reaches a node and goes on to none of its children ends there.
-    return reach.scatter_add(1, tree.parents.clamp(min=0)[:, 1:], -reach[:, 1:]).clamp_(min=0)

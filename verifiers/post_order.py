@@ -1,16 +1,19 @@
 """Rules that try a node after everything below it: what they share."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.acceptance import path_to
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
-from verifiers.families import Family
+from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.families import Family, groups_of, none_before, rows_of
+from verifiers.remembered import recall, remember
+from verifiers.residuals import normalized
 
 
 class PostOrderVerifier(Verifier):
@@ -21,30 +24,20 @@ class PostOrderVerifier(Verifier):
     to the node itself if everything below it is rejected. The node is then accepted with that weight, the root always.
     The weights depend on the tree alone, so the last node of the path is the first success in post-order. A rule of
     this kind is one function.
+
+    Attributes:
+        takes_gaps: Whether that function takes invalid siblings between valid ones, with the law -1.
     """
 
     exactness = Exactness.EXACT
+    takes_gaps: bool = False
 
     def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
         """Probability, given this tree, that the accepted path ends at each node."""
-        weight = torch.zeros_like(target_probs[:, :, 0])
-        weight[:, 0] = 1
-        chance = torch.zeros_like(weight)
-        has_children = (tree.children >= 0).any(-1)
-        for depth in range(tree.max_depth):
-            here = has_children & (tree.depth == depth)
-            # Nodes of other depths come last and fill up the rows; they change nothing.
-            family = Family(tree, target_probs, here.byte().topk(_most_parents(tree, here, depth), dim=1).indices)
-            nodes = family.nodes
-            counted = here.gather(1, nodes)
-            below, own, _ = self._try_children(family, weight.gather(1, nodes))
-            chance.scatter_(1, nodes, own.where(counted, chance.gather(1, nodes)))
-            # Children that do not exist are written to the root, which is overwritten next.
-            index = family.index.where(counted[..., None], 0)
-            weight.scatter_(1, index.flatten(1), below.flatten(1))
-            weight[:, 0] = 1
-        chance = chance.where(has_children, weight)
-        chance[:, 0] = 1
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
+        weight, chance, left = self._try_all(tree, target_probs)
+        remember(self, tree, target_probs, (weight, left))
         return law_of_first_success(tree, chance)
 
     def next_law(
@@ -54,23 +47,76 @@ class PostOrderVerifier(Verifier):
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
         """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
-        path = path_to(tree, stop)
-        node = torch.zeros_like(stop)[:, None]
-        weight = torch.ones_like(target_probs[:, :1, 0])
-        result = target_probs[:, 0]
-        for depth in range(tree.max_depth + 1):
-            family = Family(tree, target_probs, node)
-            below, _, next_law = self._try_children(family, weight)
-            result = next_law[:, 0].where(node == stop[:, None], result)
-            if depth == tree.max_depth:
-                break
-            goal = path[:, depth, None]
-            on_path = family.index == goal[..., None]
-            # Rows that have arrived at ``stop`` stay there.
-            goes_on = goal >= 0
-            weight = torch.where(goes_on, torch.where(on_path, below, 0.0).sum(-1), weight)
-            node = torch.where(goes_on, goal, node)
-        return result
+        if tree.max_children == 0:
+            return rows_of(target_probs, stop)
+        if tree.draft_probs is None:
+            return next_law_of_certain(tree, target_probs, stop)
+        known = recall(self, tree, target_probs)
+        if known is None:
+            weight, _, left = self._try_all(tree, target_probs)
+        else:
+            weight, left = known
+        family = Family(tree, target_probs, stop[:, None])
+        if tree.topology.static:
+            groups = groups_of(tree.topology)
+            found = rows_of(torch.cat(left, 1), groups.place_among_parents.index_select(0, stop)[:, None])
+        else:
+            found = self._try_children(family, weight.gather(1, stop[:, None]))[2]
+        if tree.is_whole:
+            exists = groups_of(tree.topology).first_child.index_select(0, stop)[:, None] > 0
+        else:
+            exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
+        # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+        return normalized(found, family.p, exists[..., None])[:, 0]
+
+    def _try_all(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+    ) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch node"], list[Float[Tensor, "batch some vocab"]]]:
+        """Try the children of all nodes, level by level.
+
+        Returns:
+            The weight of every node; the probability that it succeeds once it is its turn; and of every level what
+            ``_try_children`` says of the next token.
+        """
+        weight = torch.zeros_like(target_probs[:, :, 0])
+        weight[:, 0].fill_(1)
+        # What a node is left with, at its index; nodes without children keep what they came with.
+        laws, places, owns = [], [], []
+        for family, counted in self._levels(tree, target_probs):
+            came = weight.gather(1, family.nodes)
+            below, own, law = self._try_children(family, came)
+            index, nodes = family.index, family.nodes
+            if counted is not None:
+                # Nodes of other depths fill up the rows, and must change nothing: they write to the root.
+                index, nodes = index.where(counted[..., None], 0), nodes.where(counted, 0)
+            # Children that do not exist are written to the root, which is overwritten next.
+            weight.scatter_(1, index.flatten(1), below.flatten(1))
+            weight[:, 0].fill_(1)
+            laws.append(law)
+            places.append(nodes)
+            owns.append(own)
+        chance = weight
+        if owns:  # p of an invalid node may be anything, and so may be what follows from it
+            static = tree.topology.static
+            nodes = groups_of(tree.topology).in_turn.expand(len(weight), -1) if static else torch.cat(places, 1)
+            chance = weight.scatter(1, nodes, torch.cat(owns, 1))
+            chance[:, 0].fill_(1)
+        return weight, chance if tree.is_whole else chance.masked_fill(~tree.valid, 0.0), laws
+
+    def _levels(
+        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
+    ) -> Iterator[tuple[Family, Bool[Tensor, "batch some"] | None]]:
+        """Yields the nodes of every depth that have children, and which of them count; None if all do."""
+        if tree.topology.static:
+            for group in groups_of(tree.topology).levels:
+                yield Family.of_group(tree, target_probs, group, gaps=self.takes_gaps), None
+            return
+        has_children = (tree.children >= 0).any(-1)
+        for depth in range(tree.max_depth):
+            here = has_children & (tree.depth == depth)
+            # Nodes of other depths come last.
+            nodes = here.byte().topk(_most_parents(tree, here, depth), dim=1).indices
+            yield Family(tree, target_probs, nodes), here.gather(1, nodes)
 
     @abstractmethod
     def _try_children(
@@ -84,16 +130,16 @@ class PostOrderVerifier(Verifier):
 
         Returns:
             The weight of every child, given that everything below its earlier siblings was rejected (0 where there is
-            no child); and, given that everything below the nodes was rejected, their own weight and the law of the next
-            token.
+            no child); and, given that everything below the nodes was rejected, their own weight (what they came with
+            where there is no child) and the law of the next token, which need not be normalized (all 0 stands for p).
         """
 
 
 def _most_parents(tree: DraftTree, here: Bool[Tensor, "batch node"], depth: int) -> int:
-    """Returns a bound of how many nodes of one depth have children."""
-    if here.device.type == "cpu":
-        return max(int(here.sum(-1).amax()), 1)
-    # Looking would synchronize. Each such node has a child, and every smaller depth has a node: that bounds them.
+    """Returns a bound of how many nodes of one depth have children, without a look at them.
+
+    Each such node has a child, and every smaller depth has a node.
+    """
     return 1 if depth == 0 else max((tree.width - depth) // 2, 1)
 
 
@@ -107,13 +153,14 @@ def law_of_first_success(tree: DraftTree, chance: Float[Tensor, "batch node"]) -
         chance: The probability that each node succeeds once it is its turn: 1 for the root, 0 for invalid nodes.
     """
     fails = 1 - chance
-    itself = torch.eye(tree.width, dtype=torch.bool, device=chance.device)
+    if tree.topology.static:
+        above = groups_of(tree.topology).strictly_above
+    else:
+        above = tree.ancestors & ~torch.eye(tree.width, dtype=torch.bool, device=chance.device)
     # The probability that nothing strictly below the node succeeds.
-    below = torch.where(tree.ancestors & ~itself, fails[:, :, None], 1.0).prod(1)
+    below = torch.where(above, fails[:, :, None], 1.0).prod(1)
     turn = below
     if tree.max_children > 1:
-        subtree = below * fails
-        earlier = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)
-        siblings = torch.where(earlier, subtree[:, None], 1.0).prod(-1)
+        siblings = none_before(tree, below * fails)
         turn = below * torch.where(tree.ancestors, siblings[:, None], 1.0).prod(-1)
     return turn * chance

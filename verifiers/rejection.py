@@ -1,15 +1,17 @@
 """Rejection sampling, from the root down and sibling by sibling: it fits every way of drafting but shared noise."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.families import Family, entries, rows_of
-from verifiers.levels import law_of_steps
-from verifiers.residuals import acceptance, normalized, residual, without
+from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
+from verifiers.families import Family, drafted_laws, entries, groups_of, none_before, rows_of, with_siblings
+from verifiers.remembered import recall, remember
+from verifiers.residuals import normalized
+from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
 
 
 class RejectionVerifier(Verifier):
@@ -39,18 +41,17 @@ class RejectionVerifier(Verifier):
             step = torch.zeros_like(target_probs[:, :, 0])
             step[:, 0].fill_(1)
             return step
+        if tree.draft_probs is None:
+            return stop_law_of_certain(tree, target_probs)
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
-        # step: the probability that a path which has reached the parent goes on to the node.
-        if tree.draft_probs is None and tree.max_children > 1:
-            step = p.masked_fill(_repeated(tree, entry), 0.0)
-        else:
-            if tree.draft_probs is not None:
-                q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
-                p = acceptance(p, q, tree.law)
-            step = p.where(tree.valid, 0.0)
-            if tree.max_children > 1:
-                _step_to_later_siblings(tree, target_probs, step)
+        q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
+        # The probability that a path which has reached the parent goes on to the node.
+        step = chance(p, share(q, drafted_laws(tree), tree.only_law))
+        several = with_siblings(tree, target_probs)
+        if several is not None:
+            step, left = _in_turn(tree, several, step)
+            remember(self, tree, target_probs, left)
         step[:, 0].fill_(1)
         return law_of_steps(tree, step)
 
@@ -64,68 +65,68 @@ class RejectionVerifier(Verifier):
         if tree.max_children == 0:
             return rows_of(target_probs, stop)
         if tree.draft_probs is None:
-            node_p = rows_of(target_probs, stop)
-            rejected = (tree.parents == stop[:, None]) & tree.valid
-            # Adding minus infinity, not writing zero: nodes elsewhere may have the same token and would undo a write.
-            certain = torch.where(rejected, -torch.inf, 0.0).to(node_p.dtype)
-            left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
-            return normalized(left, node_p, rejected.any(-1, keepdim=True))
-
+            return next_law_of_certain(tree, target_probs, stop)
+        known = recall(self, tree, target_probs)
+        if known is not None and tree.topology.static:
+            return _after_siblings(tree, target_probs, stop, known)
         family = Family(tree, target_probs, stop[:, None])
-        p = family.p
-        for rank, draft_law in enumerate(family.drawn_from()):
-            left = residual(p, draft_law, family.tokens[..., rank], family.laws[..., rank])
-            p = normalized(left, family.p)
+        most = family.laws.shape[-1]
+        if most == 1:
+            left = rejected(family.p, family.q, family.tokens[..., 0], family.laws[..., 0], tree.only_law)
+        else:
+            siblings = Siblings((1,) * most, family.tokens[:, 0], family.laws[:, 0], tree.only_law)
+            left = try_in_turn(family.p, family.q, siblings).left
         # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
-        return p.where(family.exists[..., :1], family.p)[:, 0]
+        return normalized(left, family.p, family.laws[..., :1] >= 0)[:, 0]
 
 
-def _repeated(tree: DraftTree, entry: Int[Tensor, "batch node"]) -> Bool[Tensor, "batch node"]:
-    """Returns the nodes that have the token of an earlier sibling, and the invalid ones.
+def _in_turn(
+    tree: DraftTree,
+    several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]],
+    step: Float[Tensor, "batch node"],
+) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch some vocab"]]:
+    """Returns the acceptance probabilities of all nodes, and what nodes with several children have left of p.
 
     Args:
         tree: The tree.
-        entry: One number for every pair of parent and token.
+        several: The nodes that have several children, and those (``families.with_siblings``).
+        step: Acceptance probability of every node as if it were a first child; 0 at invalid nodes.
     """
-    # The root and all invalid nodes get the same number, so that invalid nodes count as repetitions of the root.
-    entry = entry.where(tree.valid & (tree.parents >= 0), -1)
-    return (entry[:, :, None] == entry[:, None, :]).tril_(-1).any(-1)
+    family, having, index = several
+    siblings = Siblings(having, tree.tokens.gather(1, index), drafted_laws(tree).gather(1, index), tree.only_law)
+    tried = try_in_turn(family.p, family.q, siblings)
+    # Children that do not exist are written to the root, which is overwritten later.
+    step = step.scatter(1, index, tried.chances)
+    if not tree.is_whole:  # p of an invalid node may be anything
+        step = step.masked_fill_(~tree.valid, 0.0)
+    return step * none_before(tree, 1 - step), tried.left
 
 
-def _step_to_later_siblings(
+def _after_siblings(
     tree: DraftTree,
     target_probs: Float[Tensor, "batch node vocab"],
-    step: Float[Tensor, "batch node"],
-) -> None:
-    """Replace ``step`` at all nodes that have earlier siblings; the root's entry becomes meaningless.
+    stop: Int[Tensor, " batch"],
+    left: Float[Tensor, "batch some vocab"],
+) -> Float[Tensor, "batch vocab"]:
+    """Returns the law of the token that follows, in a static shape.
 
     Args:
         tree: The tree.
         target_probs: p at every node.
-        step: Acceptance probability of every node as if it were a first child; 0 at invalid nodes.
+        stop: Where the path ends.
+        left: What is left of p at the nodes with several children, not normalized.
     """
-    drafted = tree.width - 1
-    counts = (tree.children >= 0).sum(-1)
-    # Parents in descending order of their number of children: those that have a child of some rank come first, and at
-    # most drafted // k nodes have k children.
-    groups = counts.topk(drafted // 2, dim=1).indices
-    family = Family(tree, target_probs, groups)
-    # The laws need no mask: where there is no child, the result goes to the root's entry.
-    index, tokens, laws = family.index, family.tokens, family.of_children(tree.law)
-    node_p, q = family.p, family.q
-    p, left, draft_law = node_p, q, q  # draft_law: q_r
-    # The probability that all children so far were rejected.
-    rejected = 1 - step.gather(1, index[..., 0])
-    for rank in range(1, min(tree.max_children, drafted)):
-        here = slice(drafted // (rank + 1))
-        node_p, q, left, rejected = node_p[:, here], q[:, here], left[:, here], rejected[:, here]
-        p = normalized(
-            residual(p[:, here], draft_law[:, here], tokens[:, here, rank - 1], laws[:, here, rank - 1]), node_p
-        )
-        left = without(left, tokens[:, here, rank - 1])
-        token, law, child = tokens[:, here, rank], laws[:, here, rank], index[:, here, rank]
-        draft_law = q.where((law == DraftSampling.IID)[..., None], left)
-        entry = token[..., None]
-        a = acceptance(p.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
-        step.scatter_(1, child, rejected * a)  # at the root where there is no such child
-        rejected = rejected * (1 - a)
+    groups = groups_of(tree.topology)
+    family = Family(tree, target_probs, stop[:, None])
+    child = groups.first_child.index_select(0, stop)[:, None]
+    law = drafted_laws(tree).gather(1, child)
+    once = rejected(family.p, family.q, tree.tokens.gather(1, child), law, tree.only_law)
+    place = groups.place_among_siblings.index_select(0, stop)[:, None]
+    several = rows_of(left, place.clamp(min=0))
+    result = several.where((place >= 0)[..., None], once)
+    if tree.is_whole:
+        exists = child > 0
+    else:
+        exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
+    # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+    return normalized(result, family.p, exists[..., None])[:, 0]

@@ -51,9 +51,21 @@ def normalized(
     return (weights / total).where(usable, fallback)
 
 
-def without(q: Float[Tensor, "*rows vocab"], token: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
-    """Returns a distribution without one token, normalized; all 0 where nothing is left."""
-    left = q.scatter(-1, token[..., None], 0.0)
+def without(
+    q: Float[Tensor, "*rows vocab"], token: Int[Tensor, "*rows"], some: Bool[Tensor, "*rows"] | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Returns a distribution without one token, normalized; all 0 where nothing is left.
+
+    Args:
+        q: The distribution.
+        token: The token.
+        some: The rows where it is taken out; by default all.
+    """
+    if some is None:
+        left = q.scatter(-1, token[..., None], 0.0)
+    else:
+        left = q.scatter_add(-1, token[..., None], torch.where(some, -torch.inf, 0.0).to(q.dtype)[..., None])
+        left = left.clamp_(min=0)
     total = left.sum(-1, keepdim=True)
     return left / total.where(total > 0, 1.0)
 

@@ -45,7 +45,7 @@ def try_in_pairs(
     p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
     weights = torch.zeros_like(tokens, dtype=p.dtype)
     paired = torch.zeros_like(family.nodes, dtype=torch.bool)  # the child is the second of a pair
-    last = tokens.shape[-1] - 1
+    last, only = tokens.shape[-1] - 1, family.tree.only_law
     for rank, draft_law in enumerate(family.drawn_from()):
         token, law = tokens[..., rank], laws[..., rank]
         some = (law >= 0) & ~paired
@@ -58,8 +58,8 @@ def try_in_pairs(
         starts = torch.zeros_like(some)
         if rank < last:
             starts = some & (law == DraftSampling.IID) & (laws[..., rank + 1] == DraftSampling.IID)
-        # On the host a look is free; elsewhere it would synchronize.
-        if rank < last and (starts.device.type != "cpu" or starts.any()):
+        # Whether a pair starts anywhere the host does not know, unless all siblings have one law.
+        if rank < last and (rank % 2 == 0 if only is DraftSampling.IID else only is None):
             first, second, left_by_pair = share_out(mass, q, token, tokens[..., rank + 1])
             weights[..., rank] = first.where(starts, weights[..., rank])
             given_failure = (second / (1 - first)).where(first < 1, 0.0).clamp(max=1)

@@ -154,3 +154,16 @@ def test_enumeration_rejects_a_rho_that_is_too_small(monkeypatch: pytest.MonkeyP
     biased = enumerate_outcome(KSeqVerifier(), tables, TreeShape.branching(2, 2), IID)
     assert exact.tv < EXACT and biased.tv > BIASED
     assert biased.expected_accepted > exact.expected_accepted
+
+
+def test_halving_the_interval_finds_the_same_rho(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tables on a CPU are searched in more steps of one place each."""
+    tables, shape = Tables.random(4, 2, seed=21), TreeShape.branching(3, 2)
+    p, q = tables.p[1], tables.p[1].roll(1, -1)
+    law = torch.full((len(p), 3), IID, dtype=torch.int8)
+    few = verifiers.kseq._run(p, q, law, p)
+    monkeypatch.setattr(verifiers.kseq, "_SMALL", 0)
+    halved = verifiers.kseq._run(p, q, law, p)
+    for one, other in zip(few, halved, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    assert enumerate_outcome(KSeqVerifier(), tables, shape, IID).tv < EXACT

@@ -1,0 +1,136 @@
+"""How many operations a rule takes, and that it never asks the host for a value: on a GPU both cost time per round."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+import specdec.host
+from benchmarks.launches import LAWS, SHAPES, drafted, fits, work_of
+from benchmarks.rules import NAMES, make_rules
+from specdec.acceptance import accept
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import IID, SWOR, TOP
+
+RULES = {name: rule for name, rule in make_rules(NAMES).items() if name != "transport"}
+"""``transport`` solves its programs on the host: it is a reference, and says so."""
+
+CHAIN, TREE, UNEVEN, PATHS = SHAPES
+BOUNDS = {
+    ("target_walk", SWOR, CHAIN): 40,
+    ("target_walk", SWOR, TREE): 50,
+    ("target_walk", SWOR, PATHS): 50,
+    ("rejection", IID, CHAIN): 50,
+    ("rejection", TOP, PATHS): 50,
+    ("rejection", IID, TREE): 105,
+    ("rejection", SWOR, TREE): 120,
+    ("block", TOP, CHAIN): 40,
+    ("block", IID, CHAIN): 60,
+    ("kseq", IID, TREE): 170,
+    ("kseq", IID, PATHS): 170,
+    ("traversal", TOP, PATHS): 50,
+    ("traversal", IID, TREE): 155,
+    ("traversal", SWOR, TREE): 185,
+    ("traversal", SWOR, PATHS): 380,
+}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code takes the branches that it would take where a look at a value makes the host wait."""
+    monkeypatch.setattr(specdec.host, "LOOKS_ARE_FREE", False)
+
+
+@pytest.mark.parametrize(("rule", "law", "shape"), BOUNDS)
+def test_a_round_takes_few_operations(rule: str, law: DraftSampling, shape: str) -> None:
+    work_of(RULES[rule], *drafted(SHAPES[shape], law))  # tables of a shape are made once
+    assert work_of(RULES[rule], *drafted(SHAPES[shape], law)).launches <= BOUNDS[rule, law, shape]
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_looks_at_a_value(rule: str, per_row: bool) -> None:
+    for law in LAWS:
+        for name in (CHAIN, TREE, PATHS):
+            if fits(RULES[rule], SHAPES[name], law):
+                work_of(RULES[rule], *drafted(SHAPES[name], law))
+                work = work_of(RULES[rule], *drafted(SHAPES[name], law, per_row=per_row))
+                assert work.synchronizations == 0, f"{name}, {law.name}: {dict(work.reads)}"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_operations_depend_on_the_shape_alone(rule: str) -> None:
+    """Not on the batch, the tokens, the tables, or on which nodes are valid: so a recorded round fits any other."""
+    shape = SHAPES[CHAIN] if RULES[rule].chain_only else SHAPES[PATHS] if RULES[rule].paths_only else SHAPES[TREE]
+    law = IID
+    nodes = shape.num_nodes + 1
+    generator = torch.Generator().manual_seed(1)
+    seen = []
+    for batch, vocab, sharpness in ((2, 5, 0.0), (2, 32, 1.0), (5, 32, 30.0)):
+        p, q = (sharpness * torch.randn(2, batch, nodes, vocab, generator=generator)).softmax(-1)
+        valid = torch.ones(batch, nodes, dtype=torch.bool)
+        valid[0, 1:] = sharpness == 1.0
+        tokens = torch.randint(0, vocab, (batch, nodes), generator=generator)
+        for _ in range(2):
+            tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=q, valid=valid)
+            work = work_of(RULES[rule], tree, p)
+        seen.append(work.operations)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def laws_alike(rule: Verifier, tree: DraftTree, p: torch.Tensor) -> None:
+    """``next_law`` says the same with and without what ``stop_law`` has left for it, and uses that at most once."""
+    for node in range(tree.width):
+        stop = torch.full_like(tree.tokens[:, 0], node)
+        alone = rule.next_law(tree, p, stop)
+        rule.stop_law(tree, p)
+        torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
+        torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_first_law_leaves_for_the_second_changes_nothing(rule: str) -> None:
+    for law in LAWS:
+        for name in (CHAIN, TREE, UNEVEN):
+            if fits(RULES[rule], SHAPES[name], law):
+                for per_row in (False, True):
+                    tree, p = drafted(SHAPES[name], law, per_row=per_row)
+                    q = None if tree.draft_probs is None else tree.draft_probs.double()
+                    made = {"sampling": law, "draft_probs": q}
+                    if per_row:
+                        tree = DraftTree.build(tree.tokens, tree.parents, **made)
+                    else:
+                        tree = DraftTree.from_shape(SHAPES[name], tree.tokens, **made)
+                    laws_alike(RULES[rule], tree, p.double())
+
+
+def test_a_table_that_is_written_to_is_read_anew() -> None:
+    """What the first law has left is for the call that follows it, not for a later one with new numbers."""
+    rule, (tree, p) = RULES["rejection"], drafted(SHAPES[TREE], SWOR)
+    stop = torch.zeros(len(p), dtype=torch.long)
+    rule.stop_law(tree, p)
+    rule.next_law(tree, p, stop)
+    p.copy_(p.flip(-1))
+    torch.testing.assert_close(rule.next_law(tree, p, stop), rule.next_law(*drafted_again(tree, p), stop))
+
+
+def drafted_again(tree: DraftTree, p: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:
+    """The same drafts and tables as new objects."""
+    again = DraftTree.from_shape(SHAPES[TREE], tree.tokens, sampling=SWOR, draft_probs=tree.draft_probs)
+    return again, p.clone()
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(3, 2, 1)], ids=repr)
+def test_a_batch_judged_in_parts_is_judged_alike(shape: TreeShape, per_row: bool) -> None:
+    """Where p has too many entries for one go."""
+    tree, p = drafted(shape, IID, per_row=per_row, batch=5)
+    uniforms = torch.rand(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = accept(RULES["rejection"], tree, p, uniforms)
+    with mock.patch("specdec.acceptance.MOST_ENTRIES", 2 * p[0].numel()):
+        parts = accept(RULES["rejection"], tree, p, uniforms)
+    for name in ("path", "num_accepted", "next_token", "valid"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+    torch.testing.assert_close(whole.expected_accepted, parts.expected_accepted)
