@@ -143,6 +143,7 @@ def test_drafting_takes_the_time_it_is_said_to_take() -> None:
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message follows)
+    # Unchecked, as for a user, whose wrong types our own checks have to find.
+    with shapes_unchecked(), pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message follows)
         SyntheticDrafter(**arguments)  # type: ignore[arg-type]
     assert str(error.value).startswith(message)

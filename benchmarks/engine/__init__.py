@@ -1,0 +1,1 @@
+"""How close is the engine to what its device can do? ``python -m benchmarks.engine``."""
