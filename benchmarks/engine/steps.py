@@ -79,8 +79,8 @@ def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -
     runner: ModelRunner | None = None
     made_for: tuple[object, ...] = ()
     for setting in settings(grid):
-        if setting.attention in refused:
-            continue
+        if setting.attention in refused or (records and _is_backend(setting.attention, records[0]["backend"])):
+            continue  # it cannot run, or it is what "auto" has chosen
         if budget.left <= 0:
             budget.skip(f"step of {setting}", "no time left")
             continue
@@ -138,7 +138,7 @@ def measure_step(runner: ModelRunner, setting: Setting, *, repeats: int, limit: 
         **asdict(setting),
         "backend": runner.plan.attention.name,
         "executor": type(runner.executor).__name__,
-        "captured": is_captured(runner),
+        "captured": is_captured(runner, setting),
         **asdict(timing),
         "bytes": needed.bytes,
         "flops": needed.flops,
@@ -221,10 +221,17 @@ def captured_at_once() -> Iterator[None]:
         replay.CAPTURE_AFTER = before
 
 
-def is_captured(runner: ModelRunner) -> bool | None:
-    """Returns whether the executor keeps a captured forward; None if it does not capture any."""
+def is_captured(runner: ModelRunner, setting: Setting) -> bool | None:
+    """Returns whether the executor replays a step of this size; None if it keeps no captures that one can look at."""
     programs = getattr(runner.executor, "_programs", None)
-    return None if programs is None else any(program is not None for program in programs.values())
+    if programs is None:
+        return None
+    sizes = {key[:2] for key, program in programs.items() if program is not None}
+    return (setting.batch, setting.nodes) in sizes
+
+
+def _is_backend(attention: str, name: str) -> bool:
+    return attention in BACKENDS and BACKENDS[attention].name == name
 
 
 def _expected(records: list[dict[str, Any]], setting: Setting) -> float:
