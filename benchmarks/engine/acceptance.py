@@ -39,9 +39,7 @@ def measure_acceptance(
     each = [streamed(sampling, row) for row in range(batch)]
     max_length = min(target.max_length, context + options.tokens + 1)
     try:
-        engine = Engine(
-            target, drafter, RejectionVerifier(), max_batch_size=batch, max_length=max_length, timing=True
-        )
+        engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=batch, max_length=max_length, timing=True)
     except (ValueError, torch.OutOfMemoryError) as error:
         budget.skip(what, str(error).split("\n", 1)[0])
         return None
@@ -57,14 +55,14 @@ def measure_acceptance(
                 break
         plain, speculative = Rounds([], Counter()), Rounds([], Counter())
         costs = Rounds([], Counter()), Rounds([], Counter())
-        for repeat in range(options.repeats + 1):
+        for repeat in range(options.repeats):
             if repeat and budget.left <= 0:
                 break
-            # Stages are timed in the first pass alone: the speed is that of an engine which times nothing.
-            engine.timer.enabled = repeat == 0
-            found = costs if repeat == 0 else (plain, speculative)
-            for speculate in (False, True) if repeat % 2 else (True, False):
-                play(engine, prompts, sampling, device, speculate=speculate, into=found[speculate])
+            # Stages are timed in passes of their own: the speed is that of an engine which times nothing.
+            for timing, into in ((True, costs), (False, (plain, speculative))):
+                engine.timer.enabled = timing
+                for speculate in (False, True) if repeat % 2 else (True, False):
+                    play(engine, prompts, sampling, device, speculate=speculate, into=into[speculate])
     middle = min(context + options.tokens // 2, max_length)
     nodes = options.depth + 1
     runner = make_runner(target, Setting(batch, nodes, middle), nodes)

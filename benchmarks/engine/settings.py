@@ -30,7 +30,9 @@ class Options:
     )
     quantization: str | None = option(None, "weights of the model in fewer bits", choices=tuple(METHODS))
     device: str = option("auto", "cpu, cuda, or auto for a GPU if there is one")
-    nodes: tuple[int, ...] | None = option(None, "nodes per row of a forward, root included: 1 is a plain step", least=1)
+    nodes: tuple[int, ...] | None = option(
+        None, "nodes per row of a forward, root included: 1 is a plain step", least=1
+    )
     batch: tuple[int, ...] | None = option(None, "rows; the first is what most sections use", least=1)
     context: tuple[int, ...] | None = option(None, "tokens in the cache per row; the first is used most", least=1)
     schemes: tuple[str, ...] = option(tuple(METHODS), "quantizations to compare", choices=tuple(METHODS))

@@ -20,9 +20,7 @@ LARGE = "llama-70b"
 """A shape that fits on one GPU only in few bits."""
 
 
-def measure_weights(
-    name: str, target: Target, grid: Grid, options: Options, budget: Budget
-) -> list[dict[str, Any]]:
+def measure_weights(name: str, target: Target, grid: Grid, options: Options, budget: Budget) -> list[dict[str, Any]]:
     """Time one token and ``WIDE`` nodes in every scheme, in turn with the unquantized weights.
 
     Args:
