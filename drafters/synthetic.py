@@ -32,9 +32,9 @@ class SyntheticDrafter(Drafter):
     request's random numbers and nothing else. For a sampled request the drafts are the same; they are accepted as often
     as the target draws its most probable token, and mean little once the output has left the greedy one.
 
-    A prompt whose continuation is not known (``learn``) is decoded plainly when its request is admitted, by an engine of
-    the drafter's own, and remembered. This takes the time and the memory of plain decoding: for a measurement, let every
-    prompt be decoded once before, in a warm-up.
+    A prompt whose continuation is not known (``learn``) is decoded plainly when its request is admitted, by an engine
+    of the drafter's own, and remembered. This takes the time and the memory of plain decoding: for a measurement, let
+    every prompt be decoded once before, in a warm-up.
 
     Args:
         accept: The probability that a draft is right: one for all positions, or one for each.
@@ -126,7 +126,7 @@ def _probabilities(accept: float | Sequence[float], depth: int | None) -> tuple[
     remedy = "give a probability from 0 to 1, or a list with one for each position"
     if isinstance(accept, str | bytes):
         raise ValueError(f"accept={accept!r}: {remedy}")
-    if isinstance(accept, Sequence) or hasattr(accept, "__iter__"):
+    if isinstance(accept, Sequence):
         rates = tuple(number("accept", rate, remedy) for rate in accept)
         if depth is not None and whole("depth", depth) != len(rates):
             raise ValueError(

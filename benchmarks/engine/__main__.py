@@ -1,9 +1,9 @@
-"""How close is the engine to what its device can do? ``python -m benchmarks.engine seconds=300 'only=[steps,rounds]'``.
+"""How close is the engine to what its device can do? ``python -m benchmarks.engine seconds=300 only=[steps,rounds]``.
 
-Measures the device's bandwidth and arithmetic first. Then come forwards over the cache by nodes, rows, context, attention
-backend and executor; quantized weights; rounds by stage; the speedup of drafts with a given acceptance beside the one
-that the costs predict; transformers' generate and llama.cpp on the same weights; and memory. Prints tables, and writes
-results.json and two pictures. Needs neither hydra nor wandb. Use an otherwise idle machine.
+It measures the device's bandwidth and arithmetic first. Then come forwards over the cache by nodes, rows, context,
+attention backend and executor; quantized weights; rounds by stage; the speedup of drafts with a given acceptance,
+beside the one that the costs predict; transformers' generate and llama.cpp on the same weights; and memory. It prints
+tables, and writes results.json and two pictures. It needs neither hydra nor wandb. Use an otherwise idle machine.
 """
 
 import gc
@@ -22,7 +22,7 @@ from benchmarks.clock import Budget
 from benchmarks.engine import tables
 from benchmarks.engine.acceptance import measure_acceptance
 from benchmarks.engine.figures import Results, with_utilization
-from benchmarks.engine.llama_cpp import measure_llama_cpp, why_not
+from benchmarks.engine.llamacpp import measure_llama_cpp, why_not
 from benchmarks.engine.memory import measure_memory
 from benchmarks.engine.models import BUNDLED, dtype_for, make_target
 from benchmarks.engine.peers import measure_peers
@@ -62,12 +62,11 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
     budget = Budget(options.seconds)
     # The roof's own time is short: it is measured again at the end, and the better of both counts.
     brief = min(2.0, options.seconds / 60)
-    largest = None if options.seconds >= 30 else 64 << 20
     dtype = dtype_for(options.dtype, device)
     name = options.model if options.model != "auto" else "llama-8b" if device.type == "cuda" else "110m"
     target = make_target(name, device, dtype, quantization=options.quantization)
     grid = Grid.of(options, device, target.max_length)
-    roof = measure_roof(device, dtype, seconds=brief, largest=largest)
+    roof = measure_roof(device, dtype, seconds=brief)
     results: Results = {
         "schema": 1,
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},
@@ -91,7 +90,7 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
         _write(results, options.out)
-    roof = roof.better(measure_roof(device, dtype, seconds=brief, largest=largest))
+    roof = roof.better(measure_roof(device, dtype, seconds=brief))
     results["device"] |= roof.facts()
     if device.type == "cuda" and "weights" in options.only and name == "llama-8b":
         del target
@@ -179,9 +178,8 @@ def main() -> None:
     except ValueError as error:
         refuse(error)
     except torch.OutOfMemoryError as error:
-        refuse(
-            ValueError(f"the model does not fit into the device's memory ({str(error).split('. ')[0]}): take a smaller")
-        )
+        reason = str(error).split(". ")[0]
+        refuse(ValueError(f"the model does not fit into the device's memory ({reason}): take a smaller one"))
     for table in tables.tables(results):
         console.print(terminal.render(table, terminal.Frame.NARROW))
     pictures = draw(results, options.out)

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.clock import Budget
-from benchmarks.engine.rounds import Rounds, play, repetitive, streamed
+from benchmarks.clock import Budget, now
+from benchmarks.engine.rounds import Rounds, advance, begin, repetitive, streamed
 from benchmarks.engine.settings import Options
 from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
 from drafters import SyntheticDrafter
@@ -45,7 +45,12 @@ def measure_acceptance(
         return None
     device = target.device
     with engine, captured_at_once():
+        began = now(device)
         plain_outputs = [output.token_ids for output in engine.generate(prompts, each, speculate=False)]
+        once = now(device) - began
+        if 6 * once > budget.left:  # learning, then each way twice
+            budget.skip(what, f"plain decoding takes {once:.1f} s, which is too long")
+            return None
         outputs = plain_outputs
         for _ in range(LEARNING):
             for prompt, output in zip(prompts, outputs, strict=True):
@@ -62,7 +67,8 @@ def measure_acceptance(
             for timing, into in ((True, costs), (False, (plain, speculative))):
                 engine.timer.enabled = timing
                 for speculate in (False, True) if repeat % 2 else (True, False):
-                    play(engine, prompts, sampling, device, speculate=speculate, into=into[speculate])
+                    begin(engine, prompts, sampling, speculate=speculate)
+                    advance(engine, device, into[speculate])
     middle = min(context + options.tokens // 2, max_length)
     nodes = options.depth + 1
     runner = make_runner(target, Setting(batch, nodes, middle), nodes)

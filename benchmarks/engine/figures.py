@@ -69,7 +69,8 @@ def _on_gpu(results: Results) -> Iterator[Goal]:
     steps = results.get("steps", []) if is_8b else []
     where = "8B, context 1024, batch 1"
     plain = _fastest(steps, batch=1, nodes=1, context=1024)
-    yield Goal(f"plain decoding, bandwidth utilization ({where})", 0.80, plain and plain["bandwidth_utilization"])
+    used = None if plain is None else plain["bandwidth_utilization"]
+    yield Goal(f"plain decoding, bandwidth utilization ({where})", 0.80, used)
     for nodes, most in ((16, 1.05), (64, 1.15)):
         verify = _fastest(steps, batch=1, nodes=nodes, context=1024)
         ratio = verify["seconds"] / plain["seconds"] if verify and plain else None
@@ -82,7 +83,7 @@ def _on_gpu(results: Results) -> Iterator[Goal]:
     )
     yield Goal("attention, context 32768, batch 8, 16 nodes: KV over bandwidth", 0.70, attention_utilization(results))
     large = results.get("large")
-    yield Goal("a 70B shape in int4 decodes (tokens)", 1, large and large["tokens"])
+    yield Goal("a 70B shape in int4 decodes (tokens)", 1, None if large is None else large["tokens"])
     yield Goal("synchronizations per round", 1, _most(results, "reads"), at_most=True)
 
 

@@ -15,8 +15,8 @@ from specdec.modeling.target import Target
 def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:
     """Returns the bytes of a plain and a verify step at the first batch size and context.
 
-    On a GPU, activations and what executors keep are torch's own counts. Elsewhere nobody counts tensors: activations are
-    the growth of the process, which may be less than they were, and what executors keep is in there, too.
+    On a GPU, activations and what executors keep are torch's own counts. Elsewhere nobody counts tensors: activations
+    are the growth of the process, which may be less than they were, and what executors keep is in there, too.
     """
     device = target.device
     nodes = max(n for n in grid.nodes if n <= 64)

@@ -1,5 +1,6 @@
 """The models that are measured: real shapes with random weights, made where they run, and the bundled ones."""
 
+import copy
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def make_target(
     if name == BUNDLED:
         target = Target.from_pretrained("bundled/target", device=device, dtype=dtype, quantization=quantization)
         target.eos_token_ids = frozenset()
-        target.model.generation_config.eos_token_id = None  # pyright: ignore[reportOptionalMemberAccess]
+        target.model.generation_config.eos_token_id = None
         return target
     config = LlamaConfig(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
     shown = name if quantization is None else f"{name} in {quantization}"
@@ -91,12 +92,12 @@ def _random_llama(
     if quantization is not None:
         check_quantization(quantization)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(dtype)  # pyright: ignore[reportCallIssue]
+        model = LlamaForCausalLM(config).to(dtype)  # pyright: ignore[reportArgumentType] (its decorator hides self)
     generator = torch.Generator(device).manual_seed(seed)
     for layer in model.model.layers:
         _materialize(layer, device, generator)
         if quantization is not None:
-            METHODS[quantization](layer)  # type: ignore[arg-type] (it only looks for linear layers)
+            METHODS[quantization](_alone(layer, config))
     for part in (model.model.embed_tokens, model.model.norm, model.lm_head):
         _materialize(part, device, generator)
     model.tie_weights()
@@ -107,6 +108,15 @@ def _random_llama(
     if model.generation_config is not None:
         model.generation_config.eos_token_id = None
     return model.eval().requires_grad_(False)
+
+
+def _alone(layer: nn.Module, config: LlamaConfig) -> LlamaForCausalLM:
+    """Returns a model that consists of one layer and nothing else."""
+    with torch.device("meta"):
+        shell = LlamaForCausalLM(copy.copy(config))
+    shell.model.layers = nn.ModuleList([layer])
+    shell.model.embed_tokens = shell.model.norm = shell.lm_head = nn.Identity()  # pyright: ignore
+    return shell
 
 
 def _materialize(module: nn.Module, device: torch.device, generator: torch.Generator) -> None:

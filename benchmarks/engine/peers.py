@@ -48,8 +48,9 @@ class Contest:
 
 
 def measure_peers(target: Target, name: str, context: int, options: Options, budget: Budget) -> list[dict[str, Any]]:
-    """Compare with ``generate``: plain decoding of the target; and on the bundled models, whose drafts mean something,
-    plain decoding, prompt lookup and a small model.
+    """Compare with ``generate``: plain decoding of the target, and all methods on the bundled models.
+
+    Only there do drafts mean something: random weights hardly ever accept any.
 
     Returns:
         A record per method and peer: ``ratio`` is the peer's time over ours, or ``error`` says why there is none.

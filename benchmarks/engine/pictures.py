@@ -24,7 +24,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 def _subtitle(results: Results) -> str:
     device, model = results["device"], results["model"]
-    threads = "" if device["type"] == "cuda" else f", {device['threads']} threads"
+    threads = "" if device["type"] == "cuda" else f", CPU threads: {device['threads']}"
     return f"{model['title']} in {model['dtype']}, {device['name']}{threads}"
 
 
@@ -68,6 +68,7 @@ def _verify_cost(results: Results, path: Path) -> Path:
     batches = sorted({step["batch"] for step in steps if step["context"] == base})
     figure = style.new_figure(style.PAGE, 3.2)
     left, right = figure.subplots(1, 2)
+    highest = [1.0]
     for number, batch in enumerate(batches):
         points = sorted((s for s in steps if s["batch"] == batch and s["context"] == base), key=lambda s: s["nodes"])
         plain = next((s["seconds"] for s in points if s["nodes"] == 1), None)
@@ -78,18 +79,23 @@ def _verify_cost(results: Results, path: Path) -> Path:
         name = f"{batch} row{'s' if batch > 1 else ''}"
         left.plot(nodes, [1000 * s["seconds"] for s in points], label=name, **look)
         left.plot(nodes, [1000 * s["least_seconds"] for s in points], color=style.color(number), linestyle=":")
+        highest.append(max(s["seconds"] for s in points) / plain)
         right.plot(nodes, [s["seconds"] / plain for s in points], label=name, **look)
     handles, labels = left.get_legend_handles_labels()
     dotted = left.plot([], [], color="black", linestyle=":")
     for axes, label in ((left, "one forward (ms)"), (right, "verify / plain step")):
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("nodes per row, root included")
         axes.set_ylabel(label)
         axes.grid()
+    left.set_yscale("log")
+    if max(highest) > 10:
+        right.set_yscale("log")
+    else:
+        right.set_ylim(bottom=0)
     right.axhline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1)
     style.title(figure, f"What verifying more nodes costs, context {base}", _subtitle(results))
     style.legend(figure, [*handles, *dotted], [*labels, "least possible"])

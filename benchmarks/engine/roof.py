@@ -1,5 +1,6 @@
 """What the device can do at best, measured: bytes per second in a copy, operations per second in a product."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,16 @@ def measure_roof(device: torch.device, dtype: torch.dtype, *, seconds: float, la
     caches = cache_bytes(device)
     wanted = 4 << 30 if device.type == "cuda" else max(512 << 20, 8 * caches)
     size = min(wanted if largest is None else largest, free_memory(device) // 8)
-    source = torch.ones(size // 4, device=device)
-    goal = torch.empty_like(source)
 
-    def best(call: Any) -> float:
+    def best(call: Callable[[], object]) -> float:
         return timed(call, device, repeats=50, limit=seconds).best
 
-    copy = 2 * size / best(lambda: goal.copy_(source))
-    read = size / best(source.sum)
-    del source, goal
+    def memory() -> tuple[float, float]:
+        source = torch.ones(size // 4, device=device)
+        goal = torch.empty_like(source)
+        return 2 * size / best(lambda: goal.copy_(source)), size / best(source.sum)
+
+    copy, read = memory()
     width = 8192 if device.type == "cuda" else 1024 if largest is None else 128
     a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
     flops = 2 * width**3 / best(lambda: a @ b)

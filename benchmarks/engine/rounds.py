@@ -1,5 +1,6 @@
 """Where a round's time goes, and what it asks of the device: by stage, for plain decoding and drafters with rules."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.types import Step
 
 TREE = (2, 2, 1, 1)
 """The shape of drafted trees: 14 nodes, four deep."""
@@ -88,27 +88,29 @@ def measure_rounds(
         "tree": lambda: ModelDrafter(draft_model, TREE, sampling="iid"),
     }
     records = []
-    for drafter, rule in PAIRS:
+    for number, (drafter, rule) in enumerate(PAIRS):
         what = f"rounds of {drafter} with {rule}"
         if budget.left <= 0:
             budget.skip(what, "no time left")
             continue
+        temperature = 0.0 if drafter in ("none", "ngram") else 1.0
+        about = {"drafter": drafter, "rule": rule, "batch": batch, "temperature": temperature}
+        limit = budget.left / (len(PAIRS) - number)
         try:
-            temperature = 0.0 if drafter in ("none", "ngram") else 1.0
-            records.append(
-                {
-                    "drafter": drafter,
-                    "rule": rule,
-                    "batch": batch,
-                    "temperature": temperature,
-                    **_rounds_of(target, makers[drafter](), rules.get(rule), context, options, temperature, batch),
-                }
+            played = _rounds_of(
+                target, makers[drafter](), rules.get(rule), context, temperature, batch, options.tokens, limit
             )
         except ValueError as error:
             budget.skip(what, str(error))
         except torch.OutOfMemoryError:
             budget.skip(what, "out of memory: lower context or batch")
+        else:
+            records.append(about | played)
     return records
+
+
+WARM_UP = 8
+"""Rounds before those that count: every width that comes often is captured in them."""
 
 
 def _rounds_of(
@@ -116,96 +118,87 @@ def _rounds_of(
     drafter: Drafter | None,
     rule: Verifier | None,
     context: int,
-    options: Options,
     temperature: float,
     batch: int,
+    count: int,
+    limit: float,
 ) -> dict[str, Any]:
+    """Play some rounds of requests that go on all the time, and time and count those in the middle.
+
+    Args:
+        target: The target.
+        drafter: None for plain decoding.
+        rule: None for plain decoding.
+        context: Prompt tokens.
+        temperature: At which all rows sample.
+        batch: Rows.
+        count: Rounds that are timed, at most.
+        limit: Seconds for timing, about.
+    """
     device = target.device
-    sampling = SamplingParams(max_new_tokens=options.tokens, temperature=temperature, ignore_eos=True)
+    deepest = 1 if drafter is None else drafter.max_depth + 1
+    wanted = (WARM_UP + 2 * count + 2) * deepest
+    max_length = min(target.max_length, context + wanted + 1)
+    sampling = SamplingParams(max_new_tokens=max(1, max_length - context - 1), temperature=temperature, ignore_eos=True)
     prompts = [repetitive(context, target.vocab_size, row) for row in range(batch)]
-    max_length = min(target.max_length, context + options.tokens + 1)
     with Engine(target, drafter, rule, max_batch_size=batch, max_length=max_length, timing=True) as engine:
         own = getattr(drafter, "runner", None)
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
         with captured_at_once():
-            play(engine, prompts, sampling, device)
-            rounds = play(engine, prompts, sampling, device)
+            begin(engine, prompts, sampling)
+            advance(engine, device, Rounds([], Counter()), most=WARM_UP, limit=limit / 4)
+            timed = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 2)
             with forward_seconds(device, *runners) as spent:
-                inside = Rounds([], Counter())
-                begun: list[float] = []
-                play(engine, prompts, sampling, device, into=inside, at_start=lambda: begun.append(spent[0]))
-                forwards = spent[0] - begun[0]
-        whole, models = count_one_round(engine, runners, prompts, sampling)
+                inside = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 4)
+            with _forwards_counted(runners) as models, counted() as whole:
+                engine.step()
     return {
-        "rounds": len(rounds.walls),
-        "seconds": rounds.seconds,
-        "stages": {stage: rounds.stage(stage) for stage in ("draft", "verify", "accept", "commit")},
-        "tokens_per_round": rounds.tokens_per_round,
+        "rounds": len(timed.walls),
+        "seconds": timed.seconds,
+        "stages": {stage: timed.stage(stage) for stage in ("draft", "verify", "accept", "commit")},
+        "tokens_per_round": timed.tokens_per_round,
         # None where the forwards cannot be told from the rest, as in a round that is replayed as a whole.
-        "outside": 1 - forwards / sum(inside.walls) if forwards > 0 else None,
+        "outside": 1 - spent[0] / sum(inside.walls) if spent[0] > 0 else None,
         "launches": whole.launches,
         "launches_outside": whole.launches - models.launches,
         "reads": whole.synchronizations - models.synchronizations,
     }
 
 
-def play(
-    engine: Engine,
-    prompts: list[list[int]],
-    sampling: SamplingParams,
-    device: torch.device,
-    *,
-    speculate: bool = True,
-    into: Rounds | None = None,
-    at_start: Callable[[], object] = lambda: None,
-) -> Rounds:
-    """Decode prompts turn by turn, and time the turns that consist of a round for all of them.
-
-    Args:
-        engine: With a slot for every prompt, and ``timing=True`` if stages are wanted.
-        prompts: Of one length, so that all begin together.
-        sampling: For all.
-        device: What to wait for.
-        speculate: Whether to draft.
-        into: Where to add up; None for new figures.
-        at_start: Called when all prompts are in the cache, before the first turn that counts.
-    """
-    found = Rounds([], Counter()) if into is None else into
+def begin(engine: Engine, prompts: list[list[int]], sampling: SamplingParams, *, speculate: bool = True) -> None:
+    """Submit prompts of one length and step until all have played their first round."""
     for row, prompt in enumerate(prompts):
         engine.submit(prompt, streamed(sampling, row), speculate=speculate)
-    running = False
+    while len(engine.step()) < len(prompts):
+        pass
+
+
+def advance(
+    engine: Engine, device: torch.device, into: Rounds, *, most: int | None = None, limit: float = float("inf")
+) -> Rounds:
+    """Play rounds of the requests that run, and add up what they take.
+
+    Args:
+        engine: Its requests have begun.
+        device: What to wait for.
+        into: Where to add up; returned.
+        most: Rounds to play; None for all that there are.
+        limit: Seconds after which no other round is begun; one is played in any case.
+    """
+    deadline = time.perf_counter() + limit
+    played = 0
     start = now(device)
-    while engine.unfinished:
+    while engine.unfinished and (most is None or played < most) and not (played and start > deadline):
         steps = engine.step()
         end = now(device)
-        if running and steps:
-            found.walls.append(end - start)
-            found.stages.update(steps[0].seconds)
-            found.tokens += sum(len(step.token_ids) for step in steps)
-            found.emitted += sum(step.accepted + 1 for step in steps)
-            found.steps += len(steps)
-        elif len(steps) == len(prompts):
-            running = True  # the turn with the end of the prefill was the last that does not count
-            at_start()
+        into.walls.append(end - start)
+        into.stages.update(steps[0].seconds)
+        into.tokens += sum(len(step.token_ids) for step in steps)
+        into.emitted += sum(step.accepted + 1 for step in steps)
+        into.steps += len(steps)
+        played += 1
         start = now(device)
-    return found
-
-
-def count_one_round(
-    engine: Engine, runners: list[ModelRunner], prompts: list[list[int]], sampling: SamplingParams
-) -> tuple[Work, Work]:
-    """Returns the work of one round, and the part of it that is forwards of models."""
-    ids = [engine.submit(prompt, streamed(sampling, row)) for row, prompt in enumerate(prompts)]
-    steps: list[Step] = []
-    for _ in range(10_000):
-        steps = engine.step()
-        if len(steps) == len(prompts):
-            break
-    with _forwards_counted(runners) as forwards, counted() as whole:
-        engine.step()
-    for each in ids:
-        engine.abort(each)
-    return whole, forwards
+    return into
 
 
 @contextmanager

@@ -72,7 +72,8 @@ def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -
     """Time every point that the budget has room for.
 
     Returns:
-        A record per point: the setting, ``seconds``, ``bytes`` (weights and KV that must move), ``flops``, ``launches``.
+        A record per point: the setting, ``seconds``, ``bytes`` (weights and KV that must move), ``flops`` and
+        ``launches``.
     """
     records: list[dict[str, Any]] = []
     refused: set[str] = set()

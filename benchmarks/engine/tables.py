@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.engine.figures import Results, goals
+from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 
 
@@ -24,12 +25,12 @@ def tables(results: Results) -> Iterator[Table]:
 def device_lines(results: Results) -> list[str]:
     """Returns what was measured of the device, and what runs on it."""
     device, model = results["device"], results["model"]
-    threads = "" if device["type"] == "cuda" else f", {device['threads']} threads"
-    reads = device["flops"] / max(device["copy"], device["read"])
+    threads = "" if device["type"] == "cuda" else f", CPU threads: {device['threads']}"
+    ridge = device["flops"] / max(device["copy"], device["read"])
     return [
-        f"{device['name']}{threads}: copy {device['copy'] / 1e9:.1f} GB/s, read {device['read'] / 1e9:.1f} GB/s, product "
-        f"{device['flops'] / 1e12:.2f} TFLOP/s in {model['dtype']} (ridge: {reads:.0f} operations per byte), caches "
-        f"{device['cache_bytes'] / 2**20:.0f} MiB, {device['free_bytes'] / 2**30:.1f} GiB free",
+        f"{device['name']}{threads}: copy {device['copy'] / 1e9:.1f} GB/s, read {device['read'] / 1e9:.1f} GB/s, "
+        f"product {device['flops'] / 1e12:.2f} TFLOP/s in {model['dtype']} (ridge: {ridge:.0f} operations per byte), "
+        f"caches {device['cache_bytes'] / 2**20:.0f} MiB, {device['free_bytes'] / 2**30:.1f} GiB free",
         f"{model['title']}: {model['parameters'] / 1e6:,.0f}M parameters in {model['dtype']}, "
         f"{model['weight_bytes'] / 1e6:,.1f} MB of weights per token, {model['kv_bytes_per_token']:,} bytes of KV per "
         f"token of context",
@@ -58,7 +59,7 @@ def _steps(steps: Sequence[dict[str, Any]]) -> Table:
         table.add(
             str(step["batch"]), str(step["context"]), str(step["nodes"]), step["backend"].removeprefix("specdec_"),
             step["executor"].removesuffix("Executor").lower() + ("" if step["captured"] is not False else ", eager"),
-            _ms(step["seconds"]), f"{step['seconds'] / plain['seconds']:.2f}" if plain else "–",
+            _ms(step["seconds"]), f"{step['seconds'] / plain['seconds']:.2f}" if plain else NOTHING,
             _ms(step["least_seconds"]), _percent(step["bandwidth_utilization"]), _percent(step["flop_utilization"]),
             str(step["launches"]), Cell(note, emphasis=Emphasis.MISSED if "PHYSICS" in note else Emphasis.NONE),
         )  # fmt: skip
@@ -117,7 +118,7 @@ def _rounds(records: Sequence[dict[str, Any]]) -> Table:
         ],
     )
     for each in records:
-        outside = "–" if each["outside"] is None else _percent(each["outside"])
+        outside = NOTHING if each["outside"] is None else _percent(each["outside"])
         table.add(
             each["drafter"], each["rule"], _ms(each["seconds"]), *[_ms(each["stages"][s]) for s in stages], outside,
             str(each["launches"]), str(each["launches_outside"]), str(each["reads"]),
@@ -127,9 +128,9 @@ def _rounds(records: Sequence[dict[str, Any]]) -> Table:
 
 def _synthetic(records: Sequence[dict[str, Any]]) -> Table:
     columns = [
-        Column("rows"), Column("accepted"), Column("tokens/round:\ngiven"), Column("measured"), Column("plain\nstep, ms"),
-        Column("verify\nstep, ms"), Column("draft, ms"), Column("outside, ms"), Column("speedup:\nmeasured"),
-        Column("predicted"), Column("measured /\npredicted"), Column("as plain"),
+        Column("rows"), Column("accepted"), Column("tokens/round:\ngiven"), Column("measured"),
+        Column("plain\nstep, ms"), Column("verify\nstep, ms"), Column("draft, ms"), Column("outside, ms"),
+        Column("speedup:\nmeasured"), Column("predicted"), Column("measured /\npredicted"), Column("as plain"),
     ]  # fmt: skip
     table = Table(
         columns,
@@ -149,12 +150,13 @@ def _synthetic(records: Sequence[dict[str, Any]]) -> Table:
 def _peers(records: Sequence[dict[str, Any]]) -> Table:
     columns = [
         Column("target", "left"), Column("method", "left"), Column("transformers", "left", fold=True),
-        Column("tokens/s:\ntheirs"), Column("ours"), Column("times\nas fast"), Column("least, most"), Column("same\ntokens"),
+        Column("tokens/s:\ntheirs"), Column("ours"), Column("times\nas fast"), Column("least, most"),
+        Column("same\ntokens"),
     ]  # fmt: skip
     table = Table(columns, "Whole requests beside transformers' generate, prefill included")
     for each in records:
         if "error" in each:
-            dash = ["–"] * 5
+            dash = [NOTHING] * 5
             table.add(each["target"], each["method"], f"{each['peer']}: {each['error']}", *dash)
             continue
         ratios = each["ratios"]
@@ -188,7 +190,7 @@ def _memory(found: dict[str, Any]) -> Table:
         "graphs": "kept by executors (graphs)", "peak": "peak of the process", "reserved": "reserved by the allocator",
     }  # fmt: skip
     for name, text in names.items():
-        table.add(text, "–" if found[name] is None else f"{found[name] / 1e6:,.1f}")
+        table.add(text, NOTHING if found[name] is None else f"{found[name] / 1e6:,.1f}")
     if found.get("once") is not None:
         table.add("first calls of a step of one size (capturing included), ms", f"{1000 * found['once']:.1f}")
     return table
@@ -216,7 +218,7 @@ def goals_table(results: Results) -> Table:
         table.add(
             goal.what,
             f"{'≤' if goal.at_most else '≥'} {goal.wanted:g}",
-            "–" if goal.measured is None else f"{goal.measured:.3g}",
+            NOTHING if goal.measured is None else f"{goal.measured:.3g}",
             Cell(met, emphasis=Emphasis.MISSED if goal.met is False else Emphasis.NONE),
         )
     return table

@@ -46,6 +46,9 @@ def measure_weights(name: str, target: Target, grid: Grid, options: Options, bud
             budget.skip(f"weights in {scheme}", str(error).split("\n", 1)[0])
             continue
         for setting in sizes:
+            if budget.left <= 0:
+                budget.skip(f"weights in {scheme}, {setting.nodes} nodes", "no time left")
+                continue
             before, found, after = (
                 measure_step(each, setting, repeats=options.repeats, limit=min(3.0, max(0.2, budget.left / 8)))
                 for each in (full, runner, full)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from benchmarks.clock import Budget, timed
 from benchmarks.engine.models import BUNDLED, make_target
-from benchmarks.engine.rounds import play, repetitive
+from benchmarks.engine.rounds import WARM_UP, Rounds, advance, begin, repetitive
 from benchmarks.engine.settings import Options
 from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
 from specdec.engine.engine import Engine
@@ -38,8 +39,8 @@ def measure_llama_cpp(
     """Time forwards and whole tokens of llama.cpp and of this engine, in turn, at every precision that both have.
 
     Returns:
-        A record per precision and number of tokens: seconds of both, and ``ratio``, ours over theirs. ``nodes`` is 0 for
-        a whole plain token with everything around its forward.
+        A record per precision and number of tokens: seconds of both, and ``ratio``, ours over theirs. ``nodes`` is 0
+        for a whole plain token with everything around its forward.
     """
     full = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[target.dtype]
     pairs = [(full, None), ("Q8_0", "int8"), ("Q4_0", "int4")]
@@ -64,7 +65,7 @@ def measure_llama_cpp(
 def _compared(
     target: Target, made: Target, precision: str, folder: Path, context: int, options: Options
 ) -> list[dict[str, Any]]:
-    from llama_cpp import Llama
+    from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
 
     path = write_gguf(target, folder / f"{precision}.gguf", precision)
     threads = torch.get_num_threads()
@@ -95,11 +96,12 @@ def _compared(
         int(np.argmax(llama.scores[llama.n_tokens - 1]))
 
     theirs = timed(token, device, repeats=4 * options.repeats, limit=3.0).seconds
-    engine = Engine(made, max_length=context + options.tokens + 1)
-    sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
+    engine = Engine(made, max_length=context + WARM_UP + options.tokens + 1)
+    sampling = SamplingParams(max_new_tokens=WARM_UP + options.tokens, ignore_eos=True)
     with captured_at_once():
-        play(engine, [prompt], sampling, device)
-        walls = play(engine, [prompt], sampling, device).walls
+        begin(engine, [prompt], sampling)
+        advance(engine, device, Rounds([], Counter()), most=WARM_UP)
+        walls = advance(engine, device, Rounds([], Counter())).walls
     records.append(_record(precision, 0, float(np.median(walls)), theirs, agrees))
     llama.close()
     return records
@@ -125,8 +127,8 @@ def write_gguf(target: Target, path: Path, precision: str) -> Path:
         path: The file.
         precision: Of the matrices, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
     """
-    import gguf
-    from gguf import quants
+    import gguf  # pyright: ignore[reportMissingImports]
+    from gguf import quants  # pyright: ignore[reportMissingImports]
 
     config, state = target.model.config, target.model.state_dict()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
