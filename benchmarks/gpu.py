@@ -53,7 +53,7 @@ def commands(files: Sequence[Path], options: Sequence[str]) -> list[list[str]]:
 def main() -> None:
     """Check what is needed, run both, and fail if one of them did."""
     if any(word in ("-h", "--help", "help") for word in sys.argv[1:]):
-        print(__doc__.strip())
+        print((__doc__ or "").strip())
         return
     lacking = missing()
     if lacking:

@@ -86,7 +86,7 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
         # The sections that are left share the time that is left.
         later = options.only[options.only.index(section) :]
         part = budget.share(budget.left * SHARES[section] / sum(SHARES[each] for each in later))
-        say(f"{section}: up to {part.left:.0f} s")
+        say(f"{section}: up to {max(0.0, part.left):.0f} s")
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
         _write(results, options.out)

@@ -1,6 +1,7 @@
 """The models that are measured: real shapes with random weights, made where they run, and the bundled ones."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.machine import choose_dtype
 from specdec.modeling.target import Target
-from specdec.quantization import METHODS, check_quantization
+from specdec.quantization import check_quantization, quantize
 from specdec.quantization.checkpoint import mark
 
 BUNDLED = "bundled"
@@ -97,25 +98,29 @@ def _random_llama(
     for layer in model.model.layers:
         _materialize(layer, device, generator)
         if quantization is not None:
-            METHODS[quantization](_alone(layer, config))
+            _shell(config, layers=[layer], quantization=quantization)
     for part in (model.model.embed_tokens, model.model.norm, model.lm_head):
         _materialize(part, device, generator)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its frequencies are no weights
     if quantization is not None:
-        METHODS[quantization](model)
+        model.lm_head = _shell(config, output=model.lm_head, quantization=quantization).lm_head
         mark(model, quantization)
     if model.generation_config is not None:
         model.generation_config.eos_token_id = None
     return model.eval().requires_grad_(False)
 
 
-def _alone(layer: nn.Module, config: LlamaConfig) -> LlamaForCausalLM:
-    """Returns a model that consists of one layer and nothing else."""
+def _shell(
+    config: LlamaConfig, *, quantization: str, layers: Sequence[nn.Module] = (), output: nn.Module | None = None
+) -> LlamaForCausalLM:
+    """Quantize a part of a model, as a model that has nothing else; returns that model."""
     with torch.device("meta"):
         shell = LlamaForCausalLM(copy.copy(config))
-    shell.model.layers = nn.ModuleList([layer])
-    shell.model.embed_tokens = shell.model.norm = shell.lm_head = nn.Identity()  # pyright: ignore
+    shell.model.layers = nn.ModuleList(layers)
+    shell.model.embed_tokens = shell.model.norm = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    shell.lm_head = nn.Identity() if output is None else output  # pyright: ignore[reportAttributeAccessIssue]
+    quantize(shell, quantization)
     return shell
 
 

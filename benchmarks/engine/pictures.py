@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.engine.figures import Results
 from experiments.reporting import style
@@ -52,7 +53,7 @@ def _roofline(results: Results, path: Path) -> Path:
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, [y / 1e12 for y in ys], style.marker(number), color=style.color(number), label=name)
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.set_xlabel("operations per byte of weights and KV")
     axes.set_ylabel("TFLOP/s")
     axes.grid(which="major")
@@ -86,20 +87,26 @@ def _verify_cost(results: Results, path: Path) -> Path:
     for axes, label in ((left, "one forward (ms)"), (right, "verify / plain step")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("nodes per row, root included")
         axes.set_ylabel(label)
         axes.grid()
-    left.set_yscale("log")
+    _logarithmic(left)
     if max(highest) > 10:
-        right.set_yscale("log")
+        _logarithmic(right)
     else:
         right.set_ylim(bottom=0)
     right.axhline(1.0, color="black", linewidth=0.9, linestyle="--", zorder=1)
     style.title(figure, f"What verifying more nodes costs, context {base}", _subtitle(results))
     style.legend(figure, [*handles, *dotted], [*labels, "least possible"])
     return style.save(figure, path)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers at 1, 2 and 5 of every decade."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=30))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _best_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

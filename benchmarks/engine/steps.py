@@ -63,8 +63,9 @@ def settings(grid: Grid) -> list[Setting]:
     points += [Setting(grid.batch[0], nodes, context) for context in grid.context[1:] for nodes in some[:4]]
     points += [Setting(batch, nodes, base) for batch in grid.batch[1:] for nodes in grid.nodes]
     # Where attention itself is the cost: many rows with a long context.
+    wide = max((n for n in some if n <= 16), default=1)
     for batch in grid.batch[1:2]:
-        points += [Setting(batch, max(some[:4]), context) for context in grid.context[1:]]
+        points += [Setting(batch, wide, context) for context in grid.context[1:]]
     return list(dict.fromkeys(points))
 
 

@@ -198,10 +198,11 @@ def _memory(found: dict[str, Any]) -> Table:
 
 def _left_out(records: Sequence[dict[str, str]]) -> Table:
     table = Table([Column("left out", "left", fold=True), Column("why", "left", fold=True)], "What was not measured")
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for each in records:
-        reasons.setdefault(each["why"], []).append(each["what"])
-    for why, what in reasons.items():
+        kind = each["what"].split(" ", 1)[0]
+        reasons.setdefault((kind, each["why"]), []).append(each["what"])
+    for (_, why), what in reasons.items():
         more = f", and {len(what) - 2} more" if len(what) > 2 else ""
         table.add("; ".join(what[:2]) + more, why)
     return table
