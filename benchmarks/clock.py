@@ -97,17 +97,20 @@ class Budget:
 
 @contextmanager
 def forward_seconds(device: torch.device, *runners: ModelRunner) -> Iterator[list[float]]:
-    """Adds up the time inside the forwards of these runners' models, and nothing around them.
+    """Adds up the time inside the forwards of these runners' models, and nothing around them; then, their number.
+
+    A forward that is replayed as a part of something larger is not seen.
 
     It waits for the device before and after each forward, so the whole takes longer on a GPU than it otherwise would.
     """
-    spent = [0.0]
+    spent = [0.0, 0]
 
     def timed_forward(run: Callable[..., object]) -> Callable[..., object]:
         def forward(*arguments: object) -> object:
             start = now(device)
             outputs = run(*arguments)
             spent[0] += now(device) - start
+            spent[1] += 1
             return outputs
 
         return forward

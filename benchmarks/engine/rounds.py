@@ -12,7 +12,7 @@ import torch
 from benchmarks.clock import Budget, forward_seconds, now
 from benchmarks.engine.models import make_draft_model
 from benchmarks.engine.settings import Options
-from benchmarks.engine.steps import captured_at_once
+from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
 from benchmarks.rules import make_rules
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
@@ -152,13 +152,21 @@ def _rounds_of(
                 inside = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 4)
             with _forwards_counted(runners) as models, counted() as whole:
                 engine.step()
+        outside = None
+        if spent[1] >= len(inside.walls):
+            outside = 1 - spent[0] / sum(inside.walls)
+        elif timed.walls:  # rounds that are replayed as a whole: the same forwards, one by one
+            width = 1 if drafter is None else drafter.max_nodes + 1
+            forwards = _single(runners[0], Setting(batch, width, context), target)
+            levels = 0 if drafter is None else drafter.max_depth
+            forwards += sum(levels * _single(each, Setting(batch, 1, context), target) for each in runners[1:])
+            outside = max(0.0, 1 - forwards / timed.seconds)
     return {
         "rounds": len(timed.walls),
         "seconds": timed.seconds,
         "stages": {stage: timed.stage(stage) for stage in ("draft", "verify", "accept", "commit")},
         "tokens_per_round": timed.tokens_per_round,
-        # None where the forwards cannot be told from the rest, as in a round that is replayed as a whole.
-        "outside": 1 - spent[0] / sum(inside.walls) if spent[0] > 0 else None,
+        "outside": outside,
         "launches": whole.launches,
         "launches_outside": whole.launches - models.launches,
         "reads": whole.synchronizations - models.synchronizations,
@@ -199,6 +207,12 @@ def advance(
         played += 1
         start = now(device)
     return into
+
+
+def _single(runner: ModelRunner, setting: Setting, target: Target) -> float:
+    """Returns the seconds of one forward of a runner's model, over a cache of its own."""
+    of = target if runner.model is target.model else Target(runner.model)
+    return measure_step(make_runner(of, setting, setting.nodes), setting, repeats=3, limit=2.0)["seconds"]
 
 
 @contextmanager

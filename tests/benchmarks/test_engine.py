@@ -18,7 +18,7 @@ from benchmarks.engine.peers import TooLongError, time_limit
 from benchmarks.engine.roof import Measured, measure_roof
 from benchmarks.engine.roof import cache_bytes as caches_of
 from benchmarks.engine.settings import SECTIONS, Grid, Options
-from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, step_work
+from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, step_work, without_host
 from benchmarks.options import help_text, parse
 from specdec.roofline.transformer import DecoderShape
 from tests.shapes import shapes_unchecked
@@ -188,6 +188,17 @@ def test_bytes_and_operations_of_a_step() -> None:
     assert cache_bytes(runner.cache, shape.layers) == shape.kv_bytes_per_token(4) * 2 * (32 + 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
     assert batch.topology.parents[0].tolist() == [-1, 0, 0, 1, 1], "two children each"
+
+
+def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
+    """What a CUDA graph replays reads whole rows of the cache; here they end where the forward does."""
+    target = make_target("tiny", CPU, torch.float32)
+    setting = Setting(batch=2, nodes=5, context=32)
+    runner = make_runner(target, setting, 5)
+    batch = step_batch(setting, runner.vocab_size, CPU)
+    graphed = without_host(batch)
+    assert graphed.host_lengths is None and graphed.nodes == 5
+    torch.testing.assert_close(runner.run(graphed).scores, runner.run(batch).scores)
 
 
 def test_random_models_are_quantized_layer_by_layer() -> None:
