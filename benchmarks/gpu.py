@@ -31,7 +31,7 @@ def gpu_tests(folder: Path = ROOT / "tests") -> list[Path]:
 
     Only these are collected: others import what a machine for measurements need not have.
     """
-    marked = re.compile(r"pytest\.mark\.gpu\b")
+    marked = re.compile(r"^\s*(?:@|pytestmark = \[?|.*marks=\[?)pytest\.mark\.gpu\b", re.MULTILINE)
     return sorted(path for path in folder.rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8")))
 
 

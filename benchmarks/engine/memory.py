@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from benchmarks.engine.settings import Grid
-from benchmarks.engine.steps import Setting, captured_at_once, make_runner, step_batch
+from benchmarks.engine.steps import Setting, as_graph, captured_at_once, make_runner, step_batch
+from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 
 
@@ -33,21 +35,20 @@ def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:
         "counted": device.type == "cuda",
     }
     batches = [step_batch(Setting(setting.batch, n, setting.context), runner.vocab_size, device) for n in (1, nodes)]
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     with captured_at_once():
         for batch in batches:
             for _ in range(4):
                 runner.run(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        kept = torch.cuda.memory_allocated(device) - before
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         for batch in batches:
             runner.run(batch)
         torch.cuda.synchronize(device)
         found |= {
-            "graphs": kept,
-            "activations": torch.cuda.max_memory_allocated(device) - before - kept,
+            "activations": torch.cuda.max_memory_allocated(device) - before,
+            "graphs": _kept_by_graphs(runner, batches),
             "peak": torch.cuda.max_memory_allocated(device),
             "reserved": torch.cuda.memory_reserved(device),
         }
@@ -60,6 +61,21 @@ def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:
             "reserved": None,
         }
     return found
+
+
+def _kept_by_graphs(runner: ModelRunner, batches: list[ForwardBatch]) -> int | None:
+    """Returns the bytes that CUDA graphs of these forwards keep; None if they cannot be captured."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(runner.device)
+    try:
+        kept = [as_graph(runner, batch) for batch in batches]
+    except RuntimeError:
+        torch.cuda.synchronize(runner.device)
+        return None
+    torch.cuda.empty_cache()
+    found = torch.cuda.memory_reserved(runner.device) - before
+    del kept  # until here, so that their memory is counted
+    return max(0, found)
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -10,6 +10,7 @@ from benchmarks.engine.models import make_target
 from benchmarks.engine.settings import Grid, Options
 from benchmarks.engine.steps import Setting, make_runner, measure_step
 from specdec.engine.engine import Engine
+from specdec.machine import dtype_name, is_native
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
@@ -21,7 +22,7 @@ LARGE = "llama-70b"
 
 
 def measure_weights(name: str, target: Target, grid: Grid, options: Options, budget: Budget) -> list[dict[str, Any]]:
-    """Time one token and ``WIDE`` nodes in every scheme, in turn with the unquantized weights.
+    """Time one token and ``WIDE`` nodes in every scheme and 16-bit dtype, in turn with the unquantized weights.
 
     Args:
         name: The model's, from which quantized ones are made.
@@ -36,12 +37,15 @@ def measure_weights(name: str, target: Target, grid: Grid, options: Options, bud
     sizes = [Setting(grid.batch[0], nodes, grid.context[0]) for nodes in (1, WIDE)]
     full = make_runner(target, sizes[0], WIDE)
     records: list[dict[str, Any]] = []
-    for scheme in options.schemes:
+    others = [each for each in (torch.bfloat16, torch.float16) if each is not target.dtype]
+    dtypes = {dtype_name(each): each for each in others if is_native(each, target.device)}
+    for scheme in (*options.schemes, *dtypes):
         if budget.left <= 0:
             budget.skip(f"weights in {scheme}", "no time left")
             continue
         try:
-            runner = make_runner(make_target(name, target.device, target.dtype, quantization=scheme), sizes[0], WIDE)
+            dtype, quantization = (dtypes[scheme], None) if scheme in dtypes else (target.dtype, scheme)
+            runner = make_runner(make_target(name, target.device, dtype, quantization=quantization), sizes[0], WIDE)
         except (ValueError, ImportError, torch.OutOfMemoryError) as error:
             budget.skip(f"weights in {scheme}", str(error).split("\n", 1)[0])
             continue
