@@ -67,8 +67,11 @@ def measure_acceptance(
             for timing, into in ((True, costs), (False, (plain, speculative))):
                 engine.timer.enabled = timing
                 for speculate in (False, True) if repeat % 2 else (True, False):
-                    begin(engine, prompts, sampling, speculate=speculate)
-                    advance(engine, device, into[speculate])
+                    ids = begin(engine, prompts, sampling, speculate=speculate)
+                    # Rounds with all rows only: when rows end one by one, the last ones cost as much and bring less.
+                    advance(engine, device, into[speculate], rows=batch)
+                    for request in ids:
+                        engine.abort(request)
     middle = min(context + options.tokens // 2, max_length)
     nodes = options.depth + 1
     runner = make_runner(target, Setting(batch, nodes, middle), nodes)
@@ -83,7 +86,7 @@ def measure_acceptance(
         name: speedup(tokens, plain=step + outside[0], verify=verify, draft=draft, outside=outside[1])
         for name, tokens in (("predicted", given), ("predicted_from_tokens", speculative.tokens_per_round))
     }
-    # Per token: both decode the same number, but for the turn that the first round shares with the prefill.
+    # Per token: the two do not decode the same number of them.
     measured = (sum(plain.walls) / plain.tokens) / (sum(speculative.walls) / speculative.tokens)
     return {
         "batch": batch,

@@ -173,16 +173,22 @@ def _rounds_of(
     }
 
 
-def begin(engine: Engine, prompts: list[list[int]], sampling: SamplingParams, *, speculate: bool = True) -> None:
-    """Submit prompts of one length and step until all have played their first round."""
-    for row, prompt in enumerate(prompts):
-        engine.submit(prompt, streamed(sampling, row), speculate=speculate)
+def begin(engine: Engine, prompts: list[list[int]], sampling: SamplingParams, *, speculate: bool = True) -> list[int]:
+    """Submit prompts of one length and step until all have played their first round; returns the requests' ids."""
+    ids = [engine.submit(prompt, streamed(sampling, row), speculate=speculate) for row, prompt in enumerate(prompts)]
     while len(engine.step()) < len(prompts):
         pass
+    return ids
 
 
 def advance(
-    engine: Engine, device: torch.device, into: Rounds, *, most: int | None = None, limit: float = float("inf")
+    engine: Engine,
+    device: torch.device,
+    into: Rounds,
+    *,
+    rows: int = 1,
+    most: int | None = None,
+    limit: float = float("inf"),
 ) -> Rounds:
     """Play rounds of the requests that run, and add up what they take.
 
@@ -190,13 +196,14 @@ def advance(
         engine: Its requests have begun.
         device: What to wait for.
         into: Where to add up; returned.
+        rows: Stop when fewer requests than this are left.
         most: Rounds to play; None for all that there are.
         limit: Seconds after which no other round is begun; one is played in any case.
     """
     deadline = time.perf_counter() + limit
     played = 0
     start = now(device)
-    while engine.unfinished and (most is None or played < most) and not (played and start > deadline):
+    while engine.unfinished >= rows and (most is None or played < most) and not (played and start > deadline):
         steps = engine.step()
         end = now(device)
         into.walls.append(end - start)

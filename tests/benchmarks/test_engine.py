@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from benchmarks.engine.models import SHAPES, make_target
 from benchmarks.engine.peers import TooLongError, time_limit
 from benchmarks.engine.roof import Measured, measure_roof
 from benchmarks.engine.roof import cache_bytes as caches_of
+from benchmarks.engine.rounds import Rounds, advance, begin
 from benchmarks.engine.settings import SECTIONS, Grid, Options
 from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, step_work, without_host
 from benchmarks.options import help_text, parse
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
 from specdec.roofline.transformer import DecoderShape
 from tests.shapes import shapes_unchecked
 
@@ -200,6 +204,17 @@ def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
     graphed = without_host(batch)
     assert graphed.host_lengths is None and graphed.nodes == 5
     torch.testing.assert_close(runner.run(graphed).scores, runner.run(batch).scores)
+
+
+def test_rounds_are_played_while_all_rows_run() -> None:
+    engine = Engine(make_target("tiny", CPU, torch.float32), max_batch_size=2, max_length=64)
+    first = begin(engine, [[1, 2, 3], [4, 5, 6]], SamplingParams(max_new_tokens=9))
+    rounds = advance(engine, CPU, Rounds([], Counter()), rows=2, most=3)
+    assert len(rounds.walls) == 3 and rounds.tokens == rounds.emitted == rounds.steps == 6
+    engine.abort(first[0])
+    assert not advance(engine, CPU, Rounds([], Counter()), rows=2).walls, "a row has ended"
+    rest = advance(engine, CPU, Rounds([], Counter()))
+    assert rest.tokens == 9 - 1 - 3 and rest.tokens_per_round == 1 and engine.unfinished == 0
 
 
 def test_random_models_are_quantized_layer_by_layer() -> None:
