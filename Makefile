@@ -8,7 +8,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo gallery test test-full check format docs docs-serve wheel clean
+.PHONY: help setup demo gallery test test-full gpu check format docs docs-serve wheel clean
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c "import sys; sys.version_info >= (3, 11) and print('$(name)')" 2>/dev/null)) python3)
 VENV ?= .venv
@@ -54,6 +54,10 @@ test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 
 test-full: $(STAMP) ## Run every case of every claim
 	$(TEST) -m "not gpu" $(ARGS)
+
+# Without the environment: on a machine with a GPU, the Python that has a torch for it is at hand and the network may not be.
+gpu: ## Run the gpu tests, then the engine's benchmark (PYTHON=… for another interpreter, ARGS=… for the benchmark)
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .

@@ -7,15 +7,16 @@ bars are those of two CPU cores.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks import clock
+from benchmarks.clock import forward_seconds
 from benchmarks.options import option, read_options, refuse
 from drafters import MedusaDrafter, ModelDrafter, NGramDrafter
 from experiments.datasets.prompt import choose
@@ -23,11 +24,9 @@ from experiments.datasets.stdlib import Stdlib
 from experiments.reporting import terminal
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec import Engine, SamplingParams, Target
-from specdec.execution import ReplayExecutor
 from specdec.execution.packing import packed_linears
 from specdec.interfaces import Drafter
 from specdec.modeling.loading import resolve_device
-from specdec.modeling.runner import ModelRunner
 from verifiers import RejectionVerifier
 
 DEVICE = torch.device("cpu")
@@ -94,9 +93,7 @@ def stdlib_prompts(target: Target, count: int, tokens: int = 128) -> list[list[i
 
 def now() -> float:
     """The time when all that was asked for is done."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize(DEVICE)
-    return time.perf_counter()
+    return clock.now(DEVICE)
 
 
 def compare(
@@ -175,32 +172,6 @@ def drafters_against_transformers(repeats: int) -> Iterator[Result]:
     )
 
 
-@contextmanager
-def forward_seconds(*runners: ModelRunner) -> Iterator[list[float]]:
-    """Adds up the time inside the forwards of these runners' models, and nothing around them."""
-    spent = [0.0]
-
-    def timed(run: Callable[..., object]) -> Callable[..., object]:
-        def timed_run(*arguments: object) -> object:
-            start = now()
-            outputs = run(*arguments)
-            spent[0] += now() - start
-            return outputs
-
-        return timed_run
-
-    executors = [runner.executor for runner in runners]
-    for executor in executors:
-        name = "_forward" if isinstance(executor, ReplayExecutor) else "run"
-        vars(executor)[name] = timed(getattr(executor, name))
-    try:
-        yield spent
-    finally:
-        for executor in executors:
-            vars(executor).pop("_forward", None)
-            vars(executor).pop("run", None)
-
-
 def overhead(repeats: int) -> Iterator[Result]:
     """A round's time over the time of its target and drafter forwards alone, 110M target, bundled-size drafter."""
     model = llama_110m(4096)
@@ -218,7 +189,7 @@ def overhead(repeats: int) -> Iterator[Result]:
             engine.generate([prompt], sampling)
             ratios, whole, inside = [], 0.0, 0.0
             for _ in range(repeats):
-                with forward_seconds(engine.runner, draft.runner) as spent:
+                with forward_seconds(DEVICE, engine.runner, draft.runner) as spent:
                     list(engine.stream([prompt], SamplingParams(max_new_tokens=1)))  # the prefill, not counted
                     before = spent[0]
                     start = now()

@@ -2,9 +2,20 @@
 
 The checker is beartype, told what PEP 484 says of numbers: an ``int`` is fine where a ``float`` is asked for, so that
 ``SamplingParams(temperature=1)`` is no error. It stands here because jaxtyping finds it by the name of a top-level
-package.
+package. It is imported on first use: the tests that need a GPU also run on machines without beartype.
 """
 
-from beartype import BeartypeConf, beartype
+from functools import cache
+from typing import Any
 
-check_types = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+def check_types(checked: Any) -> Any:
+    """Returns a function or class that checks the types of its arguments."""
+    return _checker()(checked)
+
+
+@cache
+def _checker() -> Any:
+    from beartype import BeartypeConf, beartype
+
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))
