@@ -31,8 +31,8 @@ def fuse(steps: list[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         outputs: What the forward returns; the new steps make these very tensors.
         joint: Makes one weight from several that are multiplied with the same inputs, or returns None.
     """
-    if any(_is_mutable(step) for step in steps):  # a rewriting could move a read behind a write
-        return steps
+    if any(_is_mutable(step) for step in steps):  # other rewritings could move a read behind a write
+        return join_products(steps, joint)
     steps = without_repetition(steps, outputs)
     steps = join_products(steps, joint)
     steps = fuse_norms(steps, outputs)
@@ -69,8 +69,9 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
     """Returns steps with one product for several of the same inputs, such as a layer's queries, keys and values."""
     groups: dict[int, list[Step]] = {}
     made = {id(tensor) for step in steps for tensor in step.makes}
+    written = {id(tensor) for step in steps if _is_mutable(step) for tensor in step.reads}
     for step in steps:
-        if isinstance(step.function, StoredWeight):
+        if isinstance(step.function, StoredWeight) and id(step.arguments[0]) not in written:
             groups.setdefault(id(step.arguments[0]), []).append(step)
     replaced: dict[Step, list[Step]] = {}
     for group in groups.values():
@@ -78,14 +79,15 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
         constant = made.isdisjoint(id(bias) for bias in biases)
         if len(group) < 2 or not constant or len(biases) not in (0, len(group)):
             continue
-        weight = joint([step.function for step in group])
+        weight = joint([step.function for step in group if isinstance(step.function, StoredWeight)])
         if weight is None:
             continue
         bias = torch.cat([bias.detach() for bias in biases]) if biases else None
         product = _ran(weight, group[0].arguments[0], bias)
         parts = [step.outputs for step in group]
         split = _ran(_aten.split_with_sizes.default, product.outputs, [part.shape[-1] for part in parts], -1)
-        if _all_equal(split.outputs, parts):
+        changed = not written.isdisjoint(id(part) for part in parts)  # what was recorded is not what was multiplied
+        if changed or _all_equal(split.outputs, parts):
             replaced |= {step: [] for step in group[1:]}
             replaced[group[0]] = [product, _returning(split, parts)]
     return [new for step in steps for new in replaced.get(step, [step])]

@@ -1,5 +1,7 @@
 """Float32 weights that are kept in 16 bits: the same function, and only where 16 bits hold every number."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,11 +28,11 @@ def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale:
 def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
     """A random model in float32 whose weights are bfloat16 numbers, just wide enough for its products to be packed."""
     torch.manual_seed(0)
-    wide = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": layers}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **COMMON | wide))
+    wide: dict[str, Any] = COMMON | {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": layers}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide))
     for parameter in model.parameters():
         parameter.data.mul_(5.0 if parameter.ndim >= 2 else 1.0)
-    return model.to(torch.bfloat16).float().eval()
+    return model.bfloat16().float().eval()
 
 
 @needs_library
