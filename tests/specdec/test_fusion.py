@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import specdec.execution.replay
 from specdec.execution.capture import CapturingCache, capture
 from specdec.execution.counting import counted
 from specdec.execution.half_weights import half_products
-from specdec.execution.packing import can_pack
+from specdec.execution.packing import PackedLinears, can_pack
 from specdec.execution.program import Program
 from specdec.modeling.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
@@ -20,6 +20,9 @@ from tests.forwards import verify
 from tests.specdec.test_half_weights import llama_from_16_bits
 
 WEIGHT = torch.rand(8)
+needs_library = pytest.mark.skipif(
+    not half_products() or not can_pack(torch.zeros(1)), reason="other products, other numbers"
+)
 
 
 def program_of(call: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> Program:
@@ -168,7 +171,27 @@ def test_a_forward_that_writes_over_tensors_is_left_alone() -> None:
     assert the_same(program, call, torch.randn(3, 8))
 
 
-@pytest.mark.skipif(not half_products() or not can_pack(torch.zeros(1)), reason="other products, other numbers")
+@needs_library
+@pytest.mark.parametrize(("between", "products"), [(False, 1), (True, 2)])
+def test_products_are_joined_unless_their_inputs_are_written_between_them(between: bool, products: int) -> None:
+    model = nn.ModuleList([nn.Linear(128, 128, bias=False) for _ in range(2)]).bfloat16().float()
+    packed = PackedLinears(model)
+
+    def call(x: Tensor) -> list[Tensor]:
+        hidden, other = x * 3, x.cos()
+        first = model[0](hidden)
+        (hidden if between else other).mul_(2)
+        return [first, model[1](hidden), other]
+
+    inputs = torch.randn(3, 128)
+    with packed.in_use():
+        cache = CapturingCache(1, [])
+        program = capture(call, [torch.randn(3, 128)], cache=cache, attend=lambda *_: inputs, joint=packed.joint)
+        assert operations(program, inputs)["quantized::linear_dynamic_fp16"] == products
+        assert the_same(program, call, inputs)
+
+
+@needs_library
 def test_the_operations_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of a Llama over the cache, one row: what computes something, attention and cache included."""
 
