@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from specdec import machine
+from specdec.execution.half_weights import half_products
 from specdec.execution.packing import can_pack
 from specdec.machine import Cpu, choose_dtype, dtype_name
 
@@ -62,11 +63,13 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     if device.type != "cpu":
         return [*rows, ("attention", "grouped"), ("executor", "eager"), ("packed weights", "none: they are for CPUs")]
     packed = [d for d in (torch.float32, torch.bfloat16) if can_pack(torch.empty(1, dtype=d))]
+    halves = torch.float32 in packed and half_products()
     detour = machine.bfloat16_queries_in_float32(facts)
     rows += [
         ("attention", "grouped" + (", a single bfloat16 query in float32" if detour else "")),
         ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
+        ("float32, 16-bit checkpoint", "weights stay in 16 bits" if halves else "weights take 32 bits"),
     ]
     return rows
 

@@ -8,15 +8,12 @@ cache and the masks of the forward that runs. So it depends on the numbers of ro
 A model that cannot be captured (its operations depend on values, its attention is its own) raises here, and the
 executor goes on without.
 
-The program is a Python function whose source is written here and compiled: a line per operation, local variables for
-tensors. A list of instructions and a loop over it were measured to take 10 to 13 % longer per forward (310 operations,
-1.33 against 1.18 ms; 122 operations, 0.50 against 0.46 ms; one thread of an AMD EPYC, bfloat16, torch 2.13).
+What was captured is rewritten in fewer operations (``fusion.py``) and becomes a Python function (``program.py``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,20 +21,19 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.cache.base import OwnLayout
 from specdec.execution.counting import depends_on_values
-from specdec.execution.packing import PackedWeight
+from specdec.execution.fusion import Joint, fuse
+from specdec.execution.program import Program, Step, write_program
+from specdec.execution.stored_weight import StoredWeight, noted_products
 
 NAME = "specdec_captured"
 """The name of the model's attention function while the model is captured."""
 
 Attend = Callable[..., Tensor]
-Joint = Callable[[Sequence[Tensor]], PackedWeight | None]
-Program = Callable[..., tuple[Tensor, ...]]
 
 
 class UncapturableError(RuntimeError):
@@ -70,15 +66,17 @@ def capture(
     Raises:
         Exception: The model cannot be captured; any error that tracing has raised.
     """
-    with torch.inference_mode(), _capturing(cache), _NoValues(), _Capturer() as capturer:
-        outputs = call(*inputs)
-    if cache.waiting is not None:
-        raise UncapturableError("a layer's keys do not go to the attention function")
-    return _program(capturer.steps, inputs, outputs, attend, joint)
+    with torch.inference_mode():
+        with _capturing(cache), _NoValues(), _Capturer() as capturer, noted_products(capturer.product):
+            outputs = call(*inputs)
+        if cache.waiting is not None:
+            raise UncapturableError("a layer's keys do not go to the attention function")
+        steps = fuse(capturer.steps, inputs, outputs, joint)
+    return write_program([_called(step, attend) for step in steps], inputs, outputs)
 
 
 @contextmanager
-def recorded_steps() -> Iterator[list["_Step"]]:
+def recorded_steps() -> Iterator[list[Step]]:
     """Note the operations of the ``with`` block, which must not depend on values."""
     token = _recording.set(True)
     try:
@@ -96,23 +94,14 @@ def recording_now() -> bool:
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
-def written(steps: list["_Step"], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:
-    """Returns operations that were noted as a function of the inputs, which returns the outputs."""
-    return _program(steps, inputs, outputs, attend=_no_attention, joint=lambda packed: None)
-
-
-def _no_attention(*call: object) -> Tensor:
-    raise AssertionError("only a captured model has attention left open")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One tensor operation that ran."""
-
-    function: OpOverload
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-    outputs: Any
+def _called(step: Step, attend: Attend) -> Step:
+    """Returns a step with the function that a program calls for it."""
+    function = step.function
+    if isinstance(function, StoredWeight):
+        function = function.multiply
+    elif function is torch.ops.specdec.attend.default:
+        function = attend
+    return Step(function, step.arguments, step.named, step.outputs)
 
 
 class _Capturer(TorchDispatchMode):
@@ -120,9 +109,12 @@ class _Capturer(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
+        self._inside = False
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._inside:
+            return func(*args, **(kwargs or {}))
         if depends_on_values(func, args):
             raise UncapturableError(f"{func} depends on values")
         kwargs = kwargs or {}
@@ -131,7 +123,17 @@ class _Capturer(TorchDispatchMode):
             if outputs is not args[0]:
                 raise UncapturableError(f"{func} draws random numbers")
             return outputs  # dropout, which is off
-        self.steps.append(_Step(func, args, kwargs, outputs))
+        self.steps.append(Step(func, args, kwargs, outputs))
+        return outputs
+
+    def product(self, weight: StoredWeight, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns a product with a stored weight, and notes it as one operation."""
+        self._inside = True
+        try:
+            outputs = weight.multiply(inputs, bias)
+        finally:
+            self._inside = False
+        self.steps.append(Step(weight, (inputs, bias), {}, outputs))
         return outputs
 
 
@@ -240,109 +242,3 @@ _library.define(
 _library.impl("attend", _shape_of_attention, "CompositeExplicitAutograd")
 AttentionInterface.register(NAME, _captured_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-
-
-def _program(
-    steps: list[_Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor], attend: Attend, joint: Joint
-) -> Program:
-    """Returns a Python function with one line per captured operation; everything else is bound beforehand."""
-    together = _products_of_the_same(steps, joint)
-    names = {id(tensor): f"v{number}" for number, tensor in enumerate(inputs)}
-    parameters = ", ".join(f"v{number}" for number in range(len(inputs)))
-    bound: dict[str, Any] = {}
-    constants: dict[int, str] = {}
-    lines: list[str] = []
-    last: dict[str, int] = {}  # the line that reads a name last
-
-    def bind(value: object) -> str:
-        if id(value) not in constants:
-            constants[id(value)] = f"c{len(bound)}"
-            bound[constants[id(value)]] = value
-        return constants[id(value)]
-
-    def text(value: object) -> str:
-        if isinstance(value, Tensor) and id(value) in names:
-            last[names[id(value)]] = len(lines)
-            return names[id(value)]
-        if isinstance(value, (list, tuple)):
-            inner = "".join(f"{text(part)}, " for part in value)
-            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-        if value is None or isinstance(value, (bool, int, str)):
-            return repr(value)
-        return bind(value)
-
-    def assigned(results: object) -> str:
-        if isinstance(results, Tensor):
-            names[id(results)] = f"v{len(names)}_{len(lines)}"
-            return names[id(results)]
-        assert isinstance(results, (list, tuple)), results
-        return "".join(f"{assigned(result)}, " for result in results)
-
-    for step in steps:
-        group = together.get(id(step))
-        if group is not None:
-            if step is group.steps[0]:
-                product = f"{bind(group.weight)}({text(step.arguments[0])}, {text(group.bias)})"
-                line = f"{product}.split_with_sizes({group.sizes}, -1)"
-                lines.append(f"{assigned([each.outputs for each in group.steps])} = {line}")
-            continue
-        # The built-in behind an overload: a Python call less for each.
-        function = attend if step.function is torch.ops.specdec.attend.default else step.function._op
-        arguments = [text(argument) for argument in step.arguments]
-        arguments += [f"{name}={text(argument)}" for name, argument in step.named.items()]
-        called = f"{bind(function)}({', '.join(arguments)})"
-        lines.append(called if step.outputs is None else f"{assigned(step.outputs)} = {called}")
-    lines.append(f"return {text(tuple(outputs))}")
-    free: dict[int, list[str]] = {}
-    for name, line in last.items():
-        free.setdefault(line, []).append(name)
-    body = [f"{line}; del {', '.join(free[i])}" if i in free else line for i, line in enumerate(lines[:-1])]
-    replay = "\n        ".join([*body, lines[-1]])
-    # Constants are cells of an enclosing function: quicker to read than globals.
-    source = f"def make({', '.join(bound)}):\n    def replay({parameters}):\n        {replay}\n    return replay\n"
-    scope: dict[str, Any] = {}
-    exec(compile(source, "<captured forward>", "exec"), scope)
-    return scope["make"](**bound)
-
-
-@dataclass(frozen=True)
-class _Together:
-    """Several products with the same inputs, which one product with a joint weight replaces.
-
-    Attributes:
-        steps: The products, in order; the first one's place is where the joint product runs.
-        weight: The joint weight.
-        bias: The joint bias, or None.
-        sizes: The widths of the outputs.
-    """
-
-    steps: list[_Step]
-    weight: PackedWeight
-    bias: Tensor | None
-    sizes: list[int]
-
-
-def _products_of_the_same(steps: list[_Step], joint: Joint) -> dict[int, _Together]:
-    """Returns products that can be joined, such as a layer's queries, keys and values, by their steps' identity."""
-    by_inputs: dict[int, list[_Step]] = {}
-    changed: set[int] = set()
-    made: set[int] = set()
-    for step in steps:
-        made |= {id(tensor) for tensor in tree_leaves(step.outputs)}
-        if step.function is torch.ops.mkldnn._linear_pointwise.default:
-            by_inputs.setdefault(id(step.arguments[0]), []).append(step)
-        elif step.function._schema.is_mutable:
-            changed |= {id(leaf) for leaf in tree_leaves((step.arguments, step.named)) if isinstance(leaf, Tensor)}
-    found: dict[int, _Together] = {}
-    for inputs, group in by_inputs.items():
-        weights = [step.arguments[1] for step in group]
-        biases = [step.arguments[2] for step in group if step.arguments[2] is not None]
-        constant = made.isdisjoint(id(tensor) for tensor in (*weights, *biases))
-        if len(group) < 2 or inputs in changed or not constant or len(biases) not in (0, len(group)):
-            continue
-        weight = joint(weights)
-        if weight is not None:
-            bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-            together = _Together(group, weight, bias, [each.shape[0] for each in weights])
-            found |= {id(step): together for step in group}
-    return found

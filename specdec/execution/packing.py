@@ -5,6 +5,9 @@ rows of decoding this costs as much as the product itself. On packed weights, th
 to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16;
 ``python -m benchmarks.speed only=[packing]``).
 
+Float32 weights that came from a checkpoint in 16 bits are kept in 16 bits where this loses nothing
+(``half_weights.py``), which halves the time of one row once more.
+
 The model itself is not changed: packed copies are used during our forwards only. In bfloat16 they give the same bits;
 in float32 sums are ordered differently.
 """
@@ -19,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.freshness import Values
+from specdec.execution.half_weights import HalfWeight
+from specdec.execution.stored_weight import StoredWeight
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
 
@@ -29,10 +34,10 @@ _SHARE = 0.5  # the share of the free memory that copies may take
 
 _MOST_JOINT = 1 << 21  # numbers in a joint weight
 
-_LEAST_BFLOAT16 = 1 << 14
+_LEAST_16_BITS = 1 << 14
 _LEAST_FLOAT32 = 400_000
-"""A call of oneDNN costs about 17 microseconds. Smaller products, counted as weights in bfloat16 and as weights times
-rows in float32, are quicker by the plain path."""
+"""A call of oneDNN costs about 17 microseconds, one of FBGEMM 12. Smaller products, counted as weights in 16 bits and
+as weights times rows in float32, are quicker by the plain path."""
 
 
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
@@ -53,10 +58,8 @@ def packing_allowed() -> bool:
     return not _only_plain.get()
 
 
-class PackedWeight:
-    """A weight ``[out, in]`` in oneDNN's layout, which only its products can read.
-
-    It never changes, so a copy of a module shares it.
+class PackedWeight(StoredWeight):
+    """A weight in oneDNN's layout, which only its products can read.
 
     Args:
         weight: A weight for which ``can_pack`` is true.
@@ -64,15 +67,19 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor):
         self.dtype = weight.dtype
+        self.bytes = weight.numel() * weight.element_size()
         with torch.inference_mode():
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
-    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype; there must be some."""
-        return torch.ops.mkldnn._linear_pointwise.default(inputs, self.packed, bias, "none", [], "")
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``StoredWeight.multiply``."""
+        return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
-    def __deepcopy__(self, memo: object) -> "PackedWeight":
-        return self
+
+def pack(weight: Tensor) -> StoredWeight:
+    """Returns the copy of a weight that is fastest here; ``can_pack`` must be true for it."""
+    half = HalfWeight.of(weight) if weight.numel() >= _LEAST_16_BITS else None
+    return PackedWeight(weight) if half is None else half
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class _Layer:
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
     weight: Tensor
-    packed: PackedWeight
+    packed: StoredWeight
     values: Values
 
 
@@ -110,7 +117,7 @@ class PackedLinears:
     def __init__(self, model: nn.Module):
         self._model = ref(model)
         self._layers: list[_Layer] = []
-        self._joint: dict[tuple[int, ...], PackedWeight] = {}
+        self._joint: dict[tuple[int, ...], StoredWeight] = {}
         self._changes = 0
         self.bytes = 0
         self._pack(model)
@@ -150,28 +157,32 @@ class PackedLinears:
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         weights = {module.weight for module in linears}
         self._layers = []
-        self.bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-        if self.bytes > _SHARE * free_memory(torch.device("cpu")) and not known:
-            linears, self.bytes = [], 0
+        most = sum(weight.numel() * weight.element_size() for weight in weights)
+        if most > _SHARE * free_memory(torch.device("cpu")) and not known:
+            linears = []
         for module in linears:
             layer = known.get(module)
             keep = layer is not None and layer.weight is module.weight and not layer.values.changed()
             self._layers.append(layer if layer is not None and keep else _layer(module))
+        self.bytes = sum(layer.packed.bytes for layer in self._layers)
         self._values = Values(p for layer in self._layers for p in _parameters(layer.module))
 
-    def joint(self, packed: Sequence[Tensor]) -> PackedWeight | None:
+    def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Returns one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
 
-        Returns None for tensors that do not belong to these layers. Also for large weights, where the cost of a call
+        Returns None for weights that do not belong to these layers. Also for large weights, where the cost of a call
         does not matter, but that of another copy does.
         """
-        key = tuple(id(tensor) for tensor in packed)
+        key = tuple(id(part) for part in packed)
         if key not in self._joint:
-            known = {id(layer.packed.packed): layer.module.weight for layer in self._layers}
+            known = {id(layer.packed): layer.module.weight for layer in self._layers}
             weights = [known[each] for each in key if each in known]
             if len(weights) < len(key) or sum(weight.numel() for weight in weights) > _MOST_JOINT:
                 return None
-            self._joint[key] = PackedWeight(torch.cat([weight.detach() for weight in weights]))
+            joint = pack(torch.cat([weight.detach() for weight in weights]))
+            if any(type(joint) is not type(part) for part in packed):  # another library would sum in another order
+                return None
+            self._joint[key] = joint
         return self._joint[key]
 
     @contextmanager
@@ -209,14 +220,15 @@ def _packable(module: nn.Linear) -> bool:
     # A layer with a `forward` of its own was changed on purpose: that function must be called.
     if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
         return False
-    return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_BFLOAT16
+    return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
 
 
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
-    packed, width = PackedWeight(weight), weight.shape[1]
+    packed, width = pack(weight), weight.shape[1]
+    full = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
     # The number of inputs from which the packed weight is quicker.
-    least = 0 if packed.dtype is torch.bfloat16 else -(-_LEAST_FLOAT32 // weight.numel()) * width
+    least = -(-_LEAST_FLOAT32 // weight.numel()) * width if full else 0
 
     def forward(inputs: Tensor) -> Tensor:
         if inputs.dtype is not packed.dtype or inputs.numel() < least or inputs.numel() == 0:

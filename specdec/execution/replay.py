@@ -12,10 +12,11 @@ from specdec.attention.base import AttentionState
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
-from specdec.execution.capture import NAME, CapturingCache, Program, capture, recording_now
+from specdec.execution.capture import NAME, CapturingCache, capture, recording_now
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears
+from specdec.execution.program import Program
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.execution.capture import UncapturableError, recorded_steps, written
+from specdec.execution.capture import UncapturableError, recorded_steps
+from specdec.execution.program import write_program
 from specdec.execution.recording import Recorder, Recording, Stage
 from specdec.host import without_looking
 
@@ -24,4 +25,4 @@ class TapeRecorder(Recorder):
         for step in steps:
             if step.function is torch.ops.aten.lift_fresh.default:
                 raise UncapturableError("a tensor is made from numbers that the host has")
-        return written(steps, inputs, outputs), outputs
+        return write_program(steps, inputs, outputs), outputs

@@ -1,0 +1,126 @@
+"""Float32 weights that are kept in 16 bits: the same function, and only where 16 bits hold every number."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import specdec.execution.half_weights
+from specdec.engine.engine import Engine
+from specdec.execution.half_weights import HalfWeight, half_products
+from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.models import COMMON
+
+needs_library = pytest.mark.skipif(
+    not half_products() or not can_pack(torch.zeros(1)), reason="no product of float32 with float16 for this processor"
+)
+
+
+def of_16_bits(out: int, width: int, dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> Tensor:
+    generator = torch.Generator().manual_seed(out + width)
+    return (torch.randn(out, width, generator=generator) * scale).to(dtype).float()
+
+
+def llama_from_16_bits(layers: int = 2) -> LlamaForCausalLM:
+    """A random model in float32 whose weights are bfloat16 numbers, just wide enough for its products to be packed."""
+    torch.manual_seed(0)
+    wide: dict[str, Any] = COMMON | {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": layers}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide))
+    for parameter in model.parameters():
+        parameter.data.mul_(5.0 if parameter.ndim >= 2 else 1.0)
+    return model.bfloat16().float().eval()
+
+
+@needs_library
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.bfloat16, scale) for scale in (1e-30, 0.02, 3.0, 1e6)] + [(torch.float16, 0.02), (torch.float16, 3.0)],
+    ids=str,
+)
+def test_a_product_is_that_of_the_float32_weight(dtype: torch.dtype, scale: float, bias: bool) -> None:
+    weight = of_16_bits(96, 640, dtype, scale)
+    half = HalfWeight.of(weight)
+    assert half is not None and half.bytes == 2 * weight.numel()
+    added = torch.randn(96) * scale if bias else None
+    for rows in (1, 2, 9, 40):
+        inputs = torch.randn(2, rows, 640)
+        exact = inputs.double() @ weight.double().T + (0 if added is None else added.double())
+        outputs = half(inputs, added)
+        # An error of float32's rounding is 5e-7 here. A weight rounded to bfloat16 once more gives 1e-3.
+        assert outputs.dtype is torch.float32
+        assert (outputs - exact).norm() <= 3e-6 * exact.norm()
+
+
+@needs_library
+@pytest.mark.parametrize("value", [1.0 + 2.0**-12, float("inf"), float("nan"), 2.0**-40])
+def test_one_number_too_many_digits_is_enough_to_refuse(value: float) -> None:
+    """It stands in the last row, and the range of the others leaves no room for the smallest one."""
+    weight = of_16_bits(1500, 16, scale=1.0)
+    assert HalfWeight.of(weight) is not None
+    weight[-1, -1] = value
+    assert HalfWeight.of(weight) is None
+
+
+@needs_library
+def test_zeros_are_numbers_of_16_bits() -> None:
+    half = HalfWeight.of(torch.zeros(32, 32))
+    assert half is not None
+    assert not half(torch.ones(1, 32), None).any()
+
+
+def test_without_the_library_weights_are_packed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.half_weights, "half_products", lambda: False)
+    assert HalfWeight.of(of_16_bits(32, 32)) is None
+
+
+@needs_library
+@torch.no_grad()
+def test_a_weight_that_is_trained_leaves_16_bits() -> None:
+    layer = nn.Linear(640, 704)
+    layer.weight.copy_(of_16_bits(704, 640))
+    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
+    assert packed.bytes == 2 * 640 * 704
+    assert isinstance(packed._layers[0].packed, HalfWeight)
+    layer.weight.mul_(1.01)
+    assert packed.refresh() == 1
+    assert packed.bytes == 4 * 640 * 704
+    assert isinstance(packed._layers[0].packed, PackedWeight)
+    with packed.in_use():
+        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_library
+def test_weights_are_only_joined_in_one_layout() -> None:
+    """Joined, the small weights would be too small beside the large ones to be held in 16 bits."""
+    model = nn.ModuleList([nn.Linear(128, 128, bias=False) for _ in range(3)])
+    with torch.no_grad():
+        for layer, scale in zip(model, (1e-12, 1.0, 2.0), strict=True):
+            layer.weight.copy_(of_16_bits(128, 128, scale=scale))
+    packed = PackedLinears(model)
+    small, middle, large = (layer.packed for layer in packed._layers)
+    assert all(isinstance(part, HalfWeight) for part in (small, middle, large))
+    assert packed.joint([small, large]) is None
+    joined = packed.joint([middle, large])
+    assert isinstance(joined, HalfWeight)
+    inputs = torch.randn(2, 128)
+    assert torch.equal(joined(inputs, None), torch.cat([middle(inputs, None), large(inputs, None)], dim=-1))
+
+
+@needs_library
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_model_from_16_bits_decodes_as_on_its_own_weights(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    model = llama_from_16_bits()
+    outputs = []
+    for optimize in (True, False):
+        engine = Engine(Target(model), max_batch_size=batch, max_length=64, optimize=optimize)
+        prompts = [[1, 2, 3], [4, 5]][:batch]
+        outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=30))])
+    assert any(isinstance(layer.packed, HalfWeight) for layer in packed_linears(model)._layers)
+    assert outputs[0] == outputs[1]
