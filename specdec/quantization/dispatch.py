@@ -34,7 +34,7 @@ COMPACT_ROWS = 64
 CUDA_ROWS = 64
 """Rows that the Triton kernel holds in one block."""
 
-_ALIGNMENT = 32  # bytes; torch's int8 kernel loads inputs at aligned addresses only
+_ALIGNMENT = 32  # bytes, of the inputs: torch's int8 kernel crashes elsewhere
 
 
 def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> int:

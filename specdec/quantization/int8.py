@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec.quantization.dispatch import DispatchedLinear
 
 _KERNEL_STEP = 16  # torch's kernel loads as many inputs at a time, and has no code for a remainder
+_ALIGNMENT = 16  # bytes, of the integers: with AVX512 its loads crash elsewhere, such as in a file that is mapped
 
 
 class Int8Linear(DispatchedLinear):
@@ -35,21 +36,22 @@ class Int8Linear(DispatchedLinear):
     def dequantized(self) -> Float[Tensor, "out in"]:
         return from_int8(self.weight, self.scale)
 
-    def kernel_form(self) -> Tensor | None:
-        """Returns the scales as the kernel takes them."""
+    def kernel_form(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the integers and scales as the kernel takes them."""
         if self.weight.device.type == "cuda":
-            return self.scale
+            return self.weight, self.scale
         scale = self.scale.bfloat16()
         # A float32 scale that bfloat16 does not hold comes from a checkpoint of an earlier version.
-        exact = torch.equal(scale.to(self.scale.dtype), self.scale)
-        return scale if exact and self.in_features % _KERNEL_STEP == 0 else None
+        if self.in_features % _KERNEL_STEP or not torch.equal(scale.to(self.scale.dtype), self.scale):
+            return None
+        return (self.weight.clone() if self.weight.data_ptr() % _ALIGNMENT else self.weight), scale
 
-    def kernel(self, inputs: Float[Tensor, "row in"], form: Tensor) -> Float[Tensor, "row out"]:
+    def kernel(self, inputs: Float[Tensor, "row in"], form: tuple[Tensor, Tensor]) -> Float[Tensor, "row out"]:
         if inputs.device.type == "cuda":
             from specdec.quantization.kernels.rows import multiply
 
-            return multiply(inputs, self.weight, form)
-        return torch._weight_int8pack_mm(inputs, self.weight, form)
+            return multiply(inputs, *form)
+        return torch._weight_int8pack_mm(inputs, *form)
 
 
 def to_int8(weight: Float[Tensor, "out in"]) -> tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]:
