@@ -8,8 +8,8 @@
 | ``int4_compact`` | the same without the copy | 0.56 |
 | ``fp8`` | 8-bit floating-point numbers, a scale per output channel; GPUs only | 1 |
 
-To add one: a module beside ``int8.py`` with a subclass of ``DispatchedLinear``, and a line in ``methods.py``. Saving and
-reading back (``checkpoint.py``) then work for it too.
+To add one: a module beside ``int8.py`` with a subclass of ``DispatchedLinear``, and a line in ``methods.py``. Saving
+and reading back (``checkpoint.py``) then work for it too.
 """
 
 from transformers import PreTrainedModel

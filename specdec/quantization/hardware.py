@@ -60,13 +60,14 @@ def obstacle(name: str, dtype: torch.dtype, facts: Hardware) -> str | None:
         return None
     if scheme == "fp8":
         if facts.capability is None:
-            return f"fp8 weights need a GPU that computes with them (CUDA, capability 8.9), and this is a {facts.device} device"
+            needs = "fp8 weights need a GPU that computes with them (CUDA, capability 8.9)"
+            return f"{needs}, and this is a {facts.device} device"
         if facts.capability < _FP8_FROM:
             have = ".".join(map(str, facts.capability))
             return f"fp8 weights need a GPU of compute capability 8.9, and this one has {have}"
     if facts.device == "cuda":
         if not facts.triton:
-            return f"its kernel on a GPU is written in Triton, which is not installed (pip install triton)"
+            return "its kernel on a GPU is written in Triton, which is not installed (pip install triton)"
         return None if dtype in _CUDA_DTYPES else f"there is no kernel for it in {dtype_name(dtype)}"
     if facts.device != "cpu":
         return f"there is no kernel for it on {facts.device} devices"

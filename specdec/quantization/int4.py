@@ -1,9 +1,9 @@
 """Weight-only int4: one scale for every 64 weights of a row.
 
 A weight becomes ``scale[out, group] * integer[out, in]`` with integers from -8 to 7. The scales are rounded to five
-significant bits. So every product of scale and integer is a number of bfloat16 (and float16) exactly: the kernels for few rows and
-the dequantized copies for many rows multiply by the same numbers. The integers are chosen for the rounded scale, so its
-rounding costs next to nothing.
+significant bits. So bfloat16 and float16 hold every product of scale and integer exactly, and the kernels for few rows
+multiply by the same numbers as the dequantized copies for many rows. The integers are chosen for the rounded scale, so
+its rounding costs next to nothing.
 
 Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu``), on CUDA through tinygemm
 (``_weight_int4pack_mm``) or a Triton kernel. ``dispatch.py`` says what happens to many rows.
@@ -148,7 +148,8 @@ def _quantized(groups: Tensor) -> tuple[Tensor, Tensor]:
             found = integers, scale, error
         else:
             better = error < found[2]
-            found = tuple(torch.where(better, new, old) for new, old in zip((integers, scale, error), found, strict=True))
+            tried = (integers, scale, error)
+            found = tuple(torch.where(better, new, old) for new, old in zip(tried, found, strict=True))
     assert found is not None
     return found[0], found[1].squeeze(-1)
 

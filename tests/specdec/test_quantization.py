@@ -19,7 +19,7 @@ from specdec.quantization.base import QuantizedLinear, num_weights, rounded_to, 
 from specdec.quantization.dispatch import COMPACT_ROWS, KERNEL_ROWS, KERNEL_ROWS_FLOAT32, DispatchedLinear, kernel_rows
 from specdec.quantization.fp8 import to_fp8
 from specdec.quantization.int4 import GROUP, Int4Linear, from_int4, to_int4
-from specdec.quantization.int8 import Int8Linear, from_int8, to_int8
+from specdec.quantization.int8 import Int8Linear, to_int8
 from specdec.requests import SamplingParams
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
@@ -399,7 +399,9 @@ def test_two_int4_weights_are_in_a_byte(name: str) -> None:
     "call", [lambda: quantize(small(), "int3"), lambda: load_model("no/model", quantization="int3")]
 )
 def test_unknown_names_are_told(call: object) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': give one of int8, int8_compact, int4, int4_compact, fp8"):
+    with pytest.raises(
+        ValueError, match="quantization='int3': give one of int8, int8_compact, int4, int4_compact, fp8"
+    ):
         call()  # type: ignore[operator]
 
 
