@@ -91,7 +91,11 @@ def num_weights(model: PreTrainedModel) -> int:
 
 def input_width(layer: nn.Module) -> int:
     """Returns the width of a linear layer's inputs, quantized or not."""
-    return layer.in_features if isinstance(layer, QuantizedLinear) else layer.weight.shape[1]
+    if isinstance(layer, QuantizedLinear):
+        return layer.in_features
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[1]
 
 
 def rounded_to(model: nn.Module) -> torch.dtype | None:

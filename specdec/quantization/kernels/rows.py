@@ -5,6 +5,9 @@ multiplies them with all rows at once. Several programs share the inputs of one 
 alone would not fill the GPU; a second kernel adds their sums in a fixed order, so the result does not depend on who
 finishes first. The shares depend on the weight's shape only, and not on the number of rows.
 """
+# ruff: noqa: N803 (a kernel's constants are written in capitals)
+
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -41,6 +44,13 @@ def multiply(
     shares = _shares(out, width)
     # One share needs no second kernel.
     sums = torch.empty(shares, rows, out, dtype=torch.float32 if shares > 1 else inputs.dtype, device=inputs.device)
+    constants: dict[str, Any] = {
+        "GROUP": group or 0,
+        "BLOCK_ROWS": max(_LEAST_ROWS, triton.next_power_of_2(rows)),
+        "BLOCK_OUT": BLOCK_OUT,
+        "BLOCK_IN": BLOCK_IN,
+        "SHARES": shares,
+    }
     _product[(triton.cdiv(out, BLOCK_OUT), shares)](
         inputs,
         weight,
@@ -51,16 +61,13 @@ def multiply(
         out,
         stored=weight.shape[1],
         groups=scale.shape[1] if group is not None else 1,
-        GROUP=group or 0,
-        BLOCK_ROWS=max(_LEAST_ROWS, triton.next_power_of_2(rows)),
-        BLOCK_OUT=BLOCK_OUT,
-        BLOCK_IN=BLOCK_IN,
-        SHARES=shares,
+        **constants,
     )
     if shares == 1:
         return sums[0]
     outputs = torch.empty(rows, out, dtype=inputs.dtype, device=inputs.device)
-    _sum[(triton.cdiv(rows * out, _SUM_BLOCK),)](sums, outputs, rows * out, SHARES=shares, BLOCK=_SUM_BLOCK)
+    constants = {"SHARES": shares, "BLOCK": _SUM_BLOCK}
+    _sum[(triton.cdiv(rows * out, _SUM_BLOCK),)](sums, outputs, rows * out, **constants)
     return outputs
 
 
@@ -73,7 +80,8 @@ def _shares(out: int, width: int) -> int:
     return shares
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # not compiled anew for a single row
+@no_type_check
 def _product(
     inputs,
     weight,
@@ -131,6 +139,7 @@ def _product(
 
 
 @triton.jit
+@no_type_check
 def _sum(sums, outputs, count, SHARES: tl.constexpr, BLOCK: tl.constexpr):
     """Adds the shares' sums one after the other."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
