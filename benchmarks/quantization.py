@@ -1,4 +1,4 @@
-"""Where quantized weights pay: ``python -m benchmarks.quantization rows=[1,4,8] dtype=float32 only=[layers] threads=1``.
+"""Where quantized weights pay: ``python -m benchmarks.quantization rows=[1,4] dtype=float32 only=[layers] threads=1``.
 
 Two tables. ``layers``: milliseconds of one linear layer by its shape and the number of rows, in full precision (on
 packed weights where the engine packs them), in each scheme as it is, and by each scheme's kernel alone. That shows up
@@ -99,7 +99,7 @@ def layers_table(options: Options, dtype: torch.dtype) -> Table:
         quantized = {scheme: [METHODS[scheme](weight, None) for weight in weights] for scheme in options.schemes}
         for rows in options.rows:
             inputs = torch.randn(rows, width, generator=generator).to(dtype)
-            sides: list[Callable[[], object]] = [lambda x=inputs: full(x, weights, packed)]
+            sides: list[Callable[[], object]] = [lambda x=inputs, w=weights, p=packed: full(x, w, p)]
             for scheme in options.schemes:
                 made = quantized[scheme]
                 sides += [lambda x=inputs, y=made: [layer(x) for layer in y], lambda x=inputs, y=made: by_kernel(x, y)]
@@ -196,8 +196,8 @@ def rms_errors(side: Side, rows: Sequence[int], vocab: int, most: int) -> list[f
 
 def described(options: Options) -> str:
     """What the figures depend on, for the tables' titles."""
-    least = f"least of {options.repeats}"
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, {least}"
+    machine = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{machine}, {torch.get_num_threads()} threads, least of {options.repeats}"
 
 
 def main() -> None:
