@@ -12,6 +12,7 @@ such a rounding falls the other way, in about one output of ten thousand, and no
 import sys
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,11 +50,17 @@ def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> in
         return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and has_triton() else 0
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return 0
-    if dtype is torch.bfloat16 and not native_bfloat16():
+    if dtype is torch.bfloat16 and not _native():
         return sys.maxsize  # full precision's products are emulated, and slower for any number of rows
     if not copied:
         return COMPACT_ROWS
     return KERNEL_ROWS if dtype is torch.bfloat16 else KERNEL_ROWS_FLOAT32
+
+
+@cache
+def _native() -> bool:
+    """Asked in every layer of every forward, so the answer is kept."""
+    return native_bfloat16()
 
 
 class DispatchedLinear(QuantizedLinear):
@@ -115,23 +122,31 @@ class DispatchedLinear(QuantizedLinear):
         form = None
         # Neither the kernels nor packed products have a derivative. Under autocast, inputs may have another dtype.
         if inputs.numel() and not inputs.requires_grad and inputs.dtype is self.scale.dtype:
-            form = self._form(inputs.numel() // inputs.shape[-1])
+            form = self.form_for(inputs.numel() // inputs.shape[-1])
         if form is None:
             return self._by_copy(inputs)
-        rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
+        outputs = self.by_kernel(inputs.reshape(-1, inputs.shape[-1]).contiguous(), form)
+        return outputs.view(*inputs.shape[:-1], outputs.shape[1])
+
+    def by_kernel(self, rows: Float[Tensor, "row in"], form: object) -> Float[Tensor, "row out"]:
+        """Returns the layer's outputs through its kernel, on what ``form_for`` returned."""
         if self.scale.dtype is torch.float32:
             outputs = self.kernel(rows.bfloat16(), form).float()
         else:
             outputs = self.kernel(rows.clone() if rows.data_ptr() % _ALIGNMENT else rows, form)
         if self.bias is not None:
             outputs += self.bias
-        return outputs.view(*inputs.shape[:-1], outputs.shape[1])
+        return outputs
 
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
         if not self._takes(rows) and self.keep_copy and self.weight.device.type == "cpu":
             return bias + self.num_weights * self.scale.element_size()
-        return bias + self.weight.numel() * self.weight.element_size() + self.scale.numel() * self.scale.element_size()
+        return bias + self.stored_bytes()
+
+    def stored_bytes(self) -> int:
+        """Returns the bytes of the quantized weights and their scales, as the kernel reads them."""
+        return self.weight.numel() * self.weight.element_size() + self.scale.numel() * self.scale.element_size()
 
     def version(self) -> tuple[object, ...]:
         tensors = (self.weight, self.scale)
@@ -156,8 +171,8 @@ class DispatchedLinear(QuantizedLinear):
     def _takes(self, rows: int) -> bool:
         return rows <= kernel_rows(self.scale.dtype, self.weight.device, copied=self.keep_copy)
 
-    def _form(self, rows: int) -> object | None:
-        """Returns what the kernel reads, if this many rows should go through it."""
+    def form_for(self, rows: int) -> object | None:
+        """Returns what the kernel reads; None if this many rows should not go through it."""
         if not self._takes(rows):
             return None
         derived = self._fresh()

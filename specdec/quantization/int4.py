@@ -52,6 +52,10 @@ class Int4Linear(DispatchedLinear):
     def dequantized(self) -> Float[Tensor, "out in"]:
         return from_int4(self.weight, self.scale, self.in_features)
 
+    def stored_bytes(self) -> int:
+        # Torch's kernels read an offset beside every scale, both in bfloat16.
+        return self.weight.numel() + 4 * self.scale.numel()
+
     def kernel_form(self) -> "_Packed | Tensor | None":
         """Returns the weights in the layout of the device's kernel; the scales alone for the Triton kernel."""
         width = self.scale.shape[1] * GROUP

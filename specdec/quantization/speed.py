@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from specdec.execution.packing import PackedWeight, can_pack
 from specdec.machine import dtype_name
 from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.hardware import Hardware, hardware, obstacle
 from specdec.quantization.methods import METHODS
 
@@ -26,7 +27,11 @@ MEASURED_FROM = 1 << 22
 """Weights of the largest layer from which a model is measured; 4,096 x 1,024 in bfloat16 are eight megabytes."""
 _AT_MOST = 1 << 21  # weights of the layer that is measured: quantizing more would take longer than the measurement
 _ROWS_STEP = 64  # output channels come in multiples of this, as in most models
-_RUNS = 30
+_RUNS = 10
+_CACHES = 16 << 20  # numbers of float32 that push everything else out of the processor's caches
+MARGIN = 1.1
+"""A scheme is refused if it takes a tenth longer than full precision. Less cannot be told from noise in so short a
+time, and where several threads share the memory's bandwidth, fewer bytes count for more than in the one thread here."""
 _REMEDY = "leave quantization out, or give quantization_check=false to have it all the same"
 
 
@@ -71,8 +76,11 @@ def check_fast(
     shape = largest_linear(model)
     if model.device.type != "cpu" or shape[0] * shape[1] < MEASURED_FROM:
         return
-    times = (measure or measure_row)(name, shape, model.dtype)
-    if times.quantized >= times.full:
+    measure = measure or measure_row
+    times = measure(name, shape, model.dtype)
+    if times.quantized > MARGIN * times.full:
+        times = measure(name, shape, model.dtype)  # once more before it is refused: the machine may be busy
+    if times.quantized > MARGIN * times.full:
         dtype = dtype_name(model.dtype)
         raise ValueError(
             f"quantization={name!r} is slower than {dtype} on this machine: one row through {times.shape[0]} x "
@@ -92,9 +100,12 @@ def largest_linear(model: nn.Module) -> tuple[int, int]:
 
 
 def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
-    """Returns how long one row takes through a layer on the CPU, the least of some runs that take turns.
+    """Returns how long one row takes through a layer on one thread of the CPU, the least of some runs that take turns.
 
-    A layer of more weights than are needed for the comparison is measured with fewer output channels.
+    Several threads would wait for each other on a busy machine, for longer than the product takes.
+
+    A layer of more weights than are needed for the comparison is measured with fewer output channels. Before every run
+    the caches are filled with something else, as the other layers do in a model: so the weights come from memory.
     """
     out, width = shape
     out = min(out, max(_ROWS_STEP, _AT_MOST // width // _ROWS_STEP * _ROWS_STEP))
@@ -102,17 +113,34 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
     weight = (torch.randn(out, width, generator=generator) / width**0.5).to(dtype)
     inputs = torch.randn(1, width, generator=generator).to(dtype)
     layer = METHODS[name](weight, None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _timed(layer, weight, inputs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
+    other = torch.ones(_CACHES)
     with torch.inference_mode():
         packed = PackedWeight(weight) if can_pack(weight) else None
+
+        form = layer.form_for(1) if isinstance(layer, DispatchedLinear) else None
 
         def full() -> Tensor:
             return F.linear(inputs, weight) if packed is None else packed(inputs, None)
 
+        def quantized() -> Tensor:
+            # The choice of the product is Python, which is no part of a captured forward.
+            return layer(inputs) if form is None else layer.by_kernel(inputs, form)
+
         least = [float("inf")] * 2
         for run in range(_RUNS + 1):
-            for side, product in enumerate((full, lambda: layer(inputs))):
+            for side, product in enumerate((full, quantized)):
+                other.sum()
                 start = time.perf_counter()
                 product()
-                if run:  # the first one packs
+                if run:  # the first one warms up
                     least[side] = min(least[side], time.perf_counter() - start)
-    return RowTimes(1000 * least[0], 1000 * least[1], (out, width))
+    return RowTimes(1000 * least[0], 1000 * least[1], (weight.shape[0], weight.shape[1]))
