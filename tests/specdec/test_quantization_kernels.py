@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.quantization.dispatch import CUDA_ROWS
 from specdec.quantization.fp8 import from_fp8, to_fp8
 from specdec.quantization.int4 import GROUP, from_int4, to_int4
 from specdec.quantization.int8 import from_int8, to_int8
+from specdec.quantization.methods import METHODS
 
 triton = pytest.importorskip("triton")
 kernels = pytest.importorskip("specdec.quantization.kernels.rows")
@@ -77,3 +79,20 @@ def test_the_compiled_kernel_is_the_product(scheme: str, shape: tuple[int, int, 
     if scheme == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8")
     assert error(scheme, shape, dtype, "cuda") < (2**-7 if dtype is torch.bfloat16 else 2**-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 16, 17, CUDA_ROWS, CUDA_ROWS + 1])
+def test_layers_on_a_gpu_are_the_product(name: str, dtype: torch.dtype, rows: int) -> None:
+    """By tinygemm, the Triton kernel, and the product for many rows."""
+    if name == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    layer = METHODS[name](torch.randn(256, 512, device="cuda").to(dtype), None)
+    inputs = torch.randn(rows, 512, device="cuda").to(dtype)
+    rounded = inputs.bfloat16() if dtype is torch.float32 else inputs
+    expected = rounded.double() @ layer.double().dequantized().t()
+    found = layer.to(dtype)(inputs)
+    assert found.dtype is dtype
+    assert float((found.double() - expected).abs().max() / expected.abs().max()) < 2**-7

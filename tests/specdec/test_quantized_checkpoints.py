@@ -278,7 +278,7 @@ def test_copies_do_not_outlive_the_model() -> None:
     derived = [each for layer in layers for each in vars(layer._derived).values()]
     kept = [weakref.ref(each) for each in derived if hasattr(each, "__dict__")]
     assert len(kept) >= len(layers)
-    del layers, model
+    del derived, layers, model
     gc.collect()
     assert not any(reference() is not None for reference in kept)
 
