@@ -127,13 +127,14 @@ def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
         packed = PackedWeight(weight) if can_pack(weight) else None
 
         form = layer.form_for(1) if isinstance(layer, DispatchedLinear) else None
+        kernel = layer.by_kernel if isinstance(layer, DispatchedLinear) and form is not None else None
 
         def full() -> Tensor:
             return F.linear(inputs, weight) if packed is None else packed(inputs, None)
 
         def quantized() -> Tensor:
             # The choice of the product is Python, which is no part of a captured forward.
-            return layer(inputs) if form is None else layer.by_kernel(inputs, form)
+            return layer(inputs) if kernel is None else kernel(inputs, form)
 
         least = [float("inf")] * 2
         for run in range(_RUNS + 1):
