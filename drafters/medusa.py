@@ -18,6 +18,7 @@ from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.modeling.loading import resolve_dtype
 from specdec.modeling.target import Target
+from specdec.quantization.base import input_width
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
@@ -132,7 +133,7 @@ class MedusaDrafter(DeviceDrafter):
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
-        width = output.weight.shape[1]
+        width = input_width(output)
         heads = self.heads
         if heads.hidden_size == signal_width(target.model) < width:
             heads = heads.widened(width)  # the target is inflated, and its heads cost what such a target's would

@@ -103,6 +103,7 @@ class ModelDrafter(DeviceDrafter):
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantization: str | None = None,
+        quantization_check: bool = True,
         attention: str = "auto",
         optimize: bool = True,
         revision: str | None = None,
@@ -124,7 +125,14 @@ class ModelDrafter(DeviceDrafter):
             "trust_remote_code": trust_remote_code,
         }
         options = {name: value for name, value in options.items() if value not in (None, False)}
-        model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization, **options)
+        model = load_model(
+            name_or_path,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            quantization_check=quantization_check,
+            **options,
+        )
         try:
             tokenizer = load_tokenizer(name_or_path, **options)
         except ValueError:

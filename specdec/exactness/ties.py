@@ -21,6 +21,7 @@ from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
 from specdec.execution.eager import evaluating
 from specdec.modeling.runner import ModelRunner
+from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
 from specdec.topology import Topology
 
@@ -76,7 +77,8 @@ def examine(
 
     The bound is ``FACTOR`` times the largest change, from one pass to another, of the difference of any two of the
     three logits concerned (the two tokens' and the largest), plus ``FLOOR_ULPS`` units in the last place of the dtype.
-    That is the coarsest of the weights', the logits' and float32, in which the engine compares logits. Passes of the
+    That is the coarsest of the weights', the logits', the one that quantized layers round to, and float32, in which the
+    engine compares logits. Passes of the
     engine's own runner, whose kernels differ from the model's, count up to ``RUNNER_AT_MOST``; they are made where they
     decide, which is above the bound of the model's own.
 
@@ -101,7 +103,8 @@ def examine(
     def watch(logits: Tensor) -> np.ndarray:
         return next_scores(logits[None, None], sequence, sampling)[watched].double().cpu().numpy()
 
-    eps = max(torch.finfo(dtype).eps for dtype in (model.dtype, whole.dtype, torch.float32))
+    dtypes = (model.dtype, whole.dtype, torch.float32, rounded_to(model) or torch.float32)
+    eps = max(torch.finfo(dtype).eps for dtype in dtypes)
     floor = FLOOR_ULPS * eps * _binade(float(whole[whole > _MASKED].abs().max()))
     passes = [watch(whole)]
     passes += [watch(_run_model(model, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]

@@ -20,7 +20,7 @@ from specdec import inflate as inflation
 from specdec.arguments import shown
 from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
-from specdec.quantization import check_quantization, quantization_of, quantize
+from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
 
 HUB_OPTIONS = (
     "revision",
@@ -56,6 +56,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     quantization: str | None = None,
+    quantization_check: bool = True,
     inflate: str | Mapping[str, int] | LlamaShape | None = None,
     **options: Any,
 ) -> Loaded:
@@ -100,7 +101,9 @@ def load(
     if inflate is not None:
         model = inflation.inflate(model, inflate)
     if quantization is not None and quantization != stored:
-        model = quantize(model, quantization)
+        model = quantize(model, quantization, check=quantization_check)
+    elif stored is not None and quantization_check:
+        check_fast(model, stored)
     return Loaded(model, choice.reason)
 
 

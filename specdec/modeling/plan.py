@@ -21,6 +21,7 @@ from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
 from specdec.modeling.support import check_supported, differs, explain, noted_masks, position_limit, reaches
+from specdec.quantization.base import rounded_to
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
@@ -246,5 +247,6 @@ def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple
     if cache.length_used and not getattr(config, "attn_temperature_tuning", False):  # see check_length
         raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
     wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
-    precise = plan.dtype in (torch.float32, torch.float64) and not getattr(plan.model, "is_quantized", False)
+    rounded = getattr(plan.model, "is_quantized", False) or rounded_to(plan.model) is not None
+    precise = plan.dtype in (torch.float32, torch.float64) and not rounded
     return plan, differs(logits, wanted, precise=precise)

@@ -11,7 +11,7 @@ from specdec.machine import dtype_name
 from specdec.modeling.loading import load, load_tokenizer
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.quantization import quantization_of
-from specdec.quantization.base import weights_read
+from specdec.quantization.base import num_weights, weights_read
 
 
 class Target:
@@ -63,6 +63,7 @@ class Target:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantization: str | None = None,
+        quantization_check: bool = True,
         inflate: str | Mapping[str, int] | LlamaShape | None = None,
         **kwargs: object,
     ) -> "Target":
@@ -74,8 +75,9 @@ class Target:
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``; or ``"auto"`` for the checkpoint's own where the
                 machine has native arithmetic for it, and the fastest that it has otherwise (``dtype_reason`` says).
             device: ``"auto"`` for the GPU if there is one.
-            quantization: ``"int8"`` or ``"int8_compact"`` (``specdec/quantization``); None leaves the weights as they
-                are. The target is the quantized model then: outputs follow its distribution.
+            quantization: ``"int8"``, ``"int4"`` or another name of ``specdec/quantization``; None leaves the weights
+                as they are. The target is the quantized model then: outputs follow its distribution.
+            quantization_check: Refuse a scheme that is not faster than full precision on the device.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
                 shape costs and computes what it computes now (``specdec/inflate.py``). The target's name says so.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
@@ -84,7 +86,15 @@ class Target:
         Raises:
             ValueError: The model cannot be found, loaded, inflated or quantized.
         """
-        loaded = load(name_or_path, dtype=dtype, device=device, quantization=quantization, inflate=inflate, **kwargs)
+        loaded = load(
+            name_or_path,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            quantization_check=quantization_check,
+            inflate=inflate,
+            **kwargs,
+        )
         tokenizer = load_tokenizer(name_or_path, **kwargs)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
@@ -103,7 +113,7 @@ class Target:
     @property
     def num_parameters(self) -> int:
         """The number of weights. A quantized output layer no longer shares the embedding's table, so it adds some."""
-        return self.model.num_parameters()
+        return num_weights(self.model)
 
     @property
     def bytes_per_weight(self) -> float:

@@ -1,16 +1,25 @@
 """Quantized weights, by name: ``quantization="int8"`` for a target or a drafter.
 
-To add one: a module beside ``int8.py`` with a function that takes a loaded model, changes it in place and returns it,
-and a line in ``methods.py``. Saving and reading back (``checkpoint.py``) then work for it too.
+| name | weights | bytes per weight that one token reads |
+|---|---|---|
+| ``int8`` | 8-bit integers, a scale per output channel; a dequantized copy for many rows | 1 |
+| ``int8_compact`` | the same without the copy | 1 |
+| ``int4`` | 4-bit integers, a scale for every 64 weights; a dequantized copy for many rows | 0.56 |
+| ``int4_compact`` | the same without the copy | 0.56 |
+| ``fp8`` | 8-bit floating-point numbers, a scale per output channel; GPUs only | 1 |
+
+To add one: a module beside ``int8.py`` with a subclass of ``DispatchedLinear``, and a line in ``methods.py``. Saving
+and reading back (``checkpoint.py``) then work for it too.
 """
 
 from transformers import PreTrainedModel
 
-from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.base import QuantizedLinear, replace_linears
 from specdec.quantization.checkpoint import mark, quantization_of
 from specdec.quantization.methods import METHODS
+from specdec.quantization.speed import check_fast
 
-__all__ = ["METHODS", "check_quantization", "quantization_of", "quantize"]
+__all__ = ["METHODS", "check_fast", "check_quantization", "quantization_of", "quantize"]
 
 
 def check_quantization(name: str) -> None:
@@ -23,7 +32,7 @@ def check_quantization(name: str) -> None:
         raise ValueError(f"quantization={name!r}: give one of {', '.join(METHODS)}, or leave it out")
 
 
-def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
+def quantize(model: PreTrainedModel, name: str, *, check: bool = True) -> PreTrainedModel:
     """Quantize a loaded model's linear layers in place; returns the model.
 
     The quantized model is a model of its own: decoding with it as the target follows *its* distribution exactly. A
@@ -32,16 +41,20 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
 
     Args:
         model: In the dtype and on the device that it will run in.
-        name: ``"int8"``, or ``"int8_compact"`` (see ``specdec/quantization/int8.py``).
+        name: A name in ``METHODS``.
+        check: Refuse a scheme that is not faster than full precision on the model's device (``speed.py``).
 
     Raises:
-        ValueError: There is no such quantization (the names are listed), or the model is quantized already.
+        ValueError: There is no such quantization (the names are listed), the model is quantized already, or the scheme
+            is not faster here.
     """
     check_quantization(name)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
             f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
         )
-    METHODS[name](model)
+    if check:
+        check_fast(model, name)
+    replace_linears(model, METHODS[name])
     mark(model, name)
     return model

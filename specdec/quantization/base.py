@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -15,11 +16,25 @@ class QuantizedLinear(nn.Module, Versioned):
     """A linear layer with quantized weights.
 
     Attributes:
-        weight: The stored integers, of shape (out, in) as in ``nn.Linear``, so that code which asks an output layer
-            for its widths finds them.
+        weight: What is stored, one row per output channel, so that code which asks an output layer for the size of its
+            vocabulary finds it. Below eight bits a row holds several numbers per element: ``in_features`` counts them.
+        in_features: The width of the inputs.
+        out_features: The width of the outputs.
     """
 
     weight: nn.Parameter
+    in_features: int
+    out_features: int
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights that are stored."""
+        return self.in_features * self.out_features
+
+    @property
+    @abstractmethod
+    def rounds_to(self) -> torch.dtype | None:
+        """The dtype that inputs and outputs are rounded to, if that is coarser than the model's; None if it is not."""
 
     @abstractmethod
     def bytes_read(self, rows: int) -> int:
@@ -63,9 +78,30 @@ def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
             if id(parameter) in looked_up or id(parameter) in counted:
                 continue
             counted.add(id(parameter))
-            weights += parameter.numel()
+            weights += module.num_weights if quantized and parameter is module.weight else parameter.numel()
             size += 0 if quantized else parameter.numel() * parameter.element_size()
     return WeightsRead(size, weights)
+
+
+def num_weights(model: PreTrainedModel) -> int:
+    """Returns the number of a model's weights, several of which may be stored in one byte."""
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    return model.num_parameters() + sum(module.num_weights - module.weight.numel() for module in quantized)
+
+
+def input_width(layer: nn.Module) -> int:
+    """Returns the width of a linear layer's inputs, quantized or not."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.in_features
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[1]
+
+
+def rounded_to(model: nn.Module) -> torch.dtype | None:
+    """Returns the dtype that a model's quantized layers round to; None if none of them rounds more than the model."""
+    found = (module.rounds_to for module in model.modules() if isinstance(module, QuantizedLinear))
+    return next((dtype for dtype in found if dtype is not None), None)
 
 
 def replace_linears(model: PreTrainedModel, make: Callable[[Tensor, Tensor | None], QuantizedLinear]) -> int:

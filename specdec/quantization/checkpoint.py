@@ -13,7 +13,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.base import QuantizedLinear, replace_linears
 from specdec.quantization.methods import METHODS
 
 METHOD = "specdec"
@@ -51,7 +51,8 @@ class SpecdecQuantizer(HfQuantizer):
             raise ValueError(f"give quantization={scheme!r} to load_model or Target.from_pretrained instead")
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
-        return METHODS[self.quantization_config.scheme](model)
+        replace_linears(model, METHODS[self.quantization_config.scheme])
+        return model
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> PreTrainedModel:
         # transformers refuses to change the dtype of a model with this mark. Ours can: only its scales are cast.

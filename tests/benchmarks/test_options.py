@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import int8, scaling, speed, startup, verifiers
+from benchmarks import quantization, scaling, speed, startup, verifiers
 from benchmarks.options import help_text, option, parse, read_options
 from benchmarks.rules import NAMES, make_rules
 from specdec.interfaces import Verifier
@@ -69,7 +69,7 @@ def test_an_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "error: there is no repeat: did you mean repeats?\n"
 
 
-@pytest.mark.parametrize("module", [int8, scaling, speed, startup, verifiers])
+@pytest.mark.parametrize("module", [quantization, scaling, speed, startup, verifiers])
 def test_help_shows_every_option_with_its_default(module: object) -> None:
     text = help_text(module.Options, module.__doc__)  # type: ignore[attr-defined]
     assert "  repeats=" in text
@@ -89,7 +89,7 @@ BLOCKED = """
 import sys
 for name in ("hydra", "omegaconf", "wandb"):
     sys.modules[name] = None  # importing it raises ImportError
-import benchmarks.int8, benchmarks.scaling, benchmarks.speed, benchmarks.startup, benchmarks.verifiers
+import benchmarks.quantization, benchmarks.scaling, benchmarks.speed, benchmarks.startup, benchmarks.verifiers
 import experiments.reporting.csv, experiments.reporting.markdown, experiments.reporting.terminal
 from benchmarks.rules import make_rules
 from experiments.reporting.table import Column, Table

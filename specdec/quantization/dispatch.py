@@ -1,0 +1,258 @@
+"""A quantized linear layer that chooses its product by the number of rows.
+
+Few rows are bound by the bytes of the weights, and a kernel that reads the quantized ones is fast. Many rows are bound
+by arithmetic, and full precision's own kernels are fast, on weights that were dequantized before. Both compute the same
+function up to the rounding of sums.
+
+In float32, that function includes a rounding of the layer's inputs and outputs to bfloat16: torch's kernels for few
+rows take no other inputs, and the product for many rows rounds likewise. So two forwards of other shapes differ where
+such a rounding falls the other way, in about one output of ten thousand, and not in all.
+"""
+
+import sys
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
+from specdec.machine import native_bfloat16
+from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.hardware import has_triton
+
+KERNEL_ROWS = 4
+"""Rows up to which the kernels are faster in bfloat16 where the CPU multiplies it itself: they work on blocks of four
+rows, and full precision's packed product takes eight in the time of two blocks (``benchmarks/quantization.py``)."""
+KERNEL_ROWS_FLOAT32 = 8
+"""The same in float32, whose packed product reads four bytes per weight."""
+COMPACT_ROWS = 64
+"""The same where no copy is kept: full precision's product must dequantize first."""
+CUDA_ROWS = 64
+"""Rows that the Triton kernel holds in one block."""
+
+_ALIGNMENT = 32  # bytes, of the inputs: torch's int8 kernel crashes elsewhere
+
+
+def kernel_rows(dtype: torch.dtype, device: torch.device, *, copied: bool) -> int:
+    """Returns the number of rows up to which a kernel on the quantized weights is the faster product.
+
+    Args:
+        dtype: The activations'.
+        device: Where the weights are.
+        copied: Whether a dequantized copy is kept for many rows.
+    """
+    if device.type == "cuda":
+        return CUDA_ROWS if dtype in (torch.float32, torch.bfloat16, torch.float16) and has_triton() else 0
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return 0
+    if dtype is torch.bfloat16 and not _native():
+        return sys.maxsize  # full precision's products are emulated, and slower for any number of rows
+    if not copied:
+        return COMPACT_ROWS
+    return KERNEL_ROWS if dtype is torch.bfloat16 else KERNEL_ROWS_FLOAT32
+
+
+@cache
+def _native() -> bool:
+    """Asked in every layer of every forward, so the answer is kept."""
+    return native_bfloat16()
+
+
+class DispatchedLinear(QuantizedLinear):
+    """A linear layer with quantized weights, a kernel for few rows, and full precision's product for many.
+
+    Args:
+        stored: The quantized weights.
+        scale: Factors in the activations' dtype.
+        bias: Added in the activations' dtype.
+        in_features: The width of the inputs.
+        keep_copy: Keep the dequantized weights too, on a CPU, for many rows and for what the kernel cannot do. The copy
+            is made at the first forward that needs it, and again when the weights have changed. Without a copy, these
+            numbers are computed in every such forward, as they are on other devices.
+
+    Attributes:
+        weight, scale, bias, keep_copy: As given.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self,
+        stored: Tensor,
+        scale: Tensor,
+        bias: Float[Tensor, " out"] | None,
+        *,
+        in_features: int,
+        keep_copy: bool,
+    ):
+        super().__init__()
+        self._replaced = 0  # how often other tensors took the place of the weights or scales
+        self.in_features, self.out_features = in_features, stored.shape[0]
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.keep_copy = keep_copy
+        self._derived = _Derived()
+
+    @abstractmethod
+    def dequantized(self) -> Float[Tensor, "out in"]:
+        """Returns the weights as numbers in the scale's dtype, computed now."""
+
+    @abstractmethod
+    def kernel_form(self) -> object | None:
+        """Returns what ``kernel`` reads on this device, made from the weights now; None if it cannot be used."""
+
+    @abstractmethod
+    def kernel(self, inputs: Float[Tensor, "row in"], form: Any) -> Float[Tensor, "row out"]:
+        """Returns the product without the bias, on what ``kernel_form`` returned, in the inputs' dtype.
+
+        Inputs are contiguous, and in bfloat16 if the scale is in float32.
+        """
+
+    @property
+    def rounds_to(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.scale.dtype is torch.float32 else None
+
+    def forward(self, inputs: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        form = None
+        # Neither the kernels nor packed products have a derivative. Under autocast, inputs may have another dtype.
+        if inputs.numel() and not inputs.requires_grad and inputs.dtype is self.scale.dtype:
+            form = self.form_for(inputs.numel() // inputs.shape[-1])
+        if form is None:
+            return self._by_copy(inputs)
+        outputs = self.by_kernel(inputs.reshape(-1, inputs.shape[-1]).contiguous(), form)
+        return outputs.view(*inputs.shape[:-1], outputs.shape[1])
+
+    def by_kernel(self, rows: Float[Tensor, "row in"], form: object) -> Float[Tensor, "row out"]:
+        """Returns the layer's outputs through its kernel, on what ``form_for`` returned."""
+        if self.scale.dtype is torch.float32:
+            outputs = self.kernel(rows.bfloat16(), form).float()
+        else:
+            outputs = self.kernel(rows.clone() if rows.data_ptr() % _ALIGNMENT else rows, form)
+        if self.bias is not None:
+            outputs += self.bias
+        return outputs
+
+    def bytes_read(self, rows: int) -> int:
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        if not self._takes(rows) and self.keep_copy and self.weight.device.type == "cpu":
+            return bias + self.num_weights * self.scale.element_size()
+        return bias + self.stored_bytes()
+
+    def stored_bytes(self) -> int:
+        """Returns the bytes of the quantized weights and their scales, as the kernel reads them."""
+        return self.weight.numel() * self.weight.element_size() + self.scale.numel() * self.scale.element_size()
+
+    def version(self) -> tuple[object, ...]:
+        tensors = (self.weight, self.scale)
+        written = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        return self._replaced, *written, *(tensor.data_ptr() for tensor in tensors), self.scale.dtype
+
+    def _by_copy(self, inputs: Tensor) -> Tensor:
+        """Returns full precision's product on the dequantized weights."""
+        packed = None
+        if inputs.numel() and not inputs.requires_grad and inputs.dtype is self.scale.dtype:
+            packed = self._packed()
+        rounds = self.rounds_to is not None and inputs.dtype is self.scale.dtype
+        if rounds:
+            inputs = inputs.bfloat16().float()
+        bias = None if rounds else self.bias
+        outputs = F.linear(inputs, self._plain(), bias) if packed is None else packed(inputs, bias)
+        if rounds:
+            outputs = outputs.bfloat16().float()
+            outputs = outputs if self.bias is None else outputs + self.bias
+        return outputs
+
+    def _takes(self, rows: int) -> bool:
+        return rows <= kernel_rows(self.scale.dtype, self.weight.device, copied=self.keep_copy)
+
+    def form_for(self, rows: int) -> object | None:
+        """Returns what the kernel reads; None if this many rows should not go through it."""
+        if not self._takes(rows):
+            return None
+        derived = self._fresh()
+        if derived.form is None and derived.has_form is not False:
+            # An inference tensor could not be used later where the model runs outside of inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                derived.form = self.kernel_form()
+            derived.has_form = derived.form is not None
+        return derived.form
+
+    def _packed(self) -> PackedWeight | None:
+        """Returns the copy in oneDNN's layout; None if there is none, or if ``plain_weights`` forbids it."""
+        if not self.keep_copy or not packing_allowed():
+            return None
+        derived = self._fresh()
+        if derived.packed is None and derived.may_pack is not False:
+            derived.may_pack = can_pack(self.scale)
+            if derived.may_pack:
+                derived.packed = PackedWeight(self.dequantized())
+        return derived.packed
+
+    def _plain(self) -> Float[Tensor, "out in"]:
+        """Returns the dequantized weights, and keeps them if ``keep_copy``."""
+        if not self.keep_copy or self.weight.device.type == "cuda":
+            return self.dequantized()
+        derived = self._fresh()
+        if derived.plain is None:
+            # An inference tensor could not be multiplied later where gradients of the inputs are wanted.
+            with torch.inference_mode(False), torch.no_grad():
+                derived.plain = self.dequantized()
+        return derived.plain
+
+    def _fresh(self) -> "_Derived":
+        """Returns what was made from the present weights and scales."""
+        version = self.version()
+        if self._derived.version != version:
+            self._derived = _Derived(version)
+        return self._derived
+
+    # What is derived can be made again from the weights and scales. So it is dropped when the layer is pickled, copied,
+    # or moved to another device or dtype, and when other numbers are loaded.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_derived": _Derived()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("weight", "scale"):
+            self._forget()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "DispatchedLinear":
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        """Drop what is derived. A counter, as a new tensor may stand where a freed one stood, with its version."""
+        self._replaced += 1
+        self._derived = _Derived()
+
+
+@dataclass
+class _Derived:
+    """What is made from the weights of one layer when it is first needed.
+
+    Attributes:
+        version: ``DispatchedLinear.version`` of the numbers that it was made from.
+        has_form: Whether a kernel can be used; None if that was not asked yet.
+        form: What the kernel reads.
+        may_pack: Whether there is a packed kernel for the dequantized copy; None if that was not asked yet.
+        packed: The dequantized copy in oneDNN's layout, for the CPU.
+        plain: The dequantized copy as an ordinary weight, for everything else.
+    """
+
+    version: tuple[object, ...] = ()
+    has_form: bool | None = None
+    form: object | None = None
+    may_pack: bool | None = None
+    packed: PackedWeight | None = None
+    plain: Tensor | None = None

@@ -1,0 +1,179 @@
+"""Weight-only int4: one scale for every 64 weights of a row.
+
+A weight becomes ``scale[out, group] * integer[out, in]`` with integers from -8 to 7. The scales are rounded to five
+significant bits. So bfloat16 and float16 hold every product of scale and integer exactly, and the kernels for few rows
+multiply by the same numbers as the dequantized copies for many rows. The integers are chosen for the rounded scale, so
+its rounding costs next to nothing.
+
+Few rows run on a CPU through torch's int4 kernel (``_weight_int4pack_mm_for_cpu``), on CUDA through tinygemm
+(``_weight_int4pack_mm``) or a Triton kernel. ``dispatch.py`` says what happens to many rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from specdec.quantization.dispatch import DispatchedLinear
+
+GROUP = 64
+"""Weights that share a scale; torch's kernels take 32, 64, 128 or 256."""
+
+STEPS = (7.0, 7.5, 8.0, 8.5)
+"""A group's largest weight is divided by these to get scales to try; the one with the least squared error is taken."""
+
+_ROWS = 16  # torch's CPU kernel takes multiples of as many output channels
+_TINYGEMM_CHANNELS = 8
+_TINYGEMM_ROWS = 16  # tinygemm reads the weights again for every sixteen rows
+_CHUNK = 1 << 20  # weights that are quantized at a time, so that intermediate results stay in the caches
+
+
+class Int4Linear(DispatchedLinear):
+    """A linear layer with int4 weights.
+
+    Args:
+        weight: What to quantize; its dtype is that of the activations.
+        bias: Added in the activations' dtype.
+        keep_copy: On a CPU, keep the dequantized weights too, for many rows. On CUDA, keep the weights in tinygemm's
+            layout too.
+
+    Attributes:
+        weight: Two integers per byte, of shape (out, in / 2 rounded up): the even one in the upper four bits, and 8
+            added to both.
+        scale: One factor per group, of shape (out, groups), in the activations' dtype.
+    """
+
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, *, keep_copy: bool = True):
+        stored, scale = to_int4(weight)
+        super().__init__(stored, scale, bias, in_features=weight.shape[1], keep_copy=keep_copy)
+
+    def dequantized(self) -> Float[Tensor, "out in"]:
+        return from_int4(self.weight, self.scale, self.in_features)
+
+    def stored_bytes(self) -> int:
+        # Torch's kernels read an offset beside every scale, both in bfloat16.
+        return self.weight.numel() + 4 * self.scale.numel()
+
+    def kernel_form(self) -> "_Packed | Tensor | None":
+        """Returns the weights in the layout of the device's kernel; the scales alone for the Triton kernel."""
+        width = self.scale.shape[1] * GROUP
+        integers = F.pad(self.weight, (0, width // 2 - self.weight.shape[1]), value=0x88)
+        if self.weight.device.type == "cuda":
+            fits = self.scale.dtype is not torch.float16 and self.out_features % _TINYGEMM_CHANNELS == 0
+            if not (self.keep_copy and fits and torch.cuda.get_device_capability(self.weight.device) >= (8, 0)):
+                return self.scale
+            tiles = 8 if width % 128 == 0 else 4
+            packed = torch._convert_weight_to_int4pack(integers, tiles)
+            return _Packed(packed, _scales_and_zeros(self.scale))
+        more = -self.out_features % _ROWS
+        integers, scale = F.pad(integers, (0, 0, 0, more), value=0x88), F.pad(self.scale, (0, 0, 0, more))
+        packed = torch._convert_weight_to_int4pack_for_cpu(_integers(integers).to(torch.int32) + 8, 2)
+        return _Packed(packed, _scales_and_zeros(scale))
+
+    def kernel(self, inputs: Float[Tensor, "row in"], form: "_Packed | Tensor") -> Float[Tensor, "row out"]:
+        if isinstance(form, Tensor) or (inputs.device.type == "cuda" and inputs.shape[0] > _TINYGEMM_ROWS):
+            from specdec.quantization.kernels.rows import multiply
+
+            return multiply(inputs, self.weight, self.scale, group=GROUP)
+        width = self.scale.shape[1] * GROUP
+        if width != self.in_features:
+            inputs = F.pad(inputs, (0, width - self.in_features))
+        if inputs.device.type == "cuda":
+            return torch._weight_int4pack_mm(inputs, form.weight, GROUP, form.scales)
+        outputs = torch._weight_int4pack_mm_for_cpu(inputs, form.weight, GROUP, form.scales)
+        return outputs if outputs.shape[1] == self.out_features else outputs[:, : self.out_features].contiguous()
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Weights in the layout of one of torch's kernels.
+
+    Attributes:
+        weight: Only the kernel knows the order.
+        scales: Of shape (group, out, 2) in bfloat16: a factor, and an offset, which is 0 here.
+    """
+
+    weight: Tensor
+    scales: Tensor
+
+
+def to_int4(weight: Float[Tensor, "out in"]) -> tuple[UInt8[Tensor, "out bytes"], Float[Tensor, "out group"]]:
+    """Returns a weight's integers, two per byte, and the scales of its groups.
+
+    A row whose width is no multiple of ``GROUP`` has a last group that is smaller.
+    """
+    out, width = weight.shape
+    groups = -(-width // GROUP)
+    stored = torch.empty(out, -(-width // 2), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(out, groups, dtype=weight.dtype, device=weight.device)
+    if weight.is_meta:
+        return stored, scales
+    rows = max(1, _CHUNK // max(1, width))
+    for part, into, scale in zip(weight.split(rows), stored.split(rows), scales.split(rows), strict=True):
+        grouped = F.pad(part.float(), (0, groups * GROUP - width)).view(part.shape[0], groups, GROUP)
+        integers, chosen = _quantized(grouped)
+        scale.copy_(chosen)
+        nibbles = (integers.view(part.shape[0], -1) + 8).to(torch.uint8)
+        into.copy_(((nibbles[:, ::2] << 4) | nibbles[:, 1::2])[:, : stored.shape[1]])
+    return stored, scales
+
+
+def from_int4(
+    stored: UInt8[Tensor, "out bytes"], scale: Float[Tensor, "out group"], width: int
+) -> Float[Tensor, "out in"]:
+    """Returns scale x integer in the scale's dtype, without rounding."""
+    padded = F.pad(stored, (0, scale.shape[1] * GROUP // 2 - stored.shape[1]), value=0x88)
+    numbers = _integers(padded).view(*scale.shape, GROUP).to(scale.dtype) * scale[:, :, None]
+    return numbers.view(stored.shape[0], -1)[:, :width].contiguous()
+
+
+def _integers(stored: UInt8[Tensor, "out bytes"]) -> Tensor:
+    """Returns the integers from -8 to 7, of shape (out, 2 * bytes)."""
+    pairs = torch.stack([stored >> 4, stored & 15], dim=-1)
+    return pairs.view(stored.shape[0], -1).to(torch.int8) - 8
+
+
+def _quantized(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the integers and scales of groups of weights, of shape (out, group, GROUP).
+
+    The weight that is largest in magnitude gets an integer near -8, which has one step more than 7: so the scale may be
+    negative.
+    """
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    found = None
+    for steps in STEPS:
+        scale = _five_bits(-largest / steps)
+        scale = torch.where(scale == 0, 1.0, scale)
+        integers = (groups / scale).round_().clamp_(-8, 7)
+        error = (integers * scale - groups).square_().sum(-1, keepdim=True)
+        if found is None:
+            found = integers, scale, error
+        else:
+            better = error < found[2]
+            tried = (integers, scale, error)
+            found = tuple(torch.where(better, new, old) for new, old in zip(tried, found, strict=True))
+    assert found is not None
+    return found[0], found[1].squeeze(-1)
+
+
+def _five_bits(numbers: Tensor) -> Tensor:
+    """Returns numbers rounded to five significant bits: 0.7 gives 0.6875."""
+    mantissa, exponent = torch.frexp(numbers)
+    return torch.ldexp((mantissa * 32).round() / 32, exponent)
+
+
+def _scales_and_zeros(scale: Tensor) -> Tensor:
+    """Returns scales in the order of torch's kernels. Their offsets count from the middle of the sixteen integers."""
+    return torch.stack([scale, torch.zeros_like(scale)], dim=-1).transpose(0, 1).contiguous().bfloat16()
+
+
+def with_copies(weight: Tensor, bias: Tensor | None) -> Int4Linear:
+    """The layer of ``quantization="int4"``: the least bytes per token, and copies for other forwards."""
+    return Int4Linear(weight, bias, keep_copy=True)
+
+
+def compact(weight: Tensor, bias: Tensor | None) -> Int4Linear:
+    """The layer of ``quantization="int4_compact"``: no copies, slower for many rows."""
+    return Int4Linear(weight, bias, keep_copy=False)

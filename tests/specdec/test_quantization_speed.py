@@ -1,0 +1,154 @@
+"""A scheme that would not be faster is refused, with the reason; facts and times are injected, nothing is timed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from drafters.model import ModelDrafter
+from specdec.modeling.loading import load_model
+from specdec.modeling.target import Target
+from specdec.quantization import METHODS, quantization_of, quantize
+from specdec.quantization import speed as checks
+from specdec.quantization.base import QuantizedLinear
+from specdec.quantization.hardware import Hardware, hardware, obstacle
+from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, largest_linear, measure_row
+from tests.models import tiny_model
+from tests.specdec.test_quantization import small
+
+CPU = Hardware("cpu")
+Measure = Callable[[str, tuple[int, int], torch.dtype], RowTimes]
+
+
+def large(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """A model whose output layer is just large enough to be measured."""
+    config = LlamaConfig(
+        vocab_size=MEASURED_FROM // 64,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def times(full: float, quantized: float) -> Measure:
+    return lambda name, shape, dtype: RowTimes(full, quantized, (shape[0] // 2, shape[1]))
+
+
+def test_the_slower_scheme_is_refused_with_what_was_measured() -> None:
+    check_fast(large(), "int4", facts=CPU, measure=times(1.0, 0.5))
+    with pytest.raises(ValueError, match="slower") as caught:
+        check_fast(large(), "int4", facts=CPU, measure=times(0.25, 0.75))
+    assert str(caught.value) == (
+        "quantization='int4' is slower than bfloat16 on this machine: one row through 32768 x 64 weights takes "
+        "0.75 ms, and 0.25 ms in bfloat16; leave quantization out, or give quantization_check=false to have it all the "
+        "same"
+    )
+
+
+@pytest.mark.parametrize(("found", "refused"), [([1.05], False), ([2.0, 0.9], False), ([2.0, 2.0], True)])
+def test_a_busy_machine_is_asked_twice(found: list[float], refused: bool) -> None:
+    """Less than a tenth is noise, and a scheme is refused only if it was slower both times."""
+    left = iter(found)
+
+    def measure(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTimes:
+        return RowTimes(1.0, next(left), shape)
+
+    if refused:
+        with pytest.raises(ValueError, match="slower"):
+            check_fast(large(), "int8", facts=CPU, measure=measure)
+    else:
+        check_fast(large(), "int8", facts=CPU, measure=measure)
+    assert next(left, None) is None
+
+
+def test_small_models_are_not_measured() -> None:
+    def never(*arguments: object) -> RowTimes:
+        raise AssertionError(arguments)
+
+    for model in (small(), small(dtype=torch.float32)):
+        check_fast(model, "int8", facts=CPU, measure=never)
+    with pytest.raises(AssertionError, match="int8"):
+        check_fast(large(), "int8", facts=CPU, measure=never)
+
+
+def test_the_check_stands_before_the_work_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "measure_row", times(1.0, 2.0))
+    model = large()
+    with pytest.raises(ValueError, match="slower than bfloat16"):
+        quantize(model, "int8")
+    assert quantization_of(model) is None and not any(isinstance(each, QuantizedLinear) for each in model.modules())
+    model.save_pretrained(tmp_path / "full")
+    quantize(model, "int8", check=False).save_pretrained(tmp_path / "stored")
+    for name, quantization in (("full", "int8"), ("stored", None)):
+        for load in (load_model, ModelDrafter.from_pretrained):
+            options = {"device": "cpu", "quantization": quantization}
+            with pytest.raises(ValueError, match="quantization='int8' is slower"):
+                load(str(tmp_path / name), **options)
+            load(str(tmp_path / name), **options, quantization_check=False)
+
+
+HOPPER = Hardware("cuda", (9, 0), triton=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "facts", "says"),
+    [
+        ("fp8", torch.bfloat16, CPU, "need a GPU that computes with them .* this is a cpu device"),
+        ("fp8", torch.bfloat16, Hardware("cuda", (8, 0), triton=True), "capability 8.9, and this one has 8.0"),
+        ("int8", torch.bfloat16, Hardware("cuda", (9, 0)), "Triton, which is not installed"),
+        ("int4", torch.float64, HOPPER, "no kernel for it in float64"),
+        ("int4_compact", torch.float16, CPU, "no kernel for it in float16, only in float32 and bfloat16"),
+        ("int4", torch.float32, Hardware("cpu", operators=frozenset()), "no _weight_int4pack_mm_for_cpu"),
+        ("int8", torch.bfloat16, Hardware("mps"), "no kernel for it on mps devices"),
+    ],
+)
+def test_what_the_hardware_lacks(name: str, dtype: torch.dtype, facts: Hardware, says: str) -> None:
+    with pytest.raises(ValueError, match=f"quantization='{name}': .*{says}.*; leave quantization out, or give"):
+        check_fast(small(dtype=dtype), name, facts=facts)
+
+
+def test_what_the_hardware_has() -> None:
+    assert {name: obstacle(name, torch.bfloat16, HOPPER) for name in METHODS} == dict.fromkeys(METHODS)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert [name for name in METHODS if obstacle(name, dtype, CPU)] == ["fp8"]
+    assert hardware(torch.device("cpu")).capability is None
+    assert obstacle("a scheme of somebody else", torch.float64, Hardware("mps")) is None
+
+
+def test_the_largest_layer_is_found() -> None:
+    assert largest_linear(small()) == largest_linear(quantize(small(), "int4")) == (64, 32)
+    gpt2 = tiny_model("gpt2")  # its layers are transposed
+    widths = [tuple(layer.weight.shape[::-1]) for layer in gpt2.modules() if type(layer).__name__ == "Conv1D"]
+    assert largest_linear(gpt2) in [*widths, tuple(gpt2.get_output_embeddings().weight.shape)]
+    assert largest_linear(nn.Identity()) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_measurement_is_of_part_of_a_large_layer(name: str) -> None:
+    found = measure_row(name, (100_000, 1024), torch.float32)
+    assert found.shape == (2048, 1024) and found.full > 0 and found.quantized > 0
+    assert measure_row(name, (48, 64), torch.bfloat16).shape == (48, 64)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_measurement_leaves_the_threads_as_they_were() -> None:
+    try:
+        torch.set_num_threads(2)
+        measure_row("int8", (64, 64), torch.float32)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_target_on_a_cpu_has_no_fp8() -> None:
+    with pytest.raises(ValueError, match="fp8 weights need a GPU"):
+        Target.from_pretrained("bundled/target", device="cpu", quantization="fp8")
+    assert Target.from_pretrained(
+        "bundled/target", device="cpu", quantization="fp8", quantization_check=False
+    ).name.endswith("in fp8")
