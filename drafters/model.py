@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import flag
 from specdec.arguments import number as checked_number
+from specdec.cache.formats import check_format
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.follower import Follower
 from specdec.drafting.levels import Level, LevelPlan
@@ -50,6 +51,7 @@ class ModelDrafter(Drafter):
         name: Shown in error messages.
         attention: See ``ModelRunner``; for this model's forwards.
         optimize: See ``ModelRunner``; for this model's forwards.
+        kv_cache: See ``ModelRunner``; for this model's keys and values. It may differ from the target's.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -68,10 +70,13 @@ class ModelDrafter(Drafter):
         name: str = "",
         attention: str = "auto",
         optimize: bool = True,
+        kv_cache: str | None = None,
     ):
         check_model("model", model, "ModelDrafter.from_pretrained")
         check_tokenizer(tokenizer)
         self.attention, self.optimize = attention, flag("optimize", optimize)
+        check_format(kv_cache)
+        self.kv_cache = kv_cache
         self.model = model
         self.shape = TreeShape.of(shape)
         self.sampling = _law(sampling)
@@ -104,6 +109,7 @@ class ModelDrafter(Drafter):
         quantization: str | None = None,
         attention: str = "auto",
         optimize: bool = True,
+        kv_cache: str | None = None,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -137,6 +143,7 @@ class ModelDrafter(Drafter):
             name=name_or_path,
             attention=attention,
             optimize=optimize,
+            kv_cache=kv_cache,
         )
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
@@ -156,6 +163,7 @@ class ModelDrafter(Drafter):
                 max_nodes=self.max_nodes,
                 attention=self.attention,
                 optimize=self.optimize,
+                kv_cache=self.kv_cache,
             )
         except ValueError as error:  # else it would read as if the target were meant
             raise ValueError(f"the drafter {self.name}: {error}") from error
