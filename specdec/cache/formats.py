@@ -100,7 +100,7 @@ FORMATS: dict[str, Format] = {each.name: each for each in (EightBitIntegers(), E
 """What ``kv_cache=`` names."""
 
 
-def check_format(name: str | None) -> Format | None:
+def check_format(name: object) -> Format | None:
     """Returns the format of that name; None for a cache in the model's own dtype.
 
     Raises:

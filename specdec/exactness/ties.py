@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
+from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.eager import evaluating
 from specdec.modeling.runner import ModelRunner
 from specdec.requests import SamplingParams
@@ -67,6 +68,7 @@ def examine(
     prompt_length: int,
     runner: ModelRunner | None = None,
     bounded: bool = True,
+    kv_cache: str | None = None,
 ) -> Tie:
     """Returns whether two methods may have parted after ``sequence`` because of rounding.
 
@@ -88,8 +90,11 @@ def examine(
         prompt_length: How many tokens of the sequence are the prompt's.
         runner: The engine's, whose slots must all be free; None leaves its passes out.
         bounded: False leaves the bound out, which costs a forward instead of many.
+        kv_cache: The format in which the engine stores keys and values. The model's own passes round them to it, too:
+            the model that the methods followed is the one with such a cache. A number near the border of two codes may
+            get either, so such a cache makes rounding errors larger, and the bound with them.
     """
-    whole = _run_model(model, sequence, ())
+    whole = _run_model(model, sequence, (), kv_cache)
     scores = next_scores(whole[None, None], sequence, sampling)
     watched = [*tokens, int(scores.argmax())]
     margin = float(scores.max() - scores[list(tokens)].min())
@@ -104,7 +109,7 @@ def examine(
     eps = max(torch.finfo(dtype).eps for dtype in (model.dtype, whole.dtype, torch.float32))
     floor = FLOOR_ULPS * eps * _binade(float(whole[whole > _MASKED].abs().max()))
     passes = [watch(whole)]
-    passes += [watch(_run_model(model, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]
+    passes += [watch(_run_model(model, sequence, cuts, kv_cache)) for cuts in _cuts(len(sequence), prompt_length)]
     bound = FACTOR * _largest_change(passes) + floor
     # Elsewhere they could not change what the margin is judged to be.
     if runner is not None and bound < margin <= RUNNER_AT_MOST * bound:
@@ -127,15 +132,17 @@ def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
             yield tuple(range(start, length, step))
 
 
-def _run_model(model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
+def _run_model(
+    model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int], kv_cache: str | None
+) -> Float[Tensor, " vocab"]:
     """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
-    past, start = None, 0
+    past, start = cache_like(model, kv_cache), 0
     logits = torch.empty(0)
     with evaluating([module for module in model.modules() if module.training]):
         for stop in (*cuts, len(sequence)):
             piece = torch.tensor([list(sequence[start:stop])], device=model.device)
-            output = model(piece, past_key_values=past, use_cache=bool(cuts), **options)
+            output = model(piece, past_key_values=past, use_cache=bool(cuts) or past is not None, **options)
             past, start = output.past_key_values, stop
             logits = output.logits[0, -1]
     return logits

@@ -36,6 +36,7 @@ class ModelRunner:
         plan: How the model is run.
         cache: The KV cache.
         executor: Runs forwards.
+        kv_cache: Name of the format of keys and values; None for the model's dtype.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
@@ -60,6 +61,7 @@ class ModelRunner:
         optimize = flag("optimize", optimize)
         check_format(kv_cache)
         self.model = model
+        self.kv_cache = kv_cache
         self._attention = attention
         self._lock = model_lock(model)
         plan = ModelPlan.find(model, attention=attention)

@@ -211,3 +211,18 @@ def test_a_model_in_training_is_examined_without_dropout(model: PreTrainedModel)
     noisy.train()
     assert examined(noisy, (0, 1)) == wanted
     assert noisy.training
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrainedModel, kv_cache: str) -> None:
+    """The margin is that of the distribution which the methods followed, and not of the one in full precision."""
+    engine = Engine(Target(model), max_length=32, kv_cache=kv_cache)
+    with torch.inference_mode():
+        logits = ties._run_runner(engine.runner, SEQUENCE, ())
+        full = model(torch.tensor([SEQUENCE])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    margin = float(logits[best] - logits[second])
+    assert abs(margin - float(full[best] - full[second])) > 1e-3, "nothing would be noticed"
+    tie = examined(model, (second, best), kv_cache=kv_cache, runner=engine.runner)
+    assert tie.margin == pytest.approx(margin, abs=1e-4)
+    assert tie.bound is not None and tie.bound < margin
