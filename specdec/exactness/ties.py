@@ -133,7 +133,7 @@ def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
 
 
 def _run_model(
-    model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int], kv_cache: str | None
+    model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int], kv_cache: str | None = None
 ) -> Float[Tensor, " vocab"]:
     """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
