@@ -88,9 +88,7 @@ def test_speculation_equals_the_reference(kv_cache: str, drafter: str, verifier:
         made.kv_cache = kv_cache
     engine = Engine(Target(model), made, rule, max_batch_size=3, max_length=64, prefill_chunk=7, kv_cache=kv_cache)
     outputs = engine.generate(prompts(), SAMPLING)
-    for output, sampling, expected in zip(
-        outputs, SAMPLING, reference("llama", kv_cache, rule.noise), strict=True
-    ):
+    for output, sampling, expected in zip(outputs, SAMPLING, reference("llama", kv_cache, rule.noise), strict=True):
         if sampling.greedy or rule.noise is Noise.SHARED:
             assert list(output.token_ids) == expected
     steps = [step for o, p in zip(outputs, SAMPLING, strict=True) if p.greedy for step in o.steps]

@@ -274,8 +274,8 @@ def _check_same_target(config: DictConfig) -> None:
     kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
     if kv_cache is not None and contenders:
         raise ValueError(
-            f"engine.kv_cache={kv_cache} makes another target than the one that {', '.join(map(str, contenders))} would "
-            f"decode with in full precision: give engine.kv_cache=null or leave the contenders out"
+            f"engine.kv_cache={kv_cache} makes another target than the one that {', '.join(map(str, contenders))} "
+            f"would decode with in full precision: give engine.kv_cache=null or leave the contenders out"
         )
 
 
@@ -368,9 +368,7 @@ def amount(fitting: Fitting) -> str:
     return said + (f" ({', '.join(more)})" if more else "")
 
 
-def title(
-    target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None
-) -> str:
+def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:
     """Model, device and conditions, for tables and pictures."""
     size, dtype = f"{target.num_parameters / 1e6:,.1f}M parameters", target.dtype_reason
     temperatures = " and ".join(f"{sampling.temperature:g}" for sampling in samplings)

@@ -57,4 +57,6 @@ def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -
     target = plain.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
-    show_race(terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=plain.runner.kv_cache))
+    show_race(
+        terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=plain.runner.kv_cache)
+    )

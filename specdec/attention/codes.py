@@ -46,10 +46,9 @@ def attend_codes(
         sinks: A logit per row that takes part in the softmax and has no value.
     """
     batch, heads, length, dim = keys.shape
-    scaling = dim**-0.5 if scaling is None else scaling
     format = keys.format
-    # [batch, kv_head, 1, key]
-    key_scales = keys.scales.transpose(2, 3) * (scaling * format.unit)
+    factor = format.unit * (dim**-0.5 if scaling is None else scaling)
+    key_scales = keys.scales.transpose(2, 3) * factor  # [batch, kv_head, 1, key]
     value_scales = values.scales.transpose(2, 3)
     value_scales = value_scales if format.unit == 1.0 else value_scales * format.unit
     queries = query.float()

@@ -34,7 +34,9 @@ class Format(ABC):
     largest: float
     unit: float = 1.0
 
-    def encode(self, given: Float[Tensor, "*shape dim"]) -> tuple[Int8[Tensor, "*shape dim"], Float[Tensor, "*shape 1"]]:
+    def encode(
+        self, given: Float[Tensor, "*shape dim"]
+    ) -> tuple[Int8[Tensor, "*shape dim"], Float[Tensor, "*shape 1"]]:
         """Returns codes, as bytes, and one factor per vector in float32."""
         given = given.float()
         scales = given.abs().amax(-1, keepdim=True).div_(self.largest).clamp_(min=SMALLEST_SCALE)

@@ -1,9 +1,8 @@
 """The slot cache in one byte per number: codes in one slot cache, their factors in another.
 
-An entry is quantized once, when it is written, and from then on only moved. All attention reads the stored entries, that
-of a forward's own nodes to each other included. So a token that was verified in a tree leaves the very entry that it
-leaves when it is decoded plainly, and plain and speculative decoding follow one distribution: that of the model with a
-quantized cache.
+An entry is quantized once, when it is written, and from then on only moved. Attention always reads stored entries, also
+those of the forward's own nodes. So a token that was verified in a tree leaves the entry that it would have left in
+plain decoding, and both follow one distribution: that of the model with a quantized cache.
 """
 
 from collections.abc import Mapping
@@ -56,9 +55,7 @@ class QuantizedSlotCache(Cache):
         self.slots, self.max_length, self.positions = max_batch_size, max_length, max_length + max_nodes
         self.length_used = False
         codes = {layer: replace(shape, dtype=torch.int8) for layer, shape in shapes.items()}
-        scales = {
-            layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()
-        }
+        scales = {layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()}
         kept = [*codes.values(), *scales.values(), *(indexers or {}).values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
         check_memory(self.bytes_per_position, self.slots, self.positions, device)

@@ -27,7 +27,7 @@ class QuantizedTensor(Tensor):
     format: Format
 
     @staticmethod
-    def __new__(cls, codes: Tensor, scales: Tensor, format: Format, dtype: torch.dtype) -> "QuantizedTensor":
+    def __new__(cls: Any, codes: Tensor, scales: Tensor, format: Format, dtype: torch.dtype) -> "QuantizedTensor":
         made: Any = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
         made.codes, made.scales, made.format = codes, scales, format
         return made
@@ -36,14 +36,14 @@ class QuantizedTensor(Tensor):
         """Returns the numbers, as a plain tensor."""
         return self.format.decode(self.codes, self.scales, self.dtype)
 
-    def __repr__(self, **kwargs: object) -> str:  # type: ignore[override]
+    def __repr__(self, **kwargs: object) -> str:
         return f"QuantizedTensor({tuple(self.shape)}, {self.dtype}, stored in {self.format.name})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and isinstance(args[0], QuantizedTensor):
             raise RuntimeError(f"{func} would write to keys or values that are quantized: use kv_cache=None")
         args, kwargs = tree_map_only(QuantizedTensor, QuantizedTensor.decoded, (args, kwargs or {}))
         return func(*args, **kwargs)

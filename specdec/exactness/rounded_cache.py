@@ -24,8 +24,10 @@ class RoundedCache(DynamicCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store rounded keys and values; returns all of the layer's."""
-        rounded = (self.format.decode(*self.format.encode(each), each.dtype) for each in (key_states, value_states))
-        return super().update(*rounded, layer_idx, *args, **kwargs)
+        keys, values = (
+            self.format.decode(*self.format.encode(each), each.dtype) for each in (key_states, value_states)
+        )
+        return super().update(keys, values, layer_idx, *args, **kwargs)
 
 
 def cache_like(model: PreTrainedModel, kv_cache: str | None) -> DynamicCache | None:

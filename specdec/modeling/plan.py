@@ -106,9 +106,7 @@ class ModelPlan:
         """The bytes of KV cache per position and slot."""
         return sum(shape.bytes_per_position for shape in (*self.layers.values(), *self.indexers.values()))
 
-    def make_cache(
-        self, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None
-    ) -> Cache:
+    def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None) -> Cache:
         """Returns an empty cache.
 
         Args:

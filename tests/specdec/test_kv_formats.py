@@ -133,6 +133,7 @@ def test_any_operation_reads_a_quantized_tensor_and_none_writes_to_it(format: Fo
         lambda x: torch.cat([x, x], dim=2),
         lambda x: x[:, :, None].expand(2, 3, 2, 5, 8).reshape(2, 6, 5, 8),
         lambda x: x.transpose(1, 2).contiguous(),
+        lambda x: torch.empty(2, 3, 5, 8, dtype=torch.bfloat16).copy_(x),
         lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
     ):
         assert torch.equal(read(kept), read(plain)) and type(read(kept)) is Tensor

@@ -5,6 +5,7 @@ a code. So logits are compared twice: nearly all to float32's rounding, and all 
 """
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def drafted(runner: ModelRunner) -> DraftTree:
     return DraftTree.from_shape(SHAPE, tokens)
 
 
-def own(model: PreTrainedModel, tokens: Tensor, kv_cache: str) -> Tensor:
+def own(model: PreTrainedModel, tokens: Tensor, kv_cache: str | None) -> Tensor:
     """The logits after a sequence by the model itself, with rounded entries."""
     return model(tokens[None], past_key_values=cache_like(model, kv_cache)).logits[0, -1]
 
@@ -235,7 +236,7 @@ def test_bytes_are_known_and_checked_against_memory(kv_cache: str) -> None:
 
 @formats
 def test_layers_of_several_shapes_and_the_keys_of_an_indexer(kv_cache: str) -> None:
-    """Keys wider than values, groups of layers, and one that selects keys by keys of its own, which stay as they are."""
+    """Keys wider than values, groups of layers, and one that selects keys by its own keys, which stay as they are."""
     shapes = {
         0: LayerShape(2, 12, 2, 8, torch.float32),
         1: LayerShape(1, 16, 1, 4, torch.float32),
@@ -264,35 +265,35 @@ def test_layers_of_several_shapes_and_the_keys_of_an_indexer(kv_cache: str) -> N
         assert torch.equal(cache.update_indexer(selected, 1), full.update_indexer(selected, 1))
 
 
-def attention_cases(format: Format, key_dim: int, value_dim: int, mask_heads: int) -> tuple[Tensor, ...]:
+def attention_cases(
+    format: Format, key_dim: int, value_dim: int, mask_heads: int
+) -> tuple[Tensor, QuantizedTensor, QuantizedTensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(3, 4, 5, key_dim, generator=generator)
     keys, values = (torch.randn(3, 2, 23, dim, generator=generator) * 3 for dim in (key_dim, value_dim))
     mask = torch.zeros(3, mask_heads, 5, 23).masked_fill_(torch.rand(3, mask_heads, 5, 23) < 0.3, -torch.inf)
     mask[..., 0] = 0
-    made = [QuantizedTensor(*format.encode(each), format, torch.float32) for each in (keys, values)]
-    return query, *made, mask
+    keys, values = (QuantizedTensor(*format.encode(each), format, torch.float32) for each in (keys, values))
+    return query, keys, values, mask
 
 
 @formats
 @pytest.mark.parametrize("block", [1, 23 * 16, 23 * 16 * 2, 2**18])
-@pytest.mark.parametrize("mask_heads", [1, 4])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (16, 8), (8, 12)])
-@pytest.mark.parametrize("extra", [{}, {"softcap": 5.0, "scaling": 0.7}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 3.0])}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"softcap": 5.0, "scaling": 0.7}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 3.0])}]
+)
 def test_attention_over_codes_equals_attention_over_numbers(
     monkeypatch: pytest.MonkeyPatch,
     kv_cache: str,
     block: int,
-    mask_heads: int,
-    key_dim: int,
-    value_dim: int,
     extra: dict,
 ) -> None:
     """In blocks of a head, of a slot, of several slots; with a mask for all heads or one for each."""
     monkeypatch.setattr(specdec.attention.codes, "BLOCK", block)
-    query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim, mask_heads)
-    wanted = attend(query, keys.decoded(), values.decoded(), mask, **extra)
-    torch.testing.assert_close(attend(query, keys, values, mask, **extra), wanted, atol=2e-5, rtol=1e-5)
+    for (key_dim, value_dim), mask_heads in product([(16, 16), (16, 8), (8, 12)], (1, 4)):
+        query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim, mask_heads)
+        wanted = attend(query, keys.decoded(), values.decoded(), mask, **extra)
+        torch.testing.assert_close(attend(query, keys, values, mask, **extra), wanted, atol=2e-5, rtol=1e-5)
 
 
 @formats
