@@ -129,6 +129,7 @@ class ModelDrafter(Drafter):
             "trust_remote_code": trust_remote_code,
         }
         options = {name: value for name, value in options.items() if value not in (None, False)}
+        check_format(kv_cache)  # before the model is loaded
         model = load_model(name_or_path, dtype=dtype, device=device, quantization=quantization, **options)
         try:
             tokenizer = load_tokenizer(name_or_path, **options)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
@@ -38,6 +38,11 @@ for the layers before, in case no pass happened to show it."""
 RUNNER_AT_MOST = 2.0
 """How many times the bound of the model's own passes the engine's passes may bring it to. Kernels that round otherwise
 stay far below; an engine that computes something else must not excuse itself."""
+SHAKE = 16.0
+"""How far numbers are moved before they get their codes in a quantized cache, in units of the dtype's epsilon, as a
+fraction of the largest number in their vector. Keys differ by a few epsilon from one forward to another."""
+SHAKEN = 6
+"""Passes with numbers that are moved in this way."""
 _MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
 LONGEST_TAIL = 64
 """Tokens at most that are fed one by one, or a few at a time, which bounds the cost of an examination."""
@@ -91,8 +96,9 @@ def examine(
         runner: The engine's, whose slots must all be free; None leaves its passes out.
         bounded: False leaves the bound out, which costs a forward instead of many.
         kv_cache: The format in which the engine stores keys and values. The model's own passes round them to it, too:
-            the model that the methods followed is the one with such a cache. A number near the border of two codes may
-            get either, so such a cache makes rounding errors larger, and the bound with them.
+            the model that the methods followed is the one with such a cache. There, rounding decides which code a
+            number at the border of two codes gets, and a few such codes move logits much further than rounding alone.
+            So passes are added in which numbers are moved by ``SHAKE`` before they get their codes.
     """
     whole = _run_model(model, sequence, (), kv_cache)
     scores = next_scores(whole[None, None], sequence, sampling)
@@ -110,6 +116,10 @@ def examine(
     floor = FLOOR_ULPS * eps * _binade(float(whole[whole > _MASKED].abs().max()))
     passes = [watch(whole)]
     passes += [watch(_run_model(model, sequence, cuts, kv_cache)) for cuts in _cuts(len(sequence), prompt_length)]
+    if kv_cache is not None:
+        shake = SHAKE * torch.finfo(model.dtype).eps
+        caches = (cache_like(model, kv_cache, shake=shake, seed=seed) for seed in range(SHAKEN))
+        passes += [watch(_run_model(model, sequence, (), cache=cache)) for cache in caches]
     bound = FACTOR * _largest_change(passes) + floor
     # Elsewhere they could not change what the margin is judged to be.
     if runner is not None and bound < margin <= RUNNER_AT_MOST * bound:
@@ -133,11 +143,16 @@ def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
 
 
 def _run_model(
-    model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int], kv_cache: str | None = None
+    model: PreTrainedModel,
+    sequence: Sequence[int],
+    cuts: Sequence[int],
+    kv_cache: str | None = None,
+    *,
+    cache: DynamicCache | None = None,
 ) -> Float[Tensor, " vocab"]:
     """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
-    past, start = cache_like(model, kv_cache), 0
+    past, start = cache_like(model, kv_cache) if cache is None else cache, 0
     logits = torch.empty(0)
     with evaluating([module for module in model.modules() if module.training]):
         for stop in (*cuts, len(sequence)):
