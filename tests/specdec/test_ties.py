@@ -226,3 +226,20 @@ def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrain
     tie = examined(model, (second, best), kv_cache=kv_cache, runner=engine.runner)
     assert tie.margin == pytest.approx(margin, abs=1e-4)
     assert tie.bound is not None and tie.bound < margin
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the pieces of a sequence may all agree by chance, where other pieces move the logits by 0.01."""
+    target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")
+    sequence = torch.randint(0, target.vocab_size, (120,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def bound(name: str | None) -> float:
+        found = examine(target.model, sequence, (0, 1), GREEDY, prompt_length=118, kv_cache=name).bound
+        assert found is not None
+        return found
+
+    raised = bound(kv_cache)
+    assert bound(None) < 1e-3 < raised < 0.5
+    monkeypatch.setattr(ties, "SHAKEN", 0)
+    assert bound(kv_cache) < raised
