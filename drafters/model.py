@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import flag
 from specdec.arguments import number as checked_number
+from specdec.cache.formats import check_format
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.follower import Follower
 from specdec.drafting.levels import Level, LevelPlan
@@ -51,6 +52,7 @@ class ModelDrafter(DeviceDrafter):
         name: Shown in error messages.
         attention: See ``ModelRunner``; for this model's forwards.
         optimize: See ``ModelRunner``; for this model's forwards.
+        kv_cache: See ``ModelRunner``; for this model's keys and values. It may differ from the target's.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range.
@@ -69,10 +71,13 @@ class ModelDrafter(DeviceDrafter):
         name: str = "",
         attention: str = "auto",
         optimize: bool = True,
+        kv_cache: str | None = None,
     ):
         check_model("model", model, "ModelDrafter.from_pretrained")
         check_tokenizer(tokenizer)
         self.attention, self.optimize = attention, flag("optimize", optimize)
+        check_format(kv_cache)
+        self.kv_cache = kv_cache
         self.model = model
         self.shape = TreeShape.of(shape)
         self.sampling = _law(sampling)
@@ -106,6 +111,7 @@ class ModelDrafter(DeviceDrafter):
         quantization_check: bool = True,
         attention: str = "auto",
         optimize: bool = True,
+        kv_cache: str | None = None,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -125,6 +131,7 @@ class ModelDrafter(DeviceDrafter):
             "trust_remote_code": trust_remote_code,
         }
         options = {name: value for name, value in options.items() if value not in (None, False)}
+        check_format(kv_cache)  # before the model is loaded
         model = load_model(
             name_or_path,
             dtype=dtype,
@@ -146,6 +153,7 @@ class ModelDrafter(DeviceDrafter):
             name=name_or_path,
             attention=attention,
             optimize=optimize,
+            kv_cache=kv_cache,
         )
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
@@ -165,6 +173,7 @@ class ModelDrafter(DeviceDrafter):
                 max_nodes=self.max_nodes,
                 attention=self.attention,
                 optimize=self.optimize,
+                kv_cache=self.kv_cache,
             )
         except ValueError as error:  # else it would read as if the target were meant
             raise ValueError(f"the drafter {self.name}: {error}") from error

@@ -147,7 +147,9 @@ def measure_methods(
         bootstrap=bootstrap,
         mirror=mirror,
         tables=report.tables,
-        title=title(target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}"),
+        title=title(
+            target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}", kv_cache=facts["target"]["kv_cache"]
+        ),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
@@ -211,6 +213,7 @@ def facts_of(
             "name": target.name,
             "parameters": target.num_parameters,
             "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "kv_cache": baseline.runner.kv_cache,
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },
         "exactness": {contender.method: contender.exactness for contender in contenders},
@@ -253,6 +256,7 @@ def check_components(
         ValueError: An argument is unknown, missing or of the wrong type.
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
+    _check_same_target(config)
     for section in (*methods.values(), *others):
         component, _ = component_of(config, section)
         if component is None and section in ("target", "sampling", "dataset", "tracker"):
@@ -263,6 +267,16 @@ def check_components(
         component_of(config, f"contenders.{name}")
     for name in (config.get("tracker") or {}).get("trackers") or ():
         component_of(config, f"tracker.trackers.{name}")
+
+
+def _check_same_target(config: DictConfig) -> None:
+    """Refuse to compare a target that has a quantized cache with other engines, whose target has none."""
+    kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
+    if kv_cache is not None and contenders:
+        raise ValueError(
+            f"engine.kv_cache={kv_cache} makes another target than the one that {', '.join(map(str, contenders))} "
+            f"would decode with in full precision: give engine.kv_cache=null or leave the contenders out"
+        )
 
 
 def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:
@@ -354,8 +368,9 @@ def amount(fitting: Fitting) -> str:
     return said + (f" ({', '.join(more)})" if more else "")
 
 
-def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:
+def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:
     """Model, device and conditions, for tables and pictures."""
     size, dtype = f"{target.num_parameters / 1e6:,.1f}M parameters", target.dtype_reason
     temperatures = " and ".join(f"{sampling.temperature:g}" for sampling in samplings)
+    dtype += f", keys and values in {kv_cache}" if kv_cache is not None else ""
     return f"{target.name} ({size}, {dtype}) on {device_name(target.device)}; temperature {temperatures}, {amount}"

@@ -52,7 +52,11 @@ def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -
             engine = contender.engine
             assert isinstance(engine, Engine), "the methods of the demo are ours"
             lanes.append(run_lane(contender.method, engine, job.prompt_ids, sampling, speculate=contender.speculate))
-    target = contenders[0].engine.target
+    plain = contenders[0].engine
+    assert isinstance(plain, Engine), "plain decoding runs on our engine"
+    target = plain.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
-    show_race(terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt"))
+    show_race(
+        terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=plain.runner.kv_cache)
+    )

@@ -39,7 +39,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
             rounds=config.rounds,
             draws=config.draws,
             max_length=engine["max_length"],
-            options={"attention": engine["attention"], "optimize": engine["optimize"]},
+            options={name: engine.get(name) for name in ("attention", "optimize", "kv_cache")},
             progress=status.update,
         )
     drafter = name.removesuffix(".from_pretrained").rpartition(".")[2]

@@ -135,6 +135,11 @@ def _one_or_more(each: Check, wanted: str) -> Check:
     return check
 
 
+def kv_format(value: Any) -> str | None:
+    """A format of keys and values (``specdec.cache.formats``, which would import PyTorch), or null."""
+    return None if value in (None, "int8", "fp8") else "give int8, fp8 or null"
+
+
 STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card")
 
 ENGINE: dict[str, Check] = {
@@ -147,6 +152,7 @@ ENGINE: dict[str, Check] = {
     "scheduler": anything,
     "check": flag,
     "recording": one_of("auto", "rounds", "decisions", "off"),
+    "kv_cache": kv_format,
 }
 _MEASURING: dict[str, Check] = {
     "target": section,

@@ -78,6 +78,7 @@ def _tie(
             job.sampling,
             prompt_length=len(job.prompt_ids),
             runner=engine.runner if isinstance(engine, Engine) else None,
+            kv_cache=engine.runner.kv_cache if isinstance(engine, Engine) else None,
             bounded=judged,
         )
     except Exception as error:  # the run of hours goes on; a divergence that nothing explains counts as a fault

@@ -17,9 +17,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.base import AttentionBackend, AttentionState
+from specdec.attention.codes import attend_codes, reads_codes
 from specdec.attention.masks import dense_masks
+from specdec.attention.softmax import attention_weights
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
 
 if TYPE_CHECKING:
@@ -143,21 +146,25 @@ def attend(
         query = query.reshape(batch, key.shape[1], groups * queries, head_dim)
     # Some models compute attention in float32 whatever their dtype.
     mask = _group_mask(mask, key.shape[1], groups, queries).to(query.dtype)
+    if sinks is not None:
+        sinks = sinks.float().view(1, key.shape[1], groups, 1, 1).expand(batch, -1, -1, queries, 1)
+        sinks = sinks.reshape(batch, key.shape[1], groups * queries, 1)
+    if isinstance(key, QuantizedTensor) and isinstance(value, QuantizedTensor):
+        if reads_codes(query):
+            output = attend_codes(query, key, value, mask, scaling=scaling, softcap=softcap, sinks=sinks)
+            return _by_node(output, heads)
+        key, value = key.decoded(), value.decoded()
     if softcap is None and sinks is None and not _products_are_faster(query, key):
         output = _sdpa(query, key, value, mask, scaling)
     else:
         scores = query @ key.transpose(2, 3) * (head_dim**-0.5 if scaling is None else scaling)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores = (scores + mask).float()
-        if sinks is not None:
-            extra = sinks.float().view(1, key.shape[1], groups, 1, 1).expand(batch, -1, -1, queries, 1)
-            scores = torch.cat([scores, extra.reshape(batch, key.shape[1], groups * queries, 1)], dim=-1)
-            weights = scores.softmax(-1)[..., :-1]
-        else:
-            weights = scores.softmax(-1)
-        output = weights.to(value.dtype) @ value
-    return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous()
+        output = attention_weights(scores, mask, softcap=softcap, sinks=sinks).to(value.dtype) @ value
+    return _by_node(output, heads)
+
+
+def _by_node(output: Float[Tensor, "batch kv_head rows value_dim"], heads: int) -> Tensor:
+    """Returns ``[batch, query, head, value_dim]``, as transformers has it."""
+    return output.reshape(output.shape[0], heads, -1, output.shape[3]).transpose(1, 2).contiguous()
 
 
 def _check_arguments(kwargs: Mapping[str, object]) -> None:

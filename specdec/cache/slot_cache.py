@@ -56,14 +56,7 @@ class SlotCache(Cache):
         self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        needed = self.bytes_per_position * self.positions * max_batch_size
-        free = free_memory(device)
-        if needed > free:
-            raise ValueError(
-                f"the KV cache needs {needed / 2**30:.2f} GiB ({max_batch_size} slots x {self.positions} positions x "
-                f"{self.bytes_per_position} bytes), but {device} has {free / 2**30:.2f} GiB free: "
-                f"lower max_batch_size or max_length"
-            )
+        check_memory(self.bytes_per_position, self.slots, self.positions, device)
         # Zeros, not empty: a masked position still enters 0 * value, and garbage could be NaN.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -240,6 +233,21 @@ class SlotCache(Cache):
         """See ``Cache.clear``."""
         for tensor in self.tensors:
             tensor[:, slot, start:stop] = 0
+
+
+def check_memory(bytes_per_position: int, slots: int, positions: int, device: torch.device) -> None:
+    """Refuse a cache that does not fit into a device's free memory.
+
+    Raises:
+        ValueError: Says how much it needs and how much there is.
+    """
+    needed, free = bytes_per_position * positions * slots, free_memory(device)
+    if needed > free:
+        raise ValueError(
+            f"the KV cache needs {needed / 2**30:.2f} GiB ({slots} slots x {positions} positions x "
+            f"{bytes_per_position} bytes), but {device} has {free / 2**30:.2f} GiB free: "
+            f"lower max_batch_size or max_length"
+        )
 
 
 _MOST_VIEWS = 256  # runs of slots whose views are kept

@@ -89,7 +89,8 @@ def _unexplained(stage: Stage, job: Job, drafted: Sequence[int], alone: Sequence
         return ", where one of the two ends"
     sequence = [*job.prompt, *alone[:same]]
     pair = (drafted[same], alone[same])
-    tie = examine(stage.target.model, sequence, pair, job.sampling, prompt_length=len(job.prompt))
+    kv_cache = stage.options.get("kv_cache")
+    tie = examine(stage.target.model, sequence, pair, job.sampling, prompt_length=len(job.prompt), kv_cache=kv_cache)
     if tie.margin is None or tie.bound is None:
         return ", with a token that is impossible there"
     if tie.margin <= tie.bound:

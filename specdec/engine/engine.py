@@ -50,6 +50,8 @@ class Engine:
         attention: See ``ModelRunner``.
         timing: Measure each stage of every round (``Step.seconds``).
         optimize: See ``ModelRunner``; for the target's forwards.
+        kv_cache: See ``ModelRunner``; for the target's keys and values. Plain decoding uses the same cache, so the
+            output follows the target *with* that cache.
         scheduler: Decides which waiting request gets a free slot; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
@@ -81,6 +83,7 @@ class Engine:
         scheduler: Scheduler | None = None,
         check: bool = False,
         recording: str = "auto",
+        kv_cache: str | None = None,
     ):
         check_target(target)
         check_drafter(drafter)
@@ -117,6 +120,7 @@ class Engine:
                 max_nodes=drafter.max_nodes if drafter is not None else 0,
                 attention=attention,
                 optimize=optimize,
+                kv_cache=kv_cache,
             )
             if drafter is not None and verifier is not None:
                 # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.

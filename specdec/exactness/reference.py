@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from specdec.coupling import winners
 from specdec.engine.processors import process
 from specdec.engine.slot_table import SlotTable
+from specdec.exactness.rounded_cache import cache_like
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
@@ -30,6 +31,7 @@ def reference_decode(
     *,
     stop_ids: frozenset[int] = frozenset(),
     noise: Noise = Noise.FRESH,
+    kv_cache: str | None = None,
 ) -> list[int]:
     """Returns the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
@@ -39,11 +41,13 @@ def reference_decode(
         sampling: How to sample; its seed and stream give the engine's random numbers (``stream=None`` counts as 0).
         stop_ids: Tokens that end the output.
         noise: The noise of the verifier with which the engine is compared.
+        kv_cache: The format in which the engine stores keys and values; here they are rounded to it.
     """
     sampling = sampling.seeded(0)
     sequence = list(prompt_ids)
     for step in range(sampling.max_new_tokens):
-        logits = model(torch.tensor([sequence], device=model.device)).logits[:, -1:]
+        cache = cache_like(model, kv_cache)
+        logits = model(torch.tensor([sequence], device=model.device), past_key_values=cache).logits[:, -1:]
         state = _state(sequence, sampling, logits.shape[2], model.device)
         p = distribution(_scores(logits, sequence, state)[None, None], state.sampling)
         if noise is Noise.SHARED:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
+from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.eager import evaluating
 from specdec.modeling.runner import ModelRunner
 from specdec.quantization.base import rounded_to
@@ -38,6 +39,11 @@ for the layers before, in case no pass happened to show it."""
 RUNNER_AT_MOST = 2.0
 """How many times the bound of the model's own passes the engine's passes may bring it to. Kernels that round otherwise
 stay far below; an engine that computes something else must not excuse itself."""
+SHAKE = 16.0
+"""How far numbers are moved before they get their codes in a quantized cache, in units of the dtype's epsilon, as a
+fraction of the largest number in their vector. Keys differ by a few epsilon from one forward to another."""
+SHAKEN = 6
+"""Passes with numbers that are moved in this way."""
 _MASKED = -5e3  # some models write -1e4, -65504 or -inf where a token is never to be chosen: no logit computes so
 LONGEST_TAIL = 64
 """Tokens at most that are fed one by one, or a few at a time, which bounds the cost of an examination."""
@@ -68,6 +74,7 @@ def examine(
     prompt_length: int,
     runner: ModelRunner | None = None,
     bounded: bool = True,
+    kv_cache: str | None = None,
 ) -> Tie:
     """Returns whether two methods may have parted after ``sequence`` because of rounding.
 
@@ -90,8 +97,12 @@ def examine(
         prompt_length: How many tokens of the sequence are the prompt's.
         runner: The engine's, whose slots must all be free; None leaves its passes out.
         bounded: False leaves the bound out, which costs a forward instead of many.
+        kv_cache: The format in which the engine stores keys and values. The model's own passes round them to it, too:
+            the model that the methods followed is the one with such a cache. There, rounding decides which code a
+            number at the border of two codes gets, and a few such codes move logits much further than rounding alone.
+            So passes are added in which numbers are moved by ``SHAKE`` before they get their codes.
     """
-    whole = _run_model(model, sequence, ())
+    whole = _run_model(model, sequence, (), kv_cache)
     scores = next_scores(whole[None, None], sequence, sampling)
     watched = [*tokens, int(scores.argmax())]
     margin = float(scores.max() - scores[list(tokens)].min())
@@ -107,7 +118,11 @@ def examine(
     eps = max(torch.finfo(dtype).eps for dtype in dtypes)
     floor = FLOOR_ULPS * eps * _binade(float(whole[whole > _MASKED].abs().max()))
     passes = [watch(whole)]
-    passes += [watch(_run_model(model, sequence, cuts)) for cuts in _cuts(len(sequence), prompt_length)]
+    passes += [watch(_run_model(model, sequence, cuts, kv_cache)) for cuts in _cuts(len(sequence), prompt_length)]
+    if kv_cache is not None:
+        shake = SHAKE * torch.finfo(model.dtype).eps
+        caches = (cache_like(model, kv_cache, shake=shake, seed=seed) for seed in range(SHAKEN))
+        passes += [watch(_run_model(model, sequence, (), cache=cache)) for cache in caches]
     bound = FACTOR * _largest_change(passes) + floor
     # Elsewhere they could not change what the margin is judged to be.
     if runner is not None and bound < margin <= RUNNER_AT_MOST * bound:
@@ -130,15 +145,22 @@ def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
             yield tuple(range(start, length, step))
 
 
-def _run_model(model: PreTrainedModel, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
+def _run_model(
+    model: PreTrainedModel,
+    sequence: Sequence[int],
+    cuts: Sequence[int],
+    kv_cache: str | None = None,
+    *,
+    cache: DynamicCache | None = None,
+) -> Float[Tensor, " vocab"]:
     """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
-    past, start = None, 0
+    past, start = cache_like(model, kv_cache) if cache is None else cache, 0
     logits = torch.empty(0)
     with evaluating([module for module in model.modules() if module.training]):
         for stop in (*cuts, len(sequence)):
             piece = torch.tensor([list(sequence[start:stop])], device=model.device)
-            output = model(piece, past_key_values=past, use_cache=bool(cuts), **options)
+            output = model(piece, past_key_values=past, use_cache=bool(cuts) or past is not None, **options)
             past, start = output.past_key_values, stop
             logits = output.logits[0, -1]
     return logits

@@ -15,8 +15,10 @@ from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.base import Reach
 from specdec.attention.grouped import noted_groups
 from specdec.batch import ForwardBatch
-from specdec.cache.base import LayerShape, UnsupportedError
+from specdec.cache.base import Cache, LayerShape, UnsupportedError
+from specdec.cache.formats import check_format
 from specdec.cache.probe import ShapeProbe
+from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
@@ -105,20 +107,25 @@ class ModelPlan:
         """The bytes of KV cache per position and slot."""
         return sum(shape.bytes_per_position for shape in (*self.layers.values(), *self.indexers.values()))
 
-    def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int) -> SlotCache:
+    def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None) -> Cache:
         """Returns an empty cache.
 
+        Args:
+            max_batch_size: The number of slots.
+            max_length: Committed positions per slot.
+            max_nodes: Further positions per slot, for the nodes of a tree.
+            kv_cache: Name of the format that keys and values are quantized to (``specdec.cache.formats``); None keeps
+                them as they are.
+
         Raises:
-            ValueError: The cache does not fit into the device's free memory.
+            ValueError: There is no such format, the device cannot compute it, or the cache does not fit into the
+                device's free memory.
         """
-        return SlotCache(
-            self.layers,
-            max_batch_size=max_batch_size,
-            max_length=max_length,
-            max_nodes=max_nodes,
-            device=self.device,
-            indexers=self.indexers,
-        )
+        format = check_format(kv_cache)
+        sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
+        if format is None:
+            return SlotCache(self.layers, device=self.device, indexers=self.indexers, **sizes)
+        return QuantizedSlotCache(self.layers, format, device=self.device, indexers=self.indexers, **sizes)
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:

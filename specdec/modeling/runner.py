@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
 from specdec.batch import ForwardBatch, ForwardOutput
+from specdec.cache.formats import check_format
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.locks import model_lock
@@ -28,11 +29,14 @@ class ModelRunner:
         attention: Name of a backend (``specdec.attention``), or ``"auto"`` for the first one that the model takes.
         optimize: On a CPU, pack linear weights and capture forwards (``specdec.execution``); False runs the model's own
             code throughout.
+        kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``),
+            which changes the model's distribution a little; None stores them in the model's dtype.
 
     Attributes:
         plan: How the model is run.
         cache: The KV cache.
         executor: Runs forwards.
+        kv_cache: Name of the format of keys and values; None for the model's dtype.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
@@ -48,19 +52,24 @@ class ModelRunner:
         max_nodes: int = 0,
         attention: str = "auto",
         optimize: bool = True,
+        kv_cache: str | None = None,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         max_length = whole("max_length", max_length, least=1)
         max_nodes = whole("max_nodes", max_nodes, least=0)
         optimize = flag("optimize", optimize)
+        check_format(kv_cache)
         self.model = model
+        self.kv_cache = kv_cache
         self._attention = attention
         self._lock = model_lock(model)
         plan = ModelPlan.find(model, attention=attention)
         check_length(model.config.get_text_config(decoder=True), max_length)
         self.plan = plan
-        self.cache = plan.make_cache(max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
+        self.cache = plan.make_cache(
+            max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
+        )
         self.executor = executor_for(model, optimize=optimize)
         self._version = 0
 

@@ -89,7 +89,8 @@ BLOCKED = """
 import sys
 for name in ("hydra", "omegaconf", "wandb"):
     sys.modules[name] = None  # importing it raises ImportError
-import benchmarks.quantization, benchmarks.scaling, benchmarks.speed, benchmarks.startup, benchmarks.verifiers
+import benchmarks.kv_cache, benchmarks.quantization, benchmarks.scaling, benchmarks.speed, benchmarks.startup
+import benchmarks.verifiers
 import experiments.reporting.csv, experiments.reporting.markdown, experiments.reporting.terminal
 from benchmarks.rules import make_rules
 from experiments.reporting.table import Column, Table

@@ -270,9 +270,7 @@ def test_one_synchronization_per_round(target, drafter) -> None:
         engine.step()
         with Synchronizations() as counted:
             engine.step()
-    assert counted.seen.count("cpu") == 1
-    assert set(counted.seen) <= {"cpu", "numpy"}  # the copied tensor is read as an array, on the host
-    assert counted.seen.count("numpy") <= 1
+    assert counted.seen == ["numpy"]  # the one table that the host reads
 
 
 class ChainsOnly(RejectionVerifier):

@@ -211,3 +211,35 @@ def test_a_model_in_training_is_examined_without_dropout(model: PreTrainedModel)
     noisy.train()
     assert examined(noisy, (0, 1)) == wanted
     assert noisy.training
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+def test_a_quantized_cache_is_part_of_the_model_that_is_examined(model: PreTrainedModel, kv_cache: str) -> None:
+    """The margin is that of the distribution which the methods followed, and not of the one in full precision."""
+    engine = Engine(Target(model), max_length=32, kv_cache=kv_cache)
+    with torch.inference_mode():
+        logits = ties._run_runner(engine.runner, SEQUENCE, ())
+        full = model(torch.tensor([SEQUENCE])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    margin = float(logits[best] - logits[second])
+    assert abs(margin - float(full[best] - full[second])) > 1e-3, "nothing would be noticed"
+    tie = examined(model, (second, best), kv_cache=kv_cache, runner=engine.runner)
+    assert tie.margin == pytest.approx(margin, abs=1e-4)
+    assert tie.bound is not None and tie.bound < margin
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+def test_codes_at_a_border_raise_the_bound(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the pieces of a sequence may all agree by chance, where other pieces move the logits by 0.01."""
+    target = Target.from_pretrained("bundled/target", dtype="float32", device="cpu")
+    sequence = torch.randint(0, target.vocab_size, (120,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def bound(name: str | None) -> float:
+        found = examine(target.model, sequence, (0, 1), GREEDY, prompt_length=118, kv_cache=name).bound
+        assert found is not None
+        return found
+
+    raised = bound(kv_cache)
+    assert bound(None) < 1e-3 < raised < 0.5
+    monkeypatch.setattr(ties, "SHAKEN", 0)
+    assert bound(kv_cache) < raised

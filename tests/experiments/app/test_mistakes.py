@@ -182,6 +182,9 @@ def test_an_error_of_the_framework_shows_its_deepest_line() -> None:
 
 
 BAD = {
+    "engine.kv_cache=int4": "engine.kv_cache='int4': give int8, fp8 or null",
+    "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8 makes another target than the one that "
+    "hf_generate would decode with in full precision: give engine.kv_cache=null or leave the contenders out",
     # Own components.
     "drafter=none drafter._target_=own_parts.Lokup": "drafter._target_='own_parts.Lokup': there is no 'Lokup' in "
     "own_parts: did you mean Lookup?",

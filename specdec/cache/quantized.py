@@ -1,0 +1,145 @@
+"""The slot cache in one byte per number: codes in one slot cache, their factors in another.
+
+An entry is quantized once, when it is written, and from then on only moved. Attention always reads stored entries, also
+those of the forward's own nodes. So a token that was verified in a tree leaves the entry that it would have left in
+plain decoding, and both follow one distribution: that of the model with a quantized cache.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.batch import ForwardBatch
+from specdec.cache.base import Cache, LayerShape, Segment, Stored
+from specdec.cache.formats import Format, check_device
+from specdec.cache.quantized_tensor import QuantizedTensor
+from specdec.cache.slot_cache import SlotCache, check_memory
+
+
+class QuantizedSlotCache(Cache):
+    """Keys and values of all slots and layers in a format of one byte per number.
+
+    It is two slot caches that are always told the same. One has the codes, in the layers' shapes; the other has one
+    float32 factor per layer, slot, position and head. The keys of indexers are kept as they are.
+
+    Args:
+        shapes: One shape per layer that stores keys and values.
+        format: How numbers are stored.
+        max_batch_size: The number of slots.
+        max_length: Committed positions per slot.
+        max_nodes: Further positions per slot, for the nodes of a tree.
+        device: Where to put the cache.
+        indexers: One shape per layer that selects keys by other keys.
+
+    Raises:
+        ValueError: The device cannot compute the format, or the cache does not fit into its free memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        format: Format,
+        *,
+        max_batch_size: int,
+        max_length: int,
+        max_nodes: int,
+        device: torch.device,
+        indexers: Mapping[int, LayerShape] | None = None,
+    ):
+        super().__init__(max(shapes, default=-1) + 1)
+        check_device(format, device)
+        self.format = format
+        self.slots, self.max_length, self.positions = max_batch_size, max_length, max_length + max_nodes
+        self.length_used = False
+        codes = {layer: replace(shape, dtype=torch.int8) for layer, shape in shapes.items()}
+        scales = {layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()}
+        kept = [*codes.values(), *scales.values(), *(indexers or {}).values()]
+        self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
+        check_memory(self.bytes_per_position, self.slots, self.positions, device)
+        sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes, "device": device}
+        self._codes = SlotCache(codes, indexers=indexers, **sizes)
+        self._scales = SlotCache(scales, **sizes)
+        self._parts = (self._codes, self._scales)
+        self._dtypes = {layer: shape.dtype for layer, shape in shapes.items()}
+        self.segments: tuple[Segment, ...] = ()
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """See ``Cache.reserve``."""
+        for part in self._parts:
+            part.reserve(slot, positions)
+
+    def free(self, slot: int) -> None:
+        """See ``Cache.free``."""
+        for part in self._parts:
+            part.free(slot)
+
+    def aim(self, batch: ForwardBatch) -> None:
+        """See ``Cache.aim``."""
+        for part in self._parts:
+            part.aim(batch)
+        self.segments = self._codes.segments
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Quantize and store ``[batch, kv_head, node, head_dim]`` where ``aim`` said."""
+        (key_codes, key_scales), (value_codes, value_scales) = self.format.encode(keys), self.format.encode(values)
+        self._codes.write(layer, key_codes, value_codes)
+        self._scales.write(layer, key_scales, value_scales)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns all that attention may see; it is decoded by the first operation that reads it."""
+        return self._quantized(layer, self._codes.read(layer), self._scales.read(layer))
+
+    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Returns what attention may see of one run of slots, likewise."""
+        return self._quantized(
+            layer, self._codes.read_segment(layer, segment), self._scales.read_segment(layer, segment)
+        )
+
+    def _quantized(
+        self, layer: int, codes: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        dtype = self._dtypes[layer]
+        keys, values = (QuantizedTensor(*each, self.format, dtype) for each in zip(codes, scales, strict=True))
+        return keys, values
+
+    def stored(self, layer: int) -> Stored:
+        """See ``Cache.stored``."""
+        codes, scales = self._codes.stored(layer), self._scales.stored(layer)
+        dtype = self.format.dtype
+        return Stored(codes.keys.view(dtype), codes.values.view(dtype), scales.keys[..., 0], scales.values[..., 0])
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """Write ``[batch, node, dim]`` and return all that the indexer may choose from."""
+        return self._codes.update_indexer(indexer_key_states, layer_idx)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """See ``SlotCache.get_seq_length``."""
+        self.length_used |= layer_idx > 0
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._codes.get_mask_sizes(query_length, layer_idx)
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the cache, each ``[layer, slot, position, ...]``."""
+        return [*self._codes.tensors, *self._scales.tensors]
+
+    def commit(
+        self, slots: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]
+    ) -> None:
+        """See ``Cache.commit``. Codes and factors are moved as they are."""
+        for part in self._parts:
+            part.commit(slots, lengths, path)
+
+    def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
+        """See ``Cache.clear``."""
+        for part in self._parts:
+            part.clear(slot, start=start, stop=stop)

@@ -1,0 +1,141 @@
+"""One byte per number: how far a stored number may be from the one that was given, for all numbers that there are."""
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.cache.formats import FORMATS, SMALLEST_SCALE, EightBitFloats, Format, check_device, check_format
+from specdec.cache.quantized_tensor import QuantizedTensor
+
+SLACK = 1 + 1e-5  # float32 rounds a factor, a quotient and a product besides
+VECTORS = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 3), st.integers(1, 9)),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-4, 4, width=32) | st.just(0.0),
+)
+formats = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+
+
+def stored(format: Format, vectors: Tensor) -> Tensor:
+    return format.decode(*format.encode(vectors), torch.float32)
+
+
+def bound(format: Format, vectors: Tensor) -> Tensor:
+    """The largest error that is promised for each number."""
+    largest = vectors.abs().amax(-1, keepdim=True)
+    if format.name == "int8":
+        return (largest / 254).expand_as(vectors)
+    return torch.maximum(vectors.abs() / 16, largest / 458_752)
+
+
+@formats
+@given(numbers=VECTORS)
+@example(numbers=np.zeros((1, 3), np.float32))
+@example(numbers=np.array([[3e38, -3e38, 1.0], [1e-38, 0.0, -2e-38]], np.float32))
+def test_the_error_is_within_the_promise(format: Format, numbers: np.ndarray) -> None:
+    vectors = torch.from_numpy(numbers)
+    error = (stored(format, vectors) - vectors).abs()
+    assert (error <= bound(format, vectors) * SLACK + SMALLEST_SCALE).all()
+
+
+@formats
+def test_a_smaller_promise_would_be_broken(format: Format) -> None:
+    """The bounds are those of the formats, not just any."""
+    vectors = torch.linspace(0, 1, 20001)[None]
+    assert ((stored(format, vectors) - vectors).abs() > 0.93 * bound(format, vectors)).any()
+
+
+@formats
+def test_the_error_of_one_scale_for_several_vectors_would_be_noticed(format: Format) -> None:
+    vectors = torch.tensor([[1.0, -0.5, 0.3], [1000.0, 2.0, -7.0]])
+    codes, scales = format.encode(vectors)
+    joint = scales.amax(0, keepdim=True).expand_as(scales)
+    wrong = format.decode(format.codes(vectors / joint), joint, torch.float32)
+    assert ((wrong - vectors).abs() > bound(format, vectors) * SLACK).any() == (format.name == "int8")
+    assert codes.dtype is torch.int8 and scales.dtype is torch.float32
+
+
+@formats
+def test_zeros_stay_zeros(format: Format) -> None:
+    assert (stored(format, torch.zeros(2, 3, 8)) == 0).all()
+
+
+@formats
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so_and_spoils_no_other_vector(format: Format, bad: float) -> None:
+    vectors = torch.randn(3, 8)
+    vectors[1, 5] = bad
+    kept = stored(format, vectors)
+    assert not kept[1, 5].isfinite()
+    assert torch.equal(kept[[0, 2]], stored(format, vectors[[0, 2]]))
+
+
+@formats
+def test_an_entry_depends_on_its_own_vector_alone(format: Format) -> None:
+    vectors = torch.randn(5, 3, 7, 16) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+    codes, scales = format.encode(vectors)
+    for place in ((0, 0, 0), (4, 1, 6), (2, 2, 3)):
+        own_codes, own_scales = format.encode(vectors[place][None])
+        assert torch.equal(codes[place], own_codes[0]) and torch.equal(scales[place], own_scales[0])
+
+
+def test_bytes_are_read_as_floats_of_eight_bits() -> None:
+    """All codes but the two of NaN."""
+    codes = torch.arange(-128, 128).to(torch.int8)
+    wanted = codes.view(torch.float8_e4m3fn).float()
+    usable = ~wanted.isnan()
+    assert int(usable.sum()) == 254
+    format = EightBitFloats()
+    assert torch.equal((format.numbers(codes) * format.unit)[usable], wanted[usable])
+    assert torch.equal(format.codes(wanted[usable]), codes[usable])
+
+
+@formats
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_numbers_are_rounded_once_to_the_models_dtype(format: Format, dtype: torch.dtype) -> None:
+    vectors = torch.randn(4, 8, dtype=dtype)
+    codes, scales = format.encode(vectors)
+    assert torch.equal(format.decode(codes, scales, dtype), format.decode(codes, scales, torch.float32).to(dtype))
+
+
+def test_a_format_that_does_not_exist() -> None:
+    assert check_format(None) is None and check_format("fp8") is FORMATS["fp8"]
+    for wrong in ("int4", "INT8", 8, True):
+        with pytest.raises(ValueError, match=r"kv_cache=.*: give int8, fp8, or None for the model's own dtype"):
+            check_format(wrong)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_device_that_cannot_convert(fails: bool) -> None:
+    class Broken(EightBitFloats):
+        def codes(self, scaled: Tensor) -> Tensor:
+            if fails:
+                raise TypeError("no such dtype on this device")
+            return torch.zeros_like(scaled, dtype=torch.int8)
+
+    with pytest.raises(ValueError, match=r"kv_cache='fp8': cpu cannot convert to it; give 'int8' or None"):
+        check_device(Broken(), torch.device("cpu"))
+
+
+@formats
+def test_any_operation_reads_a_quantized_tensor_and_none_writes_to_it(format: Format) -> None:
+    vectors = torch.randn(2, 3, 5, 8)
+    kept = QuantizedTensor(*format.encode(vectors), format, torch.bfloat16)
+    plain = kept.decoded()
+    assert kept.shape == vectors.shape and kept.dtype is plain.dtype is torch.bfloat16
+    assert type(plain) is Tensor and torch.equal(plain, format.decode(*format.encode(vectors), torch.bfloat16))
+    for read in (
+        lambda x: x * 2,
+        lambda x: torch.cat([x, x], dim=2),
+        lambda x: x[:, :, None].expand(2, 3, 2, 5, 8).reshape(2, 6, 5, 8),
+        lambda x: x.transpose(1, 2).contiguous(),
+        lambda x: torch.empty(2, 3, 5, 8, dtype=torch.bfloat16).copy_(x),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    ):
+        assert torch.equal(read(kept), read(plain)) and type(read(kept)) is Tensor
+    with pytest.raises(RuntimeError, match="would write to keys or values that are quantized"):
+        kept.mul_(2)

@@ -1,0 +1,377 @@
+"""The quantized cache against the model with transformers' cache, whose entries are rounded in the same format.
+
+Two forwards that compute the same key round it differently, and where it lies on the border of two codes, this changes
+a code. So logits are compared twice: nearly all to float32's rounding, and all to what a few codes make.
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import specdec.attention.codes
+from drafters import ModelDrafter, NGramDrafter
+from specdec.attention.grouped import attend
+from specdec.batch import ForwardBatch, Wants
+from specdec.cache.base import LayerShape
+from specdec.cache.formats import FORMATS, Format
+from specdec.cache.quantized import QuantizedSlotCache
+from specdec.cache.quantized_tensor import QuantizedTensor
+from specdec.cache.slot_cache import SlotCache
+from specdec.engine.engine import Engine
+from specdec.exactness.rounded_cache import cache_like
+from specdec.execution.replay import CAPTURE_AFTER, ReplayExecutor
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.tree import DraftTree, TreeShape
+from tests.components import perturbed
+from tests.forwards import prefill, verify
+from tests.models import ARCHITECTURES, tiny_model
+from verifiers import RejectionVerifier
+
+formats = pytest.mark.parametrize("kv_cache", FORMATS)
+LENGTHS = [11, 4, 17]
+SLOTS = [4, 0, 1]
+SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+PATHS = torch.tensor([[1, 4, -1], [2, 5, -1], [-1, -1, -1]])
+ROUNDING, CODES = 1e-5, 0.02
+"""Differences of logits whose spread is about 1: of a forward in other pieces, and where a code differs."""
+
+
+def prefilled(model: PreTrainedModel, kv_cache: str, *, chunk: int = 5, **kwargs: object):
+    """A runner with ragged rows in slots that are not consecutive, and the rows' tokens."""
+    runner = ModelRunner(model, max_batch_size=5, max_length=64, max_nodes=8, kv_cache=kv_cache, **kwargs)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(0, runner.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    starts = np.zeros(3, dtype=np.int64)
+    while (starts < LENGTHS).any():
+        counts = np.clip(np.array(LENGTHS) - starts, 0, chunk)
+        tokens = torch.zeros(3, counts.max(), dtype=torch.long)
+        for b, row in enumerate(rows):
+            tokens[b, : counts[b]] = row[starts[b] : starts[b] + counts[b]]
+        prefill(runner, tokens, starts, slots=SLOTS)
+        starts = starts + counts
+    return runner, rows
+
+
+def drafted(runner: ModelRunner) -> DraftTree:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, runner.vocab_size, (3, SHAPE.num_nodes + 1), generator=generator)
+    return DraftTree.from_shape(SHAPE, tokens)
+
+
+def own(model: PreTrainedModel, tokens: Tensor, kv_cache: str | None) -> Tensor:
+    """The logits after a sequence by the model itself, with rounded entries."""
+    return model(tokens[None], past_key_values=cache_like(model, kv_cache)).logits[0, -1]
+
+
+def assert_alike(logits: list[Tensor], wanted: list[Tensor]) -> None:
+    errors = torch.tensor([float((a - b).abs().max()) for a, b in zip(logits, wanted, strict=True)])
+    assert errors.max() <= CODES, errors
+    assert errors.median() <= ROUNDING, errors
+
+
+@formats
+@pytest.mark.parametrize("attention", ["grouped", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.inference_mode()
+def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, attention: str, kv_cache: str) -> None:
+    model = tiny_model(architecture)
+    runner, rows = prefilled(model, kv_cache, attention=attention)
+    assert isinstance(runner.cache, QuantizedSlotCache)
+    tree = drafted(runner)
+    output = verify(runner, tree, LENGTHS, slots=SLOTS).scores
+    places = [(b, node) for b in range(3) for node in range(tree.width)]
+    paths = [torch.cat([rows[b], tree.tokens[b, tree.ancestors[b, node].nonzero()[:, 0]]]) for b, node in places]
+    assert_alike([output[place] for place in places], [own(model, path, kv_cache) for path in paths])
+
+
+@formats
+@torch.inference_mode()
+def test_full_precision_is_another_model(kv_cache: str) -> None:
+    """What the comparison above would notice: entries that are not rounded, or rounded in the other format."""
+    model = tiny_model()
+    tokens = torch.arange(20) * 7 % 64
+    rounded = own(model, tokens, kv_cache)
+    for other in {None, *FORMATS} - {kv_cache}:
+        with pytest.raises(AssertionError):
+            assert_alike([own(model, tokens, other)], [rounded])  # type: ignore[arg-type]
+
+
+def committed(runner: ModelRunner, model: PreTrainedModel, rows: list[Tensor], kv_cache: str) -> tuple[list, list]:
+    """Logits after a tree whose paths are committed, and the model's own."""
+    tree = drafted(runner)
+    lengths = torch.tensor(LENGTHS)
+    verify(runner, tree, LENGTHS, slots=SLOTS)
+    runner.cache.commit(torch.tensor(SLOTS), lengths, PATHS)
+    roots = torch.tensor([3, 5, 7])
+    longer = lengths + 1 + (PATHS >= 0).sum(1)
+    output = verify(runner, DraftTree.root_only(roots), longer, slots=SLOTS).scores
+    wanted = []
+    for b, row in enumerate(rows):
+        kept = torch.cat([torch.zeros(1, dtype=torch.long), PATHS[b][PATHS[b] >= 0]])
+        wanted.append(own(model, torch.cat([row, tree.tokens[b, kept], roots[b : b + 1]]), kv_cache))
+    return list(output[:, 0]), wanted
+
+
+@formats
+@pytest.mark.parametrize("architecture", ["llama", "mistral_sliding", "gemma2", "gpt2"])
+@torch.inference_mode()
+def test_commit_equals_recomputation(architecture: str, kv_cache: str) -> None:
+    model = tiny_model(architecture)
+    runner, rows = prefilled(model, kv_cache)
+    assert_alike(*committed(runner, model, rows, kv_cache))
+
+
+@formats
+@pytest.mark.parametrize("forgotten", ["_codes", "_scales"])
+@torch.inference_mode()
+def test_a_commit_that_forgets_a_part_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, kv_cache: str, forgotten: str
+) -> None:
+    model = tiny_model()
+    runner, rows = prefilled(model, kv_cache)
+    monkeypatch.setattr(getattr(runner.cache, forgotten), "commit", lambda *args: None)
+    logits, wanted = committed(runner, model, rows, kv_cache)
+    with pytest.raises(AssertionError):
+        assert_alike(logits, wanted)
+
+
+@formats
+@torch.inference_mode()
+def test_entries_are_moved_bit_for_bit(kv_cache: str) -> None:
+    runner, _ = prefilled(tiny_model(), kv_cache)
+    assert isinstance(runner.cache, QuantizedSlotCache)
+    verify(runner, drafted(runner), LENGTHS, slots=SLOTS)
+    before = [tensor.clone() for tensor in runner.cache.tensors]
+    assert len(before) == 4, "codes and factors of keys and values"
+    runner.cache.commit(torch.tensor(SLOTS), torch.tensor(LENGTHS), PATHS)
+    for old, new in zip(before, runner.cache.tensors, strict=True):
+        for b, slot in enumerate(SLOTS):
+            kept = [LENGTHS[b] + node for node in PATHS[b].tolist() if node >= 0]
+            end = LENGTHS[b] + 1
+            assert torch.equal(new[:, slot, :end], old[:, slot, :end])
+            assert torch.equal(new[:, slot, end : end + len(kept)], old[:, slot, kept])
+        others = [slot for slot in range(5) if slot not in SLOTS]
+        assert torch.equal(new[:, others], old[:, others])
+
+
+@formats
+@torch.inference_mode()
+def test_prefill_is_the_same_whatever_the_chunk(kv_cache: str) -> None:
+    outputs = []
+    for chunk in (1, 5, 100):
+        runner, _ = prefilled(tiny_model(), kv_cache, chunk=chunk)
+        outputs.append(list(verify(runner, drafted(runner), LENGTHS, slots=SLOTS).scores.flatten(0, 1)))
+    assert_alike(outputs[0], outputs[1])
+    assert_alike(outputs[0], outputs[2])
+
+
+@formats
+@torch.inference_mode()
+def test_captured_forwards_read_it_too(kv_cache: str) -> None:
+    """They are kept, which means that they return the very numbers of the model's own code."""
+    model = tiny_model()
+    runner, _ = prefilled(model, kv_cache)
+    for _ in range(CAPTURE_AFTER + 1):
+        replayed = verify(runner, drafted(runner), LENGTHS, slots=SLOTS).scores
+    assert isinstance(runner.executor, ReplayExecutor)
+    assert [key.nodes for key, program in runner.executor._programs.items() if program is not None] == [7]
+    plain, _ = prefilled(model, kv_cache, optimize=False)
+    assert_alike(
+        list(replayed.flatten(0, 1)), list(verify(plain, drafted(plain), LENGTHS, slots=SLOTS).scores.flatten(0, 1))
+    )
+
+
+@formats
+@torch.inference_mode()
+def test_clearing_forgets_codes_and_factors(kv_cache: str) -> None:
+    runner, _ = prefilled(tiny_model(), kv_cache)
+    assert isinstance(runner.cache, QuantizedSlotCache)
+    runner.cache.clear(SLOTS[0], start=2, stop=5)
+    for tensor in runner.cache.tensors:
+        assert not tensor[:, SLOTS[0], 2:5].any()
+        assert tensor[:, SLOTS[0], 5:9].any() and tensor[:, SLOTS[1]].any()
+    runner.cache.clear(SLOTS[0])
+    assert not any(tensor[:, SLOTS[0]].any() for tensor in runner.cache.tensors)
+
+
+@formats
+@torch.inference_mode()
+def test_what_is_stored_is_what_is_read(kv_cache: str) -> None:
+    """A kernel that multiplies stored numbers with their factors gets the keys and values that models are given."""
+    runner, _ = prefilled(tiny_model("qwen3"), kv_cache)
+    for layer in range(4):
+        stored = runner.cache.stored(layer)
+        assert stored.keys.dtype is FORMATS[kv_cache].dtype and stored.key_scales is not None
+        assert stored.value_scales is not None and stored.key_scales.dtype is torch.float32
+        keys, values = runner.cache.read(layer)
+        length = keys.shape[2]
+        pairs = ((stored.keys, stored.key_scales, keys), (stored.values, stored.value_scales, values))
+        for numbers, scales, read in pairs:
+            assert numbers.shape[:3] == scales.shape and scales.shape[0] == 5
+            product = numbers.float() * scales[..., None]
+            assert torch.equal(product[SLOTS, :, :length], read + 0)
+            assert read.abs().max() > 0
+
+
+@formats
+def test_bytes_are_known_and_checked_against_memory(kv_cache: str) -> None:
+    runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, kv_cache=kv_cache)
+    assert runner.bytes_per_token == 4 * 2 * 2 * (8 + 4)  # layers x (K and V) x kv heads x (head_dim codes, a float32)
+    cache = runner.cache
+    assert isinstance(cache, QuantizedSlotCache)
+    assert sum(t.numel() * t.element_size() for t in cache.tensors) == runner.bytes_per_token * cache.positions
+    shapes = {0: LayerShape(2, 8, 2, 8, torch.float32)}
+    with pytest.raises(ValueError, match=r"the KV cache needs [\d.]+ GiB \(4 slots x 68719476736 positions x 48 bytes"):
+        QuantizedSlotCache(
+            shapes, FORMATS[kv_cache], max_batch_size=4, max_length=2**36, max_nodes=0, device=torch.device("cpu")
+        )
+
+
+@formats
+def test_layers_of_several_shapes_and_the_keys_of_an_indexer(kv_cache: str) -> None:
+    """Keys wider than values, groups of layers, and one that selects keys by its own keys, which stay as they are."""
+    shapes = {
+        0: LayerShape(2, 12, 2, 8, torch.float32),
+        1: LayerShape(1, 16, 1, 4, torch.float32),
+        2: LayerShape(2, 12, 2, 8, torch.float32),
+    }
+    sizes = {"max_batch_size": 3, "max_length": 16, "max_nodes": 2, "device": torch.device("cpu")}
+    indexers = {1: LayerShape(1, 6, 0, 0, torch.float32)}
+    cache = QuantizedSlotCache(shapes, FORMATS[kv_cache], indexers=indexers, **sizes)
+    full = SlotCache(shapes, indexers=indexers, **sizes)
+    for start, slots in ((0, [2, 0]), (3, [0, 2])):
+        tokens = torch.zeros(2, 3, dtype=torch.long)
+        batch = ForwardBatch.of_chunk(tokens, host_slots=np.array(slots), host_lengths=np.array([start, start]))
+        cache.aim(batch)
+        full.aim(batch)
+        assert cache.get_mask_sizes(3, 0) == full.get_mask_sizes(3, 0)
+        for layer, shape in shapes.items():
+            keys = torch.randn(2, shape.key_heads, 3, shape.key_dim)
+            values = torch.randn(2, shape.value_heads, 3, shape.value_dim)
+            format = FORMATS[kv_cache]
+            for read, wanted in zip(cache.update(keys, values, layer), full.update(keys, values, layer), strict=True):
+                assert read.shape == wanted.shape and read.dtype is wanted.dtype
+                written = wanted[:, :, : start + 3]
+                rounded = format.decode(*format.encode(written), torch.float32)
+                assert torch.equal(read[:, :, : start + 3], rounded) and not torch.equal(rounded, written)
+        selected = torch.randn(2, 3, 6)
+        assert torch.equal(cache.update_indexer(selected, 1), full.update_indexer(selected, 1))
+
+
+def attention_cases(
+    format: Format, key_dim: int, value_dim: int, mask_heads: int
+) -> tuple[Tensor, QuantizedTensor, QuantizedTensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(3, 4, 5, key_dim, generator=generator)
+    keys, values = (torch.randn(3, 2, 23, dim, generator=generator) * 3 for dim in (key_dim, value_dim))
+    mask = torch.zeros(3, mask_heads, 5, 23).masked_fill_(torch.rand(3, mask_heads, 5, 23) < 0.3, -torch.inf)
+    mask[..., 0] = 0
+    keys, values = (QuantizedTensor(*format.encode(each), format, torch.float32) for each in (keys, values))
+    return query, keys, values, mask
+
+
+@formats
+@pytest.mark.parametrize("block", [1, 23 * 16, 23 * 16 * 2, 2**18])
+@pytest.mark.parametrize(
+    "extra", [{}, {"softcap": 5.0, "scaling": 0.7}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 3.0])}]
+)
+def test_attention_over_codes_equals_attention_over_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+    kv_cache: str,
+    block: int,
+    extra: dict,
+) -> None:
+    """In blocks of a head, of a slot, of several slots; with a mask for all heads or one for each."""
+    monkeypatch.setattr(specdec.attention.codes, "BLOCK", block)
+    for (key_dim, value_dim), mask_heads in product([(16, 16), (16, 8), (8, 12)], (1, 4)):
+        query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim, mask_heads)
+        wanted = attend(query, keys.decoded(), values.decoded(), mask, **extra)
+        torch.testing.assert_close(attend(query, keys, values, mask, **extra), wanted, atol=2e-5, rtol=1e-5)
+
+
+@formats
+def test_many_rows_are_attended_to_over_numbers(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, keys, values, mask = attention_cases(FORMATS[kv_cache], 16, 16, 1)
+    monkeypatch.setattr(specdec.attention.codes, "MOST_ROWS", 9)  # there are two heads of five queries to a key head
+    wanted = attend(query, keys.decoded(), values.decoded(), mask)
+    assert torch.equal(attend(query, keys, values, mask), wanted)
+
+
+# ---------------------------------------------------------------- the engine
+
+VOCAB = 64
+PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7, 8, 9]]
+SAMPLING = SamplingParams(max_new_tokens=10)
+
+
+@formats
+@pytest.mark.parametrize(
+    "make", [lambda model: NGramDrafter(), lambda model: ModelDrafter(perturbed(model, 0.1), [2, 1])]
+)
+def test_nan_stays_visible_and_ends_its_request_alone(
+    kv_cache: str, make: Callable[[PreTrainedModel], NGramDrafter | ModelDrafter]
+) -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    bad = VOCAB - 1
+    plain = Engine(Target(model), max_length=64, kv_cache=kv_cache).generate(PROMPTS, SAMPLING)
+    wanted = [output.token_ids for output in plain]
+    assert not any(bad in tokens for tokens in wanted)
+    drafter = make(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[bad] = float("nan")
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, kv_cache=kv_cache)
+    outputs = engine.generate([PROMPTS[0], [1, 2, bad, 3], *PROMPTS[1:]], SAMPLING)
+    failed = outputs.pop(1)
+    assert failed.finish_reason == "error" and "not finite in round" in str(failed.error)
+    assert [output.token_ids for output in outputs] == wanted
+    again = engine.generate(PROMPTS, SAMPLING)  # the slot that held NaN is clean again
+    assert [output.token_ids for output in again] == wanted
+
+
+@formats
+def test_nan_in_one_key_alone_spoils_what_sees_it(kv_cache: str) -> None:
+    """Not the embedding, which makes everything NaN: one number of one key, as a damaged weight would."""
+    with torch.inference_mode():
+        runner, _ = prefilled(tiny_model(), kv_cache)
+        tree = drafted(runner)
+        assert verify(runner, tree, LENGTHS, slots=SLOTS).scores.isfinite().all()
+        assert isinstance(runner.cache, QuantizedSlotCache)
+        key = torch.ones(1, 2, 1, 8)
+        key[0, 1, 0, 3] = float("nan")
+        codes, scales = runner.cache.format.encode(key)
+        runner.cache._codes.keys[0][1, SLOTS[0], 2] = codes[0, :, 0]
+        runner.cache._scales.keys[0][1, SLOTS[0], 2] = scales[0, :, 0]
+        scores = verify(runner, tree, LENGTHS, slots=SLOTS).scores
+    assert scores[0].isnan().all() and scores[1:].isfinite().all()
+
+
+def test_wrong_names_are_refused_before_any_work() -> None:
+    model = tiny_model()
+    for make in (
+        lambda: Engine(Target(model), kv_cache="int4"),
+        lambda: ModelRunner(model, max_batch_size=1, max_length=8, kv_cache="int4"),
+        lambda: ModelDrafter(model, 2, kv_cache="int4"),
+    ):
+        with pytest.raises(ValueError, match="kv_cache='int4': give int8, fp8, or None"):
+            make()
+
+
+@formats
+@torch.inference_mode()
+def test_half_precision(kv_cache: str) -> None:
+    """bfloat16 rounds far more often than codes do; a wrong entry would make a difference of about 1."""
+    model = tiny_model().to(torch.bfloat16)
+    runner, rows = prefilled(model, kv_cache)
+    tree = drafted(runner)
+    output = verify(runner, tree, LENGTHS, slots=SLOTS, wants=Wants(hidden_layers=(-1,)))
+    assert output.scores.dtype is output.hidden_states[-1].dtype is torch.bfloat16
+    for b in range(3):
+        wanted = own(model, torch.cat([rows[b], tree.tokens[b, [0, 2, 5]]]), kv_cache)
+        assert (output.scores[b, 5] - wanted).float().abs().max() < 0.1

@@ -1,0 +1,148 @@
+"""Token for token with a quantized cache: every method equals plain decoding of the model *with that cache*.
+
+The reference is written the obvious way: the whole sequence through transformers' model and cache for every token, each
+key and value rounded to the format. float32.
+"""
+
+import functools
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdec.modeling.plan
+from drafters.model import ModelDrafter
+from specdec.cache.formats import FORMATS
+from specdec.cache.quantized import QuantizedSlotCache
+from specdec.drafter_checks.check import check_drafter
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
+from specdec.types import Noise
+from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from tests.test_lossless import SAMPLING, VOCAB, prompts
+from tests.verifiers.cases import complete
+
+formats = pytest.mark.parametrize("kv_cache", FORMATS)
+
+
+@functools.cache
+def reference(architecture: str, kv_cache: str | None, noise: Noise = Noise.FRESH) -> list[list[int]]:
+    model = tiny_model(architecture, vocab_size=VOCAB)
+    with shapes_unchecked():
+        return [
+            reference_decode(model, p, s.seeded(i), noise=noise, kv_cache=kv_cache)
+            for i, (p, s) in enumerate(zip(prompts(), SAMPLING, strict=True))
+        ]
+
+
+def decoded(kv_cache: str, architecture: str = "llama", **options: object) -> list[list[int]]:
+    """Plain decoding's output, with refilled slots and prompts in pieces."""
+    target = Target(tiny_model(architecture, vocab_size=VOCAB))
+    engine = Engine(target, max_batch_size=3, max_length=64, prefill_chunk=7, kv_cache=kv_cache, **options)  # type: ignore[arg-type]
+    return [list(output.token_ids) for output in engine.generate(prompts(), SAMPLING)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kv_cache"),
+    [
+        complete(architecture, kv_cache, strong=architecture == "llama" or kv_cache == "int8")
+        for architecture, kv_cache in product(["llama", "mistral_sliding", "gemma2"], FORMATS)
+    ],
+)
+def test_plain_decoding_equals_the_reference(architecture: str, kv_cache: str) -> None:
+    wanted = reference(architecture, kv_cache)
+    assert decoded(kv_cache, architecture) == wanted
+    if architecture == "llama":
+        assert wanted != reference(architecture, None), "the comparison would not notice a cache that is not quantized"
+
+
+STRONG = {
+    "int8": [
+        ("model_tree_without_replacement", "traversal"),
+        ("model_tree_coupled", "shared_noise"),
+        ("medusa", "rejection"),
+    ],
+    "fp8": [("model_tree_without_replacement", "rejection"), ("ngram", "rejection")],
+}
+"""What is tried by default."""
+PAIRS = [(drafter, verifier) for verifier, drafter in STRONGEST.items()] + [
+    (drafter, "rejection") for drafter in ("ngram", "medusa", "model_chain_iid", "model_tree_deterministic")
+]
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "drafter", "verifier"),
+    [
+        complete(kv_cache, drafter, verifier, strong=(drafter, verifier) in STRONG[kv_cache])
+        for kv_cache, (drafter, verifier) in product(FORMATS, PAIRS)
+    ],
+)
+def test_speculation_equals_the_reference(kv_cache: str, drafter: str, verifier: str) -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    made, rule = DRAFTERS[drafter](model), VERIFIERS[verifier]()
+    if isinstance(made, ModelDrafter):
+        made.kv_cache = kv_cache
+    engine = Engine(Target(model), made, rule, max_batch_size=3, max_length=64, prefill_chunk=7, kv_cache=kv_cache)
+    outputs = engine.generate(prompts(), SAMPLING)
+    for output, sampling, expected in zip(outputs, SAMPLING, reference("llama", kv_cache, rule.noise), strict=True):
+        if sampling.greedy or rule.noise is Noise.SHARED:
+            assert list(output.token_ids) == expected
+    steps = [step for o, p in zip(outputs, SAMPLING, strict=True) if p.greedy for step in o.steps]
+    assert sum(step.proposed_nodes for step in steps) > 0
+    assert drafter in ("ngram", "medusa") or sum(step.accepted for step in steps) > len(steps) / 2
+
+
+class Fresh(QuantizedSlotCache):
+    """A mistake: a forward's nodes see each other's keys and values as they were computed, not as they are stored."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        self.write(layer_idx, key_states, value_states)
+        keys, values = (each + 0 for each in self.read(layer_idx))
+        if self._codes._start >= 0:
+            cells = torch.arange(key_states.shape[2])[None] + self._codes._start
+        else:
+            assert self._codes._index is not None
+            cells = self._codes._index[1]
+        rows = torch.arange(len(keys))[:, None]
+        keys.transpose(1, 2)[rows, cells] = key_states.transpose(1, 2)
+        values.transpose(1, 2)[rows, cells] = value_states.transpose(1, 2)
+        return keys, values
+
+
+@formats
+def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
+    kv_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specdec.modeling.plan, "QuantizedSlotCache", Fresh)
+    assert decoded(kv_cache, optimize=False) != reference("llama", kv_cache)
+
+
+@formats
+def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> None:
+    model = tiny_model(vocab_size=VOCAB)
+    drafter = ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache)
+    engine = Engine(Target(model), drafter, VERIFIERS["rejection"](), max_batch_size=3, max_length=64)
+    assert isinstance(drafter.runner.cache, QuantizedSlotCache) and not isinstance(
+        engine.runner.cache, QuantizedSlotCache
+    )
+    outputs = engine.generate(prompts(), SAMPLING)
+    for output, sampling, expected in zip(outputs, SAMPLING, reference("llama", None), strict=True):
+        assert not sampling.greedy or list(output.token_ids) == expected
+
+
+@pytest.mark.full
+@formats
+def test_a_drafter_with_a_quantized_cache_keeps_its_contract(kv_cache: str) -> None:
+    """Among the rest: q is what was drawn, in any batch and slot."""
+    model = tiny_model(vocab_size=VOCAB)
+    findings = check_drafter(
+        lambda: ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache),
+        Target(model),
+        prompts=prompts()[2:4],
+        options={"optimize": False, "kv_cache": kv_cache},
+    )
+    assert not [finding for finding in findings if finding.failed]
