@@ -122,7 +122,7 @@ def grouped_attention(
     noted = _notes.get()
     if noted is not None:
         noted.append(query.shape[1] // key.shape[1])
-        _check_arguments(kwargs)
+        check_arguments(kwargs)
     return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
 
 
@@ -160,7 +160,12 @@ def attend(
     return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous()
 
 
-def _check_arguments(kwargs: Mapping[str, object]) -> None:
+def check_arguments(kwargs: Mapping[str, object]) -> None:
+    """Refuse tensors that a model gives its attention function and that this one does not know.
+
+    Raises:
+        TypeError: Names them.
+    """
     unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in IGNORED]
     if unknown:
         raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")

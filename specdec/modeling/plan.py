@@ -129,7 +129,7 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
 def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
     """Returns the backends to try, in order."""
     if attention == "auto":
-        return [backend for backend in BACKENDS.values() if backend.check(model) is None]
+        return [backend for backend in BACKENDS.values() if backend.automatic(model) and backend.check(model) is None]
     if not isinstance(attention, str) or attention not in BACKENDS:
         raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
     refusal = BACKENDS[attention].check(model)
