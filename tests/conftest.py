@@ -16,6 +16,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Examples are the same in every run; times of a busy machine are no failures.
 settings.register_profile("seeded", derandomize=True, deadline=None, database=None)
 settings.load_profile("seeded")

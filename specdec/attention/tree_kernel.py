@@ -6,7 +6,11 @@ A row's keys are a prefix, which every query sees, and the cells of a tree behin
 ancestors. The queries of a key head are its query heads times the row's nodes, so that a key is read from memory once
 for all of them. A long context is cut into pieces (flash decoding), which different programs read at the same time;
 ``merge_pieces`` then joins their softmaxes. Scores are kept in base 2, for which GPUs have an instruction.
+
+The functions are source code to Triton: ``no_type_check`` keeps wrappers that check types away from them.
 """
+
+from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -16,6 +20,7 @@ NOTHING = tl.constexpr(float("-inf"))
 
 
 @triton.jit
+@no_type_check
 def _hidden(position, in_tree, cell, length, depth, query_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """Returns which queries a layer's window or chunk keeps from which keys, by their positions in the sequence."""
     of_cell = length + tl.load(depth + cell, mask=in_tree, other=0)
@@ -29,6 +34,7 @@ def _hidden(position, in_tree, cell, length, depth, query_position, WINDOW: tl.c
 
 
 @triton.jit
+@no_type_check
 def _add_block(
     total,
     norm,
@@ -142,6 +148,7 @@ def _add_block(
 
 
 @triton.jit(do_not_specialize=["nodes", "width", "positions", "splits"])
+@no_type_check
 def attend_piece(
     queries,
     keys,
@@ -310,6 +317,7 @@ def attend_piece(
 
 
 @triton.jit(do_not_specialize=["splits"])
+@no_type_check
 def merge_pieces(
     piece_totals,
     piece_logs,
