@@ -169,6 +169,7 @@ def tree_attention(
         ROUND=dtype,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        enable_fp_fusion=True,  # Triton's present default, which it announces to change
     )
     if split:
         merge_pieces[(rows * nodes, heads)](
@@ -185,6 +186,7 @@ def tree_attention(
             SINKS=sinks is not None,
             ROUND=dtype,
             num_warps=4,
+            enable_fp_fusion=True,
         )
     return output
 
@@ -212,19 +214,20 @@ def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype
         device: Where the kernel runs.
     """
     wide = max(head_dim, value_dim)
-    most = 128 if wide <= 128 else 64 if wide <= 256 else 32
-    if dtype is torch.float32:
-        most = max(16, most // 2)
+    if dtype is torch.float32:  # without tensor cores, all of it stands in registers
+        most, widest_step = 16, 32 if wide <= 128 else 16
+    else:
+        most, widest_step = (128, 128) if wide <= 128 else (64, 64) if wide <= 256 else (32, 32)
     block = min(most, max(16, triton.next_power_of_2(queries)))
     room = int(0.9 * shared_memory(device))
     for keys, stages in ((128, 2), (64, 3), (64, 2), (32, 3), (32, 2), (32, 1)):
-        if keys == 128 and (block > 64 or wide > 128):
+        if keys > widest_step or block * keys > 128 * 64 or (keys == 128 and block > 32):
             continue  # the scores would not fit into the registers
         if (block * head_dim + stages * keys * (head_dim + value_dim)) * dtype.itemsize <= room:
             break
     else:
         keys, stages = 16, 1
-    return Tiles(block, keys, 8 if block * wide >= 128 * 128 else 4, stages)
+    return Tiles(block, keys, 8 if block * wide >= 64 * 256 or block == 128 else 4, stages)
 
 
 @lru_cache

@@ -42,6 +42,7 @@ def _add_block(
     start,
     stop,
     length,
+    width,
     query,
     query_rest,
     cell_of_query,
@@ -120,10 +121,15 @@ def _add_block(
         if IN_LINE:
             sees = cell[None, :] <= cell_of_query[:, None]
         else:
-            at = words + (cell // 64)[None, :]
-            word = tl.load(at, mask=in_tree[None, :] & (query_position >= 0)[:, None], other=0)
-            sees = ((word >> (cell % 64)[None, :].to(tl.int64)) & 1) == 1
-        scores = tl.where((sees | (cell < 0)[None, :]) & exists[None, :], scores, NOTHING)
+            # A block's cells lie in a few words. Each query loads those, not one for every cell.
+            first_word = tl.maximum(start - length, 0) // 64
+            sees = (cell < 0)[None, :] & (query_position >= 0)[:, None]
+            for i in tl.static_range((BLOCK_N + 126) // 64):
+                at = tl.zeros_like(query_position) + first_word + i
+                word = tl.load(words + at, mask=(query_position >= 0) & (at * 64 < width), other=0)
+                bit = (word[:, None] >> (cell & 63)[None, :].to(tl.int64)) & 1
+                sees |= (bit == 1) & ((cell >> 6) == first_word + i)[None, :]
+        scores = tl.where(sees & exists[None, :], scores, NOTHING)
     if WINDOW > 0 or CHUNK > 0:
         hidden = _hidden(position, in_tree, cell, length, depth, query_position, WINDOW, CHUNK)
         scores = tl.where(hidden, NOTHING, scores)
@@ -225,7 +231,7 @@ def attend_piece(
     real = node < nodes
     cell_of_query = width - nodes + node
     depth += row * depth_stride
-    words += row * words_row_stride + node[:, None] * words_stride
+    words += row * words_row_stride + node * words_stride
     query_position = tl.where(real, length + tl.load(depth + cell_of_query, mask=real, other=0).to(tl.int32), -1)
 
     at = queries + row.to(tl.int64) * query_row_stride + head * query_head_stride + node * query_stride
@@ -278,16 +284,17 @@ def attend_piece(
     best = tl.full([BLOCK_M], NOTHING, dtype=tl.float32)
     for start in range(begin, unmasked, BLOCK_N):
         total, norm, best = _add_block(
-            total, norm, best, start, end, length, query, query_rest, cell_of_query, query_position,
+            total, norm, best, start, end, length, width, query, query_rest, cell_of_query, query_position,
             keys, values, key_scales, value_scales, table, words, depth, scale, softcap,
             page_size, key_page_stride, key_stride, value_page_stride, value_stride,
             key_scale_page_stride, key_scale_stride, value_scale_page_stride, value_scale_stride,
             HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_REST, BLOCK_V, BLOCK_N, True, IN_LINE, PAGED, SCALED, SOFTCAP,
             WINDOW, CHUNK, COMPUTE, ROUND,
         )  # fmt: skip
-    for start in range(unmasked, end, BLOCK_N):
+    # A few steps at most, each with many loads: none of them in advance, which would take shared memory and registers.
+    for start in tl.range(unmasked, end, BLOCK_N, num_stages=1):
         total, norm, best = _add_block(
-            total, norm, best, start, end, length, query, query_rest, cell_of_query, query_position,
+            total, norm, best, start, end, length, width, query, query_rest, cell_of_query, query_position,
             keys, values, key_scales, value_scales, table, words, depth, scale, softcap,
             page_size, key_page_stride, key_stride, value_page_stride, value_stride,
             key_scale_page_stride, key_scale_stride, value_scale_page_stride, value_scale_stride,
