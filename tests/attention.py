@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.attention import AttentionBackend
+from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.base import Reach
+from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.batch import ForwardBatch
 from specdec.cache.base import LayerShape, Stored
 from specdec.cache.slot_cache import SlotCache
@@ -120,6 +121,15 @@ class Problem:
             state, self.cache, self.query, self.key, self.value, self.sinks, 0, 0, case.scaling, case.softcap
         )
 
+    def seen(self, rows: int | None = None) -> Seen:
+        """What the kernel is told of it, for the first rows if asked for."""
+        state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.plan)
+        seen = state.seen
+        if rows is None:
+            return seen
+        words = seen.words if seen.words is None else seen.words[:rows]
+        return Seen(seen.lengths[:rows], seen.table[:rows], words, seen.depth[:rows], seen.keys)
+
     def expected(self, **changes: Any) -> Tensor:
         """What the definition of attention makes of it, with a changed case if asked for."""
         return reference(replace(self, case=replace(self.case, **changes)))
@@ -185,6 +195,15 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     )
 
 
+def launch(given: Problem, *, stored: Stored | None = None, seen: Seen | None = None, **options: Any) -> Tensor:
+    """What the kernel makes of a problem whose keys are in the cache already, with some arguments changed."""
+    case = given.case
+    usual = {
+        "reach": Reach(case.window, case.chunk), "scaling": case.scaling, "softcap": case.softcap, "sinks": given.sinks
+    }  # fmt: skip
+    return tree_attention(given.query, stored or given.cache.stored(0), seen or given.seen(), **usual | options)
+
+
 def reference(problem: Problem) -> Tensor:
     """Returns attention in float64: one query, one head and one key after the other, as the definition says."""
     case = problem.case
@@ -195,7 +214,7 @@ def reference(problem: Problem) -> Tensor:
     for b in range(rows):
         slot, length, parents = int(problem.batch.host_slots[b]), case.lengths[b], problem.parents[b]
         for q in range(last):
-            path = _path(parents, case.nodes - last + q)
+            path = path_to(parents, case.nodes - last + q)
             position = length + len(path) - 1
             # Where a key is stored, and where in the sequence it stands.
             stored = [(p, p) for p in range(length)] + [(length + node, length + i) for i, node in enumerate(path)]
@@ -273,7 +292,7 @@ def _parents(case: Case, generator: torch.Generator) -> list[int]:
     return [-1, *(int(torch.randint(0, node, (1,), generator=generator)) for node in range(1, case.nodes))]
 
 
-def _path(parents: list[int], node: int) -> list[int]:
+def path_to(parents: list[int], node: int) -> list[int]:
     """Returns the nodes from the root down to this one."""
     path = [node]
     while parents[path[0]] >= 0:
