@@ -68,11 +68,12 @@ class FlexAttention(OverCache):
         if sinks is not None and query.device.type == "cpu":
             raise ValueError("FlexAttention has no attention sinks on a CPU; use attention='auto'")
         keys, values = (kept.to(query.dtype) for kept in cache.read(layer))
-        # Compiled, this becomes one kernel. Uncompiled, torch would trace it for every shape if it was not told to wait.
+        # Compiled, this becomes one kernel. Uncompiled, torch would still trace it for every shape if it was let.
         compiled = query.device.type != "cpu"
         eagerly = mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         with nullcontext() if compiled else eagerly:
-            output, extra = (_compiled() if compiled else flex.flex_attention)(
+            attend: Any = _compiled() if compiled else flex.flex_attention
+            output, extra = attend(
                 query,
                 keys,
                 values,

@@ -9,13 +9,14 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.runtime import JITFunction
 
 from specdec.attention.base import Reach
 from specdec.attention.tree_kernel import attend_piece, merge_pieces
 from specdec.cache.base import Stored
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED = not isinstance(attend_piece, JITFunction)
 """Whether Triton runs kernels on the CPU, operation by operation, as it was told when it was imported."""
 
 PROGRAMS_PER_PROCESSOR = 4
@@ -111,8 +112,9 @@ def tree_attention(
     split = pieces > 1
     totals = query.new_empty(rows, nodes, heads, pieces, value_dim, dtype=torch.float32) if split else nothing
     logs = query.new_empty(rows, nodes, heads, pieces, dtype=torch.float32) if split else nothing
-    scales = (nothing, nothing) if stored.key_scales is None else (stored.key_scales, stored.value_scales)
-    scale_strides = [0] * 6 if stored.key_scales is None else [s for t in scales for s in _strides(t)]
+    scaled = stored.key_scales is not None and stored.value_scales is not None
+    scales = (stored.key_scales, stored.value_scales) if scaled else (nothing, nothing)
+    scale_strides = [stride for tensor in scales for stride in _strides(tensor)] if scaled else [0] * 6
     word_strides = (0, 0) if seen.words is None else (_row_stride(seen.words), seen.words.stride(1))
     low = max(16, triton.next_power_of_2(head_dim + 1) // 2)  # the largest power of two that is not above head_dim
     rest = head_dim - low
@@ -120,7 +122,8 @@ def tree_attention(
     # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
     compute = tl.float32 if INTERPRETED and query.dtype is torch.bfloat16 else dtype
     block_v = max(16, triton.next_power_of_2(value_dim))
-    attend_piece[(blocks, rows * kv_heads, pieces)](
+    kernel: Any = attend_piece
+    kernel[(blocks, rows * kv_heads, pieces)](
         query,
         stored.keys,
         stored.values,
@@ -160,7 +163,7 @@ def tree_attention(
         SPLIT=split,
         IN_LINE=seen.words is None,
         PAGED=seen.table.shape[1] > 1,
-        SCALED=stored.key_scales is not None,
+        SCALED=scaled,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         WINDOW=reach.window or 0,
@@ -172,7 +175,8 @@ def tree_attention(
         enable_fp_fusion=True,  # Triton's present default, which it announces to change
     )
     if split:
-        merge_pieces[(rows * nodes, heads)](
+        kernel = merge_pieces
+        kernel[(rows * nodes, heads)](
             totals,
             logs,
             nothing if sinks is None else sinks,
@@ -248,7 +252,7 @@ def shared_memory(device: torch.device) -> int:
     return getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
 
 
-def _strides(tensor: Tensor) -> tuple[int, int, int]:
+def _strides(tensor: Any) -> tuple[int, int, int]:
     """Returns the strides of page, head and position."""
     return tensor.stride(0), tensor.stride(1), tensor.stride(2)
 

@@ -80,14 +80,21 @@ class TritonAttention(OverCache):
             keys_per_piece=self.keys_per_piece,
         )
 
+    @staticmethod
+    def missing() -> str | None:
+        """Returns that Triton is not installed, and what to do; None if it is."""
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
+        return None
+
     def automatic(self, model: Any) -> bool:
         """See ``AttentionBackend.automatic``. Interpreted kernels are for tests."""
         return model.device.type == "cuda"
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
-        if importlib.util.find_spec("triton") is None:
-            return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
+        if missing := self.missing():
+            return missing
         if model.device.type != "cuda" and not _interpreted():
             return f"its kernel is compiled for GPUs, and the model is on {model.device}"
         if model.dtype not in DTYPES:
