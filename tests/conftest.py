@@ -16,14 +16,20 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 # Examples are the same in every run; times of a busy machine are no failures.
 settings.register_profile("seeded", derandomize=True, deadline=None, database=None)
 settings.load_profile("seeded")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Triton's kernels run in its interpreter, except in the tests that are for a GPU.
+
+    Triton looks for this when it is imported, which transformers does where it is installed.
+    """
+    wanted = str(config.getoption("markexpr"))
+    if "gpu" not in wanted or "not gpu" in wanted:
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collectstart() -> None:

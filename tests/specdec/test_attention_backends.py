@@ -30,7 +30,6 @@ from tests.models import ARCHITECTURES, tiny_model
 from tests.specdec.test_model_runner import LENGTHS, drafted, prefilled
 
 ROOT = Path(__file__).parents[2]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
 
 
@@ -48,7 +47,7 @@ def test_the_kernel_decodes_as_the_model_itself(
     architecture: str, layers: int, drafter: Callable[[PreTrainedModel], Drafter]
 ) -> None:
     """Prompts longer than the windows, a slot that is used twice, trees of the drafter's own shape."""
-    model = tiny_model(architecture, layers=layers).to(DEVICE)
+    model = tiny_model(architecture, layers=layers)
     made = drafter(model)
     engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=32, attention="triton")
     assert engine.runner.plan.attention is BACKENDS["triton"]
@@ -82,9 +81,8 @@ def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> No
     runner, _ = prefilled(model, attention="triton")
     tree = drafted(runner)
     first = verify(runner, tree, LENGTHS).scores
-    assert isinstance(runner.executor, ReplayExecutor) == (DEVICE == "cpu")
-    if isinstance(runner.executor, ReplayExecutor):
-        assert any(runner.executor._programs.values())
+    assert isinstance(runner.executor, ReplayExecutor)
+    assert any(runner.executor._programs.values())
     shorter = [length - 2 for length in LENGTHS]
     own, _ = prefilled(model, attention="eager", optimize=False)
     torch.testing.assert_close(first, verify(own, tree, LENGTHS).scores, atol=1e-5, rtol=1e-5)
@@ -120,7 +118,6 @@ def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) 
     assert plan.attention_reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU is what the kernel is for")
 def test_auto_does_not_pick_the_interpreter() -> None:
     assert os.environ["TRITON_INTERPRET"] == "1"
     assert not BACKENDS["triton"].automatic(tiny_model())
@@ -140,9 +137,8 @@ def test_a_model_that_the_kernel_is_not_for(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match=r"in float32, float16 or bfloat16, and the model is in torch\.float64"):
         ModelRunner(tiny_model().double(), max_batch_size=1, max_length=8, attention="triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    if DEVICE == "cpu":
-        with pytest.raises(ValueError, match="its kernel is compiled for GPUs, and the model is on cpu"):
-            ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="triton")
+    with pytest.raises(ValueError, match="its kernel is compiled for GPUs, and the model is on cpu"):
+        ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="triton")
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
