@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from specdec.attention import BACKENDS
 from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.batch import ForwardBatch
-from specdec.cache.base import Stored
+from specdec.cache.base import Cache, Stored
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.modeling.plan import ModelPlan
@@ -136,15 +137,21 @@ def test_it_decodes_as_the_model_itself(drafter: str) -> None:
 
 @torch.inference_mode()
 def test_preparing_does_not_wait_for_the_device() -> None:
+    BACKENDS["triton"].prepare(*_blind())  # what is done only once may wait
+    given = _blind()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        BACKENDS["triton"].prepare(*given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _blind() -> tuple[ForwardBatch, Cache, Any]:
+    """A forward whose lengths the host does not know, with trees that nobody has looked at."""
     given = problem(Case(lengths=(17, 6), nodes=7), "cuda")
     batch = given.batch
     blind = ForwardBatch(
         tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
         host_slots=batch.host_slots,
     )  # fmt: skip
-    BACKENDS["triton"].prepare(batch, given.cache, given.plan)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        BACKENDS["triton"].prepare(blind, given.cache, given.plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    return blind, given.cache, given.plan
