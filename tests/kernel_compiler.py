@@ -39,7 +39,7 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 
 
 def compile_for(capability: int) -> list[Any]:
-    """Make every later launch compile for a GPU and return at once; returns the kernels that will have been compiled."""
+    """Make every later launch compile for a GPU and do no more; returns a list to which the kernels are added."""
     target = GPUTarget("cuda", capability, 32)
     kernels: list[Any] = []
     triton.runtime.driver.set_active(
