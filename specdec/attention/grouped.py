@@ -91,6 +91,14 @@ def noted_groups() -> Iterator[list[int]]:
         _notes.reset(token)
 
 
+def note_groups(query: Tensor, key: Tensor) -> bool:
+    """Note a call of an attention function for ``noted_groups``; returns whether somebody wants to know."""
+    noted = _notes.get()
+    if noted is not None:
+        noted.append(query.shape[1] // key.shape[1])
+    return noted is not None
+
+
 def grouped_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query head_dim"],
@@ -119,9 +127,7 @@ def grouped_attention(
     Raises:
         TypeError: A tensor among ``kwargs`` would be ignored. (Checked in ``noted_groups`` only.)
     """
-    noted = _notes.get()
-    if noted is not None:
-        noted.append(query.shape[1] // key.shape[1])
+    if note_groups(query, key):
         check_arguments(kwargs)
     return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
 

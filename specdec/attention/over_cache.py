@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.base import AttentionBackend, AttentionState, Reach
-from specdec.attention.grouped import check_arguments
+from specdec.attention.grouped import check_arguments, note_groups
 from specdec.cache.base import Cache, OwnLayout
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def attention_over_cache(
         TypeError: The model does something with keys, values or masks that the backend would not see, or gives a
             tensor that it does not know.
     """
-    check_arguments(kwargs)
+    if note_groups(query, key):  # at the trial; later calls are alike
+        check_arguments(kwargs)
     running = _running.get()
     layer, mask = running.layer_of(key, value), running.mask_of(attention_mask)
     output = running.backend.over_cache(running.state, running.cache, query, s_aux, layer, mask, scaling, softcap)

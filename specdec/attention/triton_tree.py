@@ -14,7 +14,7 @@ from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 
 if TYPE_CHECKING:
-    from specdec.attention.tree_attention import Seen
+    from specdec.attention.tree_attention import Seen, Tiles
     from specdec.modeling.plan import ModelPlan
 
 NAME = "specdec_triton"
@@ -38,12 +38,13 @@ class TritonAttention(OverCache):
     Args:
         keys_per_piece: Where to cut a row's context for programs that run at the same time, so that it is added up in
             the same order whatever else is in the batch; None cuts it into as many pieces as fill the device.
+        tiles: How a launch is divided among programs; None for what suits the number of nodes.
     """
 
     name = NAME
 
-    def __init__(self, *, keys_per_piece: int | None = None):
-        self.keys_per_piece = keys_per_piece
+    def __init__(self, *, keys_per_piece: int | None = None, tiles: "Tiles | None" = None):
+        self.keys_per_piece, self.tiles = keys_per_piece, tiles
 
     def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
         """Returns what the kernel needs. All of it is on the device already, or is derived there."""
@@ -78,6 +79,7 @@ class TritonAttention(OverCache):
             softcap=softcap,
             sinks=sinks,
             keys_per_piece=self.keys_per_piece,
+            tiles=self.tiles,
         )
 
     @staticmethod
