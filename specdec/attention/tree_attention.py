@@ -160,8 +160,8 @@ def tree_attention(
             BLOCK_D=low,
             BLOCK_REST=0 if rest <= 0 else max(16, triton.next_power_of_2(rest)),
             BLOCK_V=block_v,
-            KEYS_PER_SPLIT=keys_per_piece or 0,
-            SPLIT=split,
+            KEYS_PER_PIECE=keys_per_piece or 0,
+            IN_PIECES=split,
             IN_LINE=seen.words is None,
             PAGED=seen.table.shape[1] > 1,
             SCALED=scaled,
@@ -211,8 +211,8 @@ def choose_pieces(programs: int, keys: int, available: int) -> int:
 def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """Returns tiles that fit into a multiprocessor's registers and shared memory.
 
-    For Hopper, ptxas reports for these no register that is spilled to memory in half precision, but for a few bytes
-    with a softcap or scales; measured on no GPU yet.
+    They were chosen by what ptxas reports for compute capability 9.0 (Triton 3.9): in half precision no register is
+    spilled to memory, but for a few bytes with scales or chunks. Their speed has not been measured.
 
     Args:
         queries: Nodes times query heads of a key head.

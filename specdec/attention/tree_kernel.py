@@ -153,7 +153,7 @@ def _add_block(
     return total, norm, new_best
 
 
-@triton.jit(do_not_specialize=["nodes", "width", "positions", "splits"])
+@triton.jit(do_not_specialize=["nodes", "width", "positions", "pieces"])
 @no_type_check
 def attend_piece(
     queries,
@@ -174,7 +174,7 @@ def attend_piece(
     nodes,
     width,
     positions,
-    splits,
+    pieces,
     page_size,
     query_row_stride,
     query_head_stride,
@@ -204,8 +204,8 @@ def attend_piece(
     BLOCK_D: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    KEYS_PER_SPLIT: tl.constexpr,
-    SPLIT: tl.constexpr,
+    KEYS_PER_PIECE: tl.constexpr,
+    IN_PIECES: tl.constexpr,
     IN_LINE: tl.constexpr,
     PAGED: tl.constexpr,
     SCALED: tl.constexpr,
@@ -218,7 +218,7 @@ def attend_piece(
 ):
     """Attends from one block of a row's queries to one piece of its context.
 
-    The grid is (blocks of queries, rows * key heads, splits). With a single split, the output is written; with more,
+    The grid is (blocks of queries, rows * key heads, pieces). With a single piece, the output is written; with more,
     each writes its normalized output and the logarithm of its norm, for ``merge_pieces``.
     """
     GROUPS: tl.constexpr = HEADS // KV_HEADS
@@ -254,12 +254,12 @@ def attend_piece(
     if CHUNK > 0:
         first = length // CHUNK * CHUNK
     first = first // BLOCK_N * BLOCK_N
-    if KEYS_PER_SPLIT > 0:
-        share = KEYS_PER_SPLIT
+    if KEYS_PER_PIECE > 0:
+        share = KEYS_PER_PIECE
         begin = tl.maximum(first, tl.program_id(2) * share)
         end = tl.minimum(stop, (tl.program_id(2) + 1) * share)
     else:
-        share = tl.cdiv(tl.cdiv(stop - first, splits), BLOCK_N) * BLOCK_N
+        share = tl.cdiv(tl.cdiv(stop - first, pieces), BLOCK_N) * BLOCK_N
         begin = first + tl.program_id(2) * share
         end = tl.minimum(stop, begin + share)
     unmasked = begin + tl.maximum(tl.minimum(end, length) - begin, 0) // BLOCK_N * BLOCK_N
@@ -305,12 +305,12 @@ def attend_piece(
     v = tl.arange(0, BLOCK_V)
     kept = real[:, None] & (v < VALUE_DIM)[None, :]
     line = (row * nodes + node).to(tl.int64) * HEADS + head
-    if SPLIT:
+    if IN_PIECES:
         seen = norm > 0.0
         log = tl.where(seen, best + tl.log2(tl.where(seen, norm, 1.0)), NOTHING)
-        tl.store(piece_logs + line * splits + tl.program_id(2), log, mask=real)
+        tl.store(piece_logs + line * pieces + tl.program_id(2), log, mask=real)
         # A piece without keys writes nothing more, and is not read.
-        at = (line * splits + tl.program_id(2))[:, None] * VALUE_DIM + v[None, :]
+        at = (line * pieces + tl.program_id(2))[:, None] * VALUE_DIM + v[None, :]
         tl.store(piece_totals + at, total / tl.where(seen, norm, 1.0)[:, None], mask=kept & seen[:, None])
     else:
         if SINKS:
@@ -323,14 +323,14 @@ def attend_piece(
         tl.store(output + line[:, None] * VALUE_DIM + v[None, :], total.to(ROUND), mask=kept)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["pieces"])
 @no_type_check
 def merge_pieces(
     piece_totals,
     piece_logs,
     sinks,
     output,
-    splits,
+    pieces,
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -342,7 +342,7 @@ def merge_pieces(
     """Joins the pieces of one query head of one node, weighted by their norms. The grid is (rows * nodes, heads)."""
     line = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     piece = tl.arange(0, BLOCK_S)
-    best = tl.max(tl.load(piece_logs + line * splits + piece, mask=piece < splits, other=NOTHING), 0)
+    best = tl.max(tl.load(piece_logs + line * pieces + piece, mask=piece < pieces, other=NOTHING), 0)
     norm = 0.0
     if SINKS:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2_E
@@ -352,11 +352,11 @@ def merge_pieces(
         norm += tl.exp2(sink - best)
     v = tl.arange(0, BLOCK_V)
     total = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for start in range(0, splits, STEP):
+    for start in range(0, pieces, STEP):
         some = start + tl.arange(0, STEP)
-        log = tl.load(piece_logs + line * splits + some, mask=some < splits, other=NOTHING)
+        log = tl.load(piece_logs + line * pieces + some, mask=some < pieces, other=NOTHING)
         weight = tl.exp2(log - best)
-        at = (line * splits + some)[:, None] * VALUE_DIM + v[None, :]
+        at = (line * pieces + some)[:, None] * VALUE_DIM + v[None, :]
         part = tl.load(piece_totals + at, mask=(log > NOTHING)[:, None] & (v < VALUE_DIM)[None, :], other=0.0)
         total += tl.sum(part * weight[:, None], 0)
         norm += tl.sum(weight, 0)
