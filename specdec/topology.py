@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.host import can_look
 from specdec.shape import TreeShape
@@ -133,6 +133,13 @@ class Topology:
         tables = {name: known[name] for name in ("depth", "ancestors", "deeper", "paths") if name in known}
         vars(some).update({name: None if table is None else table[part] for name, table in tables.items()})
         return some
+
+    @cached_property
+    def ancestor_words(self) -> Int[Tensor, "rows node word"]:
+        """``ancestors`` with 64 of a node's marks packed into each number, the first mark in the lowest bit."""
+        marks = nn.functional.pad(self.ancestors, (0, -self.width % 64)).unflatten(2, (-1, 64))
+        # Every bit once, so that adding is the same as combining; the highest bit is the sign.
+        return (marks.long() << torch.arange(64, device=marks.device)).sum(-1)
 
     def first(self, count: int) -> "Topology":
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""

@@ -26,6 +26,16 @@ settings.load_profile("seeded")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Triton's kernels run in its interpreter, except in the tests that are for a GPU.
+
+    Triton looks for this when it is imported, which transformers does where it is installed.
+    """
+    wanted = str(config.getoption("markexpr"))
+    if "gpu" not in wanted or "not gpu" in wanted:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 def pytest_collectstart() -> None:
     """Load the large libraries before the first module of the project.
 

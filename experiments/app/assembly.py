@@ -148,7 +148,10 @@ def measure_methods(
         mirror=mirror,
         tables=report.tables,
         title=title(
-            target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}", kv_cache=facts["target"]["kv_cache"]
+            target,
+            samplings,
+            f"{amount(fitting)}, batch {engine.max_batch_size}, {facts['attention']} attention",
+            kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
@@ -208,6 +211,8 @@ def facts_of(
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "dtype_reason": target.dtype_reason,
+        "attention": baseline.runner.plan.attention_name,
+        "attention_reason": baseline.runner.plan.attention_reason,
         "threads": torch.get_num_threads(),
         "target": {
             "name": target.name,

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
+from transformers import Cache as TransformersCache
 
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
@@ -89,6 +91,14 @@ class AttentionBackend(ABC):
             ``[batch, node, head, value_dim]``.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be replayed")
+
+    def forward(self, state: AttentionState, cache: Cache) -> AbstractContextManager[TransformersCache]:
+        """Returns a context in which a model runs, with what the model is given as its cache."""
+        return nullcontext(cache)
+
+    def automatic(self, model: Any) -> bool:
+        """Returns whether ``attention="auto"`` tries this backend on a model."""
+        return True
 
     def check(self, model: Any) -> str | None:
         """Returns why a model cannot use this backend, or None. A trial shows later whether its numbers are right."""

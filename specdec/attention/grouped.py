@@ -94,6 +94,14 @@ def noted_groups() -> Iterator[list[int]]:
         _notes.reset(token)
 
 
+def note_groups(query: Tensor, key: Tensor) -> bool:
+    """Note a call of an attention function for ``noted_groups``; returns whether somebody wants to know."""
+    noted = _notes.get()
+    if noted is not None:
+        noted.append(query.shape[1] // key.shape[1])
+    return noted is not None
+
+
 def grouped_attention(
     module: nn.Module,
     query: Float[Tensor, "batch head query head_dim"],
@@ -122,10 +130,8 @@ def grouped_attention(
     Raises:
         TypeError: A tensor among ``kwargs`` would be ignored. (Checked in ``noted_groups`` only.)
     """
-    noted = _notes.get()
-    if noted is not None:
-        noted.append(query.shape[1] // key.shape[1])
-        _check_arguments(kwargs)
+    if note_groups(query, key):
+        check_arguments(kwargs)
     return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
 
 
@@ -167,7 +173,12 @@ def _by_node(output: Float[Tensor, "batch kv_head rows value_dim"], heads: int) 
     return output.reshape(output.shape[0], heads, -1, output.shape[3]).transpose(1, 2).contiguous()
 
 
-def _check_arguments(kwargs: Mapping[str, object]) -> None:
+def check_arguments(kwargs: Mapping[str, object]) -> None:
+    """Refuse tensors that a model gives its attention function and that this one does not know.
+
+    Raises:
+        TypeError: Names them.
+    """
     unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in IGNORED]
     if unknown:
         raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")

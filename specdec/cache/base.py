@@ -155,6 +155,14 @@ class Cache(OwnLayout, ABC):
     def stored(self, layer: int) -> Stored:
         """Returns all that a layer has stored, in all slots, for a kernel that reads the cache itself."""
 
+    def pages(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch page"]:
+        """Returns the pages of every slot, in order, for a kernel that reads the cache itself.
+
+        A page is an index along the first axis of what ``stored`` returns, whose third axis is as long as a page. Here
+        every slot is one page.
+        """
+        return slots[:, None]
+
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Returns what attention may see of one of the ``segments``."""
         return self.read(layer)

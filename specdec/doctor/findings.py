@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from specdec import machine
+from specdec.attention.triton_tree import TritonAttention
 from specdec.execution.half_weights import half_products
 from specdec.execution.packing import can_pack
 from specdec.machine import Cpu, choose_dtype, dtype_name
@@ -61,7 +62,9 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
     threads = machine.recommended_threads(facts)
     rows.append(("threads", f"{threads} (torch by itself: {default_threads})"))
     if device.type != "cpu":
-        return [*rows, ("attention", "grouped"), ("executor", "eager"), ("packed weights", "none: they are for CPUs")]
+        triton = TritonAttention.missing()
+        attention = f"grouped, because {triton}" if triton else "triton, or grouped for a model that its kernel fails"
+        return [*rows, ("attention", attention), ("executor", "eager"), ("packed weights", "none: they are for CPUs")]
     packed = [d for d in (torch.float32, torch.bfloat16) if can_pack(torch.empty(1, dtype=d))]
     halves = torch.float32 in packed and half_products()
     detour = machine.bfloat16_queries_in_float32(facts)

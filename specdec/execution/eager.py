@@ -81,6 +81,8 @@ def call_model(
         arguments["output_hidden_states"] = True
     with ExitStack() as stack:
         stack.enter_context(switched(plan.configs, attention or plan.attention.name, plan.experts))
+        if isinstance(cache, Cache):  # not while a forward is captured, which reads no cache
+            arguments["past_key_values"] = stack.enter_context(plan.attention.forward(state, cache))
         last = stack.enter_context(_output_layer_inputs(plan.model)) if watches else []
         output = model(**arguments)
     if "logits" not in output:

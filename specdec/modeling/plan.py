@@ -55,6 +55,7 @@ class ModelPlan:
         dtype: The model's dtype.
         device: The model's device.
         keeps_logits: Whether the model can be asked for the logits of the last nodes only.
+        attention_reason: The backend's name; with ``"auto"`` also why those before it were passed over.
     """
 
     model: PreTrainedModel
@@ -68,6 +69,7 @@ class ModelPlan:
     dtype: torch.dtype
     device: torch.device
     keeps_logits: bool
+    attention_reason: str = ""
 
     @classmethod
     def find(cls, model: PreTrainedModel, *, attention: str = "auto") -> "ModelPlan":
@@ -83,10 +85,10 @@ class ModelPlan:
         Raises:
             ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
         """
-        candidates = _backends(model, attention)
+        candidates, refusals = _backends(model, attention)
         check_supported(model)
         with model_lock(model):
-            return _settle(model, candidates)
+            return _settle(model, candidates, refusals)
 
     @cached_property
     def distinct_reaches(self) -> tuple[Reach, ...]:
@@ -97,6 +99,11 @@ class ModelPlan:
     def configs(self) -> Sequence[PreTrainedConfig]:
         """All configurations that the model's parts read; a part may have its own."""
         return configs_of(self.model)
+
+    @property
+    def attention_name(self) -> str:
+        """The backend's name in ``BACKENDS``."""
+        return self.attention_reason.partition(" ")[0]
 
     @property
     def model_type(self) -> str:
@@ -134,29 +141,35 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
     return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
 
 
-def _backends(model: PreTrainedModel, attention: str) -> list[AttentionBackend]:
-    """Returns the backends to try, in order."""
+def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, AttentionBackend], dict[str, str] | None]:
+    """Returns the backends to try, in order, and with ``"auto"`` why others are not tried."""
     if attention == "auto":
-        return [backend for backend in BACKENDS.values() if backend.check(model) is None]
+        wanted = {name: backend for name, backend in BACKENDS.items() if backend.automatic(model)}
+        refusals = {name: backend.check(model) for name, backend in wanted.items()}
+        fit = {name: backend for name, backend in wanted.items() if refusals[name] is None}
+        return fit, {name: refusal for name, refusal in refusals.items() if refusal is not None}
     if not isinstance(attention, str) or attention not in BACKENDS:
         raise ValueError(f"attention={attention!r}: give one of auto, {', '.join(BACKENDS)}")
     refusal = BACKENDS[attention].check(model)
     if refusal is not None:
         raise ValueError(f"attention={attention!r}: {refusal}; use attention='auto'")
-    return [BACKENDS[attention]]
+    return {attention: BACKENDS[attention]}, None
 
 
-def _settle(model: PreTrainedModel, candidates: Sequence[AttentionBackend]) -> ModelPlan:
+def _settle(
+    model: PreTrainedModel, candidates: Mapping[str, AttentionBackend], refusals: Mapping[str, str] | None
+) -> ModelPlan:
     """Returns the first plan that gives the model's own logits, over all backends and ways of running experts."""
     finding = ""
     cause: Exception | None = None
-    for attention in candidates:
+    passed = dict(refusals or {})
+    for name, attention in candidates.items():
         for experts in EXPERTS:
             try:
                 plan, own = _probe(model, attention, experts)
                 plan, error = _trial(plan, own)
                 if error is None:
-                    return plan
+                    return replace(plan, attention_reason=_reason(name, None if refusals is None else passed))
                 problem = f"its logits differ by {error:.0%} from the model's own"
             except torch.OutOfMemoryError:
                 raise
@@ -167,7 +180,15 @@ def _settle(model: PreTrainedModel, candidates: Sequence[AttentionBackend]) -> M
                     first_line if isinstance(exception, ValueError) else f"{type(exception).__name__}: {first_line}"
                 )
             finding = finding or problem
+            passed.setdefault(name, problem)
     raise ValueError(explain(model, finding)) from cause
+
+
+def _reason(name: str, passed: Mapping[str, str] | None) -> str:
+    """Returns a backend's name, and in words how it was found: ``grouped (auto; not triton: ...)``."""
+    if passed is None:
+        return name
+    return f"{name} ({'; '.join(['auto', *(f'not {other}: {why}' for other, why in passed.items())])})"
 
 
 @torch.inference_mode()

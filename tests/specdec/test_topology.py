@@ -37,6 +37,18 @@ def test_a_long_chain_costs_no_loop() -> None:
     assert chain.parents[0, :3].tolist() == [-1, 0, 1]
 
 
+def test_ancestors_are_packed_into_words() -> None:
+    """The highest bit of a word is the sign of its number."""
+    chain = Topology.chain(130, torch.device("cpu"))
+    words = chain.ancestor_words[0]
+    assert words.shape == (130, 3)
+    for node in (0, 5, 62, 63, 64, 127, 128, 129):
+        marks = sum((int(word) % 2**64) << (64 * i) for i, word in enumerate(words[node]))
+        assert marks == 2 ** (node + 1) - 1
+    tree = Topology.from_parents(torch.tensor([[-1, 0, 1, 1], [-1, 0, 0, 2]]))
+    assert tree.ancestor_words[:, :, 0].tolist() == [[1, 0b11, 0b111, 0b1011], [1, 0b11, 0b101, 0b1101]]
+
+
 def test_the_first_nodes_alone() -> None:
     topology = Topology.from_parents(PARENTS)
     part = topology.first(3)

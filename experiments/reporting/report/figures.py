@@ -148,6 +148,7 @@ def facts_of(run: Run) -> dict[str, str]:
     return {
         "target": f"{target.get('name', 'unknown')}{size}",
         "dtype": str(manifest.get("dtype_reason") or manifest.get("dtype", "unknown")),
+        "attention": str(manifest.get("attention_reason", "unknown")),
         "device": f"{manifest.get('device', 'unknown')}, {manifest.get('threads', '?')} CPU threads",
         "machine": ", ".join(str(machine[key]) for key in ("system", "processor") if machine.get(key)) or "unknown",
         "commit": commit_of(manifest),

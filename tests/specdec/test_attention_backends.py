@@ -1,0 +1,189 @@
+"""Backends behind whole models: the tokens that they give, which one is picked, and what they refuse."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from drafters.model import ModelDrafter
+from specdec.attention import BACKENDS, AttentionBackend, over_cache
+from specdec.attention.base import Reach
+from specdec.batch import Wants
+from specdec.doctor.findings import chosen
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.execution import ReplayExecutor
+from specdec.interfaces import Drafter
+from specdec.modeling.plan import ModelPlan
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
+from tests.forwards import verify
+from tests.models import ARCHITECTURES, tiny_model
+from tests.specdec.test_model_runner import LENGTHS, drafted, prefilled
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
+
+
+def _levels(model: PreTrainedModel) -> ModelDrafter:
+    """A drafter whose own forwards go down the tree level by level, through the kernel as well."""
+    return ModelDrafter(perturbed(model, DISTANCE), TREE, sampling="deterministic", attention="triton")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "drafter"),
+    [("llama", 1, _levels), ("gemma2", 2, DRAFTERS["ngram"]), ("mistral_sliding", 1, DRAFTERS["medusa"])],
+    ids=["llama", "gemma2", "mistral"],
+)
+def test_the_kernel_decodes_as_the_model_itself(
+    architecture: str, layers: int, drafter: Callable[[PreTrainedModel], Drafter]
+) -> None:
+    """Prompts longer than the windows, a slot that is used twice, trees of the drafter's own shape."""
+    model = tiny_model(architecture, layers=layers)
+    made = drafter(model)
+    engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=32, attention="triton")
+    assert engine.runner.plan.attention is BACKENDS["triton"]
+    sampling = SamplingParams(max_new_tokens=8)
+    outputs = engine.generate(PROMPTS, sampling)
+    wanted = [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert sum(step.accepted for output in outputs for step in output.steps) > 0  # trees were kept, too
+
+
+@pytest.mark.parametrize("backend", ["flex", pytest.param("triton", marks=pytest.mark.full)])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.inference_mode()
+def test_every_node_sees_its_own_path(architecture: str, backend: str) -> None:
+    model = tiny_model(architecture)
+    own, _ = prefilled(model, attention="eager")
+    runner, _ = prefilled(model, attention=backend)
+    tree = drafted(runner)
+    wanted = verify(own, tree, LENGTHS, wants=Wants(hidden_layers=(-1, 2)))
+    given = verify(runner, tree, LENGTHS, wants=Wants(hidden_layers=(-1, 2)))
+    torch.testing.assert_close(given.scores, wanted.scores, atol=1e-5, rtol=1e-5)
+    for layer in (-1, 2):
+        torch.testing.assert_close(given.hidden_states[layer], wanted.hidden_states[layer], atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, and still the forward's own lengths, when the model's Python is left out."""
+    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 1)
+    model = tiny_model(layers=1)
+    runner, _ = prefilled(model, attention="triton")
+    tree = drafted(runner)
+    first = verify(runner, tree, LENGTHS).scores
+    assert isinstance(runner.executor, ReplayExecutor)
+    assert any(runner.executor._programs.values())
+    shorter = [length - 2 for length in LENGTHS]
+    own, _ = prefilled(model, attention="eager", optimize=False)
+    torch.testing.assert_close(first, verify(own, tree, LENGTHS).scores, atol=1e-5, rtol=1e-5)
+    again = verify(runner, tree, shorter).scores
+    torch.testing.assert_close(again, verify(own, tree, shorter).scores, atol=1e-5, rtol=1e-5)
+
+
+def test_auto_says_what_it_picked() -> None:
+    plan = ModelPlan.find(tiny_model())
+    assert (plan.attention_name, plan.attention_reason) == ("grouped", "grouped (auto)")
+    plan = ModelPlan.find(tiny_model(), attention="eager")
+    assert (plan.attention_name, plan.attention_reason) == ("eager", "eager")
+
+
+class _Failing(type(BACKENDS["grouped"])):
+    """A backend that gives wrong numbers: it lets every query see all keys of its row."""
+
+    def prepare(self, *args):
+        state = super().prepare(*args)
+        return type(state)([torch.zeros_like(mask) for mask in state.masks])
+
+
+class _Missing(type(BACKENDS["grouped"])):
+    def check(self, model):
+        return "it is not installed"
+
+
+def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **BACKENDS}
+    monkeypatch.setattr("specdec.modeling.plan.BACKENDS", backends)
+    plan = ModelPlan.find(tiny_model())
+    assert plan.attention_name == "grouped"
+    assert plan.attention_reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
+
+
+def test_auto_does_not_pick_the_interpreter() -> None:
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert not BACKENDS["triton"].automatic(tiny_model())
+    assert BACKENDS["triton"].check(tiny_model()) is None
+
+
+def test_without_triton_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"attention='triton': Triton is not installed .* use attention='auto'"):
+        ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="triton")
+    monkeypatch.setattr("specdec.machine.is_native", lambda *args: True)  # asks the GPU
+    rows = dict(chosen(torch.device("cuda"), default_threads=1))
+    assert rows["attention"].startswith("grouped, because Triton is not installed")
+
+
+def test_a_model_that_the_kernel_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"in float32, float16 or bfloat16, and the model is in torch\.float64"):
+        ModelRunner(tiny_model().double(), max_batch_size=1, max_length=8, attention="triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="its kernel is compiled for GPUs, and the model is on cpu"):
+        ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="triton")
+
+
+def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"attention='flash': give one of auto, triton, grouped, eager, flex"):
+        ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="flash")
+
+
+@pytest.mark.parametrize(("change", "words"), [("key", "changes keys or values"), ("mask", "changes the mask")])
+def test_a_model_that_goes_behind_the_cache_is_noticed(
+    change: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reads the cache, so what a model does to keys or masks afterwards would be lost without a word."""
+    model = tiny_model(layers=1)
+    function = over_cache.attention_over_cache
+
+    def changing(module, query, key, value, attention_mask, **kwargs):
+        if change == "key":
+            key = key * 2
+        else:
+            attention_mask = attention_mask + 1
+        return function(module, query, key, value, attention_mask, **kwargs)
+
+    monkeypatch.setitem(over_cache.AttentionInterface._global_mapping, "specdec_triton", changing)
+    with pytest.raises(ValueError, match=words):
+        ModelRunner(model, max_batch_size=1, max_length=8, attention="triton")
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny_model(layers=1)
+    before = model.config._attn_implementation
+    for backend in ("triton", "flex"):
+        prefilled(model, attention=backend)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.full
+def test_the_core_needs_no_triton() -> None:
+    """Nothing of ours imports it before a model asks for the kernel (transformers does, where it is installed)."""
+    code = (
+        "import sys; import transformers.modeling_utils; before = set(sys.modules); "
+        "import specdec.engine.engine; sys.exit('specdec.attention.tree_kernel' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_window_of_another_layer_type_is_its_own_stand_in() -> None:
+    plan = ModelPlan.find(tiny_model("gemma2", layers=2), attention="triton")
+    assert plan.distinct_reaches == (Reach(window=6), Reach())

@@ -1,0 +1,208 @@
+"""Attention over the cache against its definition in float64: every backend, random trees, ragged rows, every option.
+
+Triton's interpreter runs the kernel (``conftest``). The same cases on a GPU: ``tests/test_gpu_attention.py``.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.attention import BACKENDS
+from specdec.attention.base import Reach
+from specdec.attention.tree_attention import DTYPES, Tiles, choose_pieces, choose_tiles, tree_attention
+from specdec.execution.counting import counted
+from tests.attention import CASES, TOLERANCE, Case, Problem, error, launch, paged, path_to, problem, quantized
+
+SMALL = Tiles(16, 16, 4, 1)
+OTHERS = ("grouped", "flex")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.inference_mode()
+def test_the_kernel_computes_what_attention_is(case: Case) -> None:
+    given = problem(case)
+    assert error(given.output(BACKENDS["triton"]), given.expected()) < TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("backend", OTHERS)
+@torch.inference_mode()
+def test_the_other_backends_compute_it_too(backend: str, case: Case) -> None:
+    if backend == "flex" and case.sinks:
+        with pytest.raises(ValueError, match="no attention sinks on a CPU"):
+            problem(case).output(BACKENDS[backend])
+        return
+    given = problem(case)
+    assert error(given.output(BACKENDS[backend]), given.expected()) < TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        {"pieces": 2},
+        {"pieces": 3},
+        {"pieces": 7},  # more than there are blocks of keys: some have nothing to read
+        {"keys_per_piece": 16},
+        {"keys_per_piece": 48},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lengths=(61, 0, 33), nodes=5, kv_heads=1),
+        Case(lengths=(61, 5), nodes=5, kv_heads=1, window=20, sinks=True),
+        Case(lengths=(33,), nodes=9, kv_heads=1, shape="chain", softcap=2.0),
+    ],
+    ids=["tree", "window and sinks", "chain"],
+)
+@torch.inference_mode()
+def test_a_context_in_pieces(case: Case, pieces: dict[str, int]) -> None:
+    given = problem(case)
+    given.output(BACKENDS["grouped"])  # writes the new keys
+    output = launch(given, tiles=SMALL, **pieces)
+    assert error(output, given.expected()) < TOLERANCE[case.dtype]
+
+
+@torch.inference_mode()
+def test_pieces_cut_at_fixed_positions_do_not_depend_on_the_batch() -> None:
+    """A row alone gives the very numbers that it gives beside a longer one."""
+    case = Case(lengths=(9, 61), nodes=4, kv_heads=1, bound=40)
+    given = problem(case)
+    given.output(BACKENDS["grouped"])
+    alone, beside = given.seen(rows=1), given.seen()
+    options = {"tiles": SMALL, "keys_per_piece": 32}
+    stored = given.cache.stored(0)
+    first = tree_attention(given.query[:1], stored, replace(alone, keys=16), **options)  # type: ignore[arg-type]
+    both = tree_attention(given.query, stored, beside, **options)  # type: ignore[arg-type]
+    assert torch.equal(first[0], both[0])
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 24])
+@torch.inference_mode()
+def test_pages_in_any_order(page_size: int) -> None:
+    given = problem(Case(lengths=(45, 7), slots=(2, 0), nodes=6, window=30))
+    given.output(BACKENDS["grouped"])
+    seen = given.seen()
+    stored, table = paged(given.cache.stored(0), seen.table, page_size)
+    assert table.shape[1] > 1
+    output = launch(given, stored=stored, seen=replace(seen, table=table), tiles=SMALL, pieces=2)
+    assert error(output, given.expected()) < TOLERANCE[torch.float32]
+    wrong = replace(seen, table=table.flip(1))
+    assert error(launch(given, stored=stored, seen=wrong, tiles=SMALL), given.expected()) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("page_size", [None, 8])
+@torch.inference_mode()
+def test_quantized_keys_and_values(dtype: torch.dtype, page_size: int | None) -> None:
+    """Compared with the numbers that they stand for, so that only rounding is left."""
+    given = problem(Case(lengths=(30, 4), nodes=6))
+    given.output(BACKENDS["grouped"])
+    stored, meant = quantized(given, dtype)
+    seen = given.seen()
+    if page_size is not None:
+        stored, table = paged(stored, seen.table, page_size)
+        seen = replace(seen, table=table)
+    assert stored.key_scales is not None
+    output = launch(given, stored=stored, seen=seen, tiles=SMALL, pieces=2)
+    assert error(output, meant.expected()) < TOLERANCE[torch.float32]
+    doubled = stored._replace(key_scales=stored.key_scales * 1.1)
+    assert error(launch(given, stored=doubled, seen=seen, tiles=SMALL), meant.expected()) > 0.02
+
+
+TREE = Case(lengths=(17, 6), nodes=7, window=8, sinks=True, kv_heads=1)
+MISTAKES = {
+    "a node sees a stranger": lambda seen, given: {"seen": replace(seen, words=_flipped(seen.words, 6, 0, given))},
+    "a node misses its parent": lambda seen, given: {"seen": replace(seen, words=_flipped(seen.words, 6, 1, given))},
+    "one position too many": lambda seen, given: {"seen": replace(seen, lengths=seen.lengths + 1)},
+    "one position too few": lambda seen, given: {"seen": replace(seen, lengths=seen.lengths - 1)},
+    "other depths": lambda seen, given: {"seen": replace(seen, depth=seen.depth.roll(1, 1))},
+    "rows exchanged": lambda seen, given: {"seen": replace(seen, table=seen.table.flip(0))},
+    "a wider window": lambda seen, given: {"reach": Reach(window=9)},
+    "no window": lambda seen, given: {"reach": Reach()},
+    "no sinks": lambda seen, given: {"sinks": None},
+    "another scale": lambda seen, given: {"scaling": 0.3},
+    "a softcap": lambda seen, given: {"softcap": 2.0},
+}
+
+
+def _flipped(words: torch.Tensor, query: int, mark: int, given: Problem) -> torch.Tensor:
+    """Flips a query's first mark that is 0, or its last but one that is 1 (a node's own is the last)."""
+    changed = words.clone()
+    path = set(path_to(given.parents[0], query))
+    cell = max(path - {query}) if mark else min(set(range(query)) - path)
+    changed[0, query, 0] ^= 1 << cell
+    return changed
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+@torch.inference_mode()
+def test_the_comparison_notices_a_mistake(mistake: str | None) -> None:
+    given = problem(TREE)
+    given.output(BACKENDS["grouped"])
+    seen = given.seen()
+    options = MISTAKES[mistake](seen, given) if mistake else {}
+    wrong = error(launch(given, tiles=SMALL, **options), given.expected())
+    assert wrong > 0.01 if mistake else wrong < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("backend", ["grouped", "triton", "flex"])
+@pytest.mark.parametrize(
+    "change", [{"window": 5}, {"window": None}, {"chunk": 3}, {"softcap": None}, {"scaling": 0.3}], ids=str
+)
+@torch.inference_mode()
+def test_a_backend_that_leaves_something_out_would_be_noticed(backend: str, change: dict[str, float | None]) -> None:
+    given = problem(Case(lengths=(17, 6), nodes=7, window=6, softcap=2.0, kv_heads=1))
+    assert error(given.output(BACKENDS[backend]), given.expected(**change)) > 0.01
+
+
+@torch.inference_mode()
+def test_nothing_is_read_behind_a_row() -> None:
+    """What lies behind a row's tree is of no influence, even if it is not a number."""
+    given = problem(Case(lengths=(3, 9), nodes=4, bound=20))
+    expected = given.expected()
+    for b, length in enumerate(given.case.lengths):
+        given.cache.stored(0).keys[b, :, length + 4 :] = torch.nan
+        given.cache.stored(0).values[b, :, length + 4 :] = torch.nan
+    assert error(given.output(BACKENDS["triton"]), expected) < TOLERANCE[torch.float32]
+
+
+@torch.inference_mode()
+def test_preparing_reads_nothing_and_a_known_tree_costs_nothing() -> None:
+    """So that it can be captured: no values go to the host, and the launches do not depend on lengths."""
+    for shape, launches in (("chain", 0), ("random", 0)):
+        given = problem(Case(lengths=(17, 6), nodes=7, shape=shape, shared=True))
+        backend = BACKENDS["triton"]
+        backend.prepare(given.batch, given.cache, given.plan)  # packs the shape's ancestors once
+        with counted() as work:
+            backend.prepare(given.batch, given.cache, given.plan)
+        assert work.launches == launches, work.operations
+        assert work.synchronizations == 0
+    given = problem(Case(lengths=(17, 6), nodes=7))
+    with counted() as work:
+        backend.prepare(given.batch, given.cache, given.plan)
+    assert work.synchronizations == 0
+
+
+def test_pieces_fill_the_device_and_are_not_too_small() -> None:
+    assert choose_pieces(8, 32768, 132) == 66  # 8 key heads at batch 1: four programs for each multiprocessor
+    assert choose_pieces(64, 32768, 132) == 9
+    assert choose_pieces(8, 1024, 132) == 8
+    assert choose_pieces(8, 60, 132) == 1
+    assert choose_pieces(4096, 32768, 132) == 1
+
+
+@pytest.mark.parametrize("room", [99 * 1024, 163 * 1024, 227 * 1024], ids=["a consumer's card", "A100", "H100"])
+def test_tiles_fit_into_shared_memory(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.attention.tree_attention.shared_memory", lambda device: room)
+    widths = [(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)]
+    for dtype, (head_dim, value_dim), queries in itertools.product(DTYPES, widths, [1, 8, 64, 256, 4096]):
+        tiles = choose_tiles(queries, head_dim, value_dim, dtype, torch.device("cpu"))
+        needed = (tiles.queries * head_dim + tiles.stages * tiles.keys * (head_dim + value_dim)) * dtype.itemsize
+        fits_nowhere = dtype is torch.float32 and head_dim == 576 and room < 100 * 1024
+        assert needed <= room or fits_nowhere, (dtype, head_dim, queries)
+        assert min(tiles.queries, tiles.keys) >= 16  # what tensor cores multiply at least
+        assert tiles.queries & (tiles.queries - 1) == tiles.keys & (tiles.keys - 1) == 0
