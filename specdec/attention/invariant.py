@@ -136,9 +136,7 @@ class Nodes:
             left &= ~served
             yield np.array(path[::-1]), served
 
-    def _cells(
-        self, block: int, length: int, path: Int[np.ndarray, " depth"] | None
-    ) -> Int[np.ndarray, " key"]:
+    def _cells(self, block: int, length: int, path: Int[np.ndarray, " depth"] | None) -> Int[np.ndarray, " key"]:
         """Returns where the positions of a block stand in the cache, for the sequence that goes along a path."""
         positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
         if path is None:
@@ -261,7 +259,9 @@ class SingleTokens(OwnLayout):
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         rows = _by_key_head(query.to(wide) * scaling, stored.keys.shape[1])
         kv_heads, queries, groups, _ = rows.shape
-        running = _Running(rows, value.shape[-1], None if sinks is None else sinks.to(wide).view(kv_heads, 1, groups, 1))
+        running = _Running(
+            rows, value.shape[-1], None if sinks is None else sinks.to(wide).view(kv_heads, 1, groups, 1)
+        )
         rows = rows.reshape(kv_heads, queries * groups, -1)
         for piece, needed in enumerate(self._sight.needed[reach]):
             if not needed:

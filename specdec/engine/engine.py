@@ -46,6 +46,8 @@ class Engine:
         attention: See ``ModelRunner``.
         timing: Measure each stage of every round (``Step.seconds``).
         optimize: See ``ModelRunner``; for the target's forwards.
+        invariant: See ``ModelRunner``; for the target's forwards. Speculative and plain decoding then agree token for
+            token in every dtype at temperature 0, and under rules that share their noise.
         scheduler: Decides which waiting request gets a free slot; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
@@ -71,6 +73,7 @@ class Engine:
         attention: str = "auto",
         timing: bool = False,
         optimize: bool = True,
+        invariant: bool = False,
         scheduler: Scheduler | None = None,
         check: bool = False,
     ):
@@ -81,6 +84,7 @@ class Engine:
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
         timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
+        invariant = flag("invariant", invariant)
         if max_length is not None:
             few = "give at least 2, one token of prompt and one of output"
             max_length = whole("max_length", max_length, least=2, few=few)
@@ -108,6 +112,7 @@ class Engine:
                 max_nodes=drafter.max_nodes if drafter is not None else 0,
                 attention=attention,
                 optimize=optimize,
+                invariant=invariant,
             )
             if drafter is not None and verifier is not None:
                 # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.

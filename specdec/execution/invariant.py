@@ -135,4 +135,3 @@ class InvariantExecutor(Executor):
             yield
         finally:
             torch.set_num_threads(before)
-

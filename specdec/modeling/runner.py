@@ -7,7 +7,9 @@ from specdec.arguments import flag, whole
 from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
+from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.modeling.invariance import settle
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
 from specdec.quantization.base import weights_read
@@ -28,15 +30,19 @@ class ModelRunner:
         attention: Name of a backend (``specdec.attention``), or ``"auto"`` for the first one that the model takes.
         optimize: On a CPU, pack linear weights and capture forwards (``specdec.execution``); False runs the model's own
             code throughout.
+        invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
+            (``specdec.execution.invariant``).
 
     Attributes:
         plan: How the model is run.
         cache: The KV cache.
         executor: Runs forwards.
+        invariant: As given.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
-            and the reason), it has fewer positions than ``max_length``, or the cache does not fit into memory.
+            and the reason), it has fewer positions than ``max_length``, the cache does not fit into memory, or an
+            invariant model was asked for and a trial shows that this one is not.
     """
 
     def __init__(
@@ -48,12 +54,18 @@ class ModelRunner:
         max_nodes: int = 0,
         attention: str = "auto",
         optimize: bool = True,
+        invariant: bool = False,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         max_length = whole("max_length", max_length, least=1)
         max_nodes = whole("max_nodes", max_nodes, least=0)
-        optimize = flag("optimize", optimize)
+        optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
+        if self.invariant and attention != "auto":
+            raise ValueError(
+                f"attention={attention!r} with invariant=True, which computes attention in a way of its own: "
+                f"leave attention at 'auto'"
+            )
         self.model = model
         self._attention = attention
         self._lock = model_lock(model)
@@ -61,7 +73,8 @@ class ModelRunner:
         check_length(model.config.get_text_config(decoder=True), max_length)
         self.plan = plan
         self.cache = plan.make_cache(max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
-        self.executor = executor_for(model, optimize=optimize)
+        self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
+        self._settle()
 
     @property
     def vocab_size(self) -> int:
@@ -116,3 +129,9 @@ class ModelRunner:
                 f"(other layers, heads or vocabulary): build a new engine"
             )
         self.plan = plan
+        self._settle()
+
+    def _settle(self) -> None:
+        """Try whether an invariant executor keeps its promise for this model."""
+        if isinstance(self.executor, InvariantExecutor):
+            settle(self.plan, self.executor)
