@@ -53,14 +53,13 @@ class Piece:
 
     Attributes:
         slot: The sequence's slot.
-        block: The number of the block; its first position is ``block * BLOCK``.
-        cells: Where these positions stand in the slot's row of the cache. Behind the sequence's end they repeat its
-            last cell.
+        positions: The positions.
+        cells: Where they stand in the slot's row of the cache. Behind the sequence's end they repeat its last cell.
         queries: Which of the forward's queries belong to the sequence.
     """
 
     slot: int
-    block: int
+    positions: Int[np.ndarray, " key"]
     cells: Int[np.ndarray, " key"]
     queries: Bool[np.ndarray, " query"]
 
@@ -107,11 +106,11 @@ class Nodes:
             slot, length = int(self.slots[chosen][of_row][0]), int(self._lengths[row])
             # What stands before the tree is common to all of its paths.
             shared = 0 if self._in_line else length // BLOCK
-            found += [Piece(slot, block, self._cells(block, length, None), of_row) for block in range(shared)]
+            found += [Piece(slot, *self._block(block, length, None), of_row) for block in range(shared)]
             for path, queries in self._paths(row, chosen, of_row):
                 last = int(self.positions[chosen][queries].max())
                 blocks = range(shared, last // BLOCK + 1)
-                found += [Piece(slot, block, self._cells(block, length, path), queries) for block in blocks]
+                found += [Piece(slot, *self._block(block, length, path), queries) for block in blocks]
         return found
 
     def _paths(
@@ -136,13 +135,15 @@ class Nodes:
             left &= ~served
             yield np.array(path[::-1]), served
 
-    def _cells(self, block: int, length: int, path: Int[np.ndarray, " depth"] | None) -> Int[np.ndarray, " key"]:
-        """Returns where the positions of a block stand in the cache, for the sequence that goes along a path."""
+    def _block(
+        self, block: int, length: int, path: Int[np.ndarray, " depth"] | None
+    ) -> tuple[Int[np.ndarray, " key"], Int[np.ndarray, " key"]]:
+        """Returns the positions of a block and their cells, for the sequence that goes along a path."""
         positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
         if path is None:
-            return np.minimum(positions, self._last)
+            return positions, np.minimum(positions, self._last)
         below = np.clip(positions - length, 0, len(path) - 1)
-        return np.minimum(np.where(positions < length, positions, length + path[below]), self._last)
+        return positions, np.minimum(np.where(positions < length, positions, length + path[below]), self._last)
 
 
 class Sight:
@@ -164,7 +165,7 @@ class Sight:
     ):
         self.pieces = pieces
         self.queries = len(positions)
-        keys = np.stack([np.arange(piece.block * BLOCK, (piece.block + 1) * BLOCK) for piece in pieces])[:, None]
+        keys = np.stack([piece.positions for piece in pieces])[:, None]
         queries = positions[None, :, None]
         members = np.stack([piece.queries for piece in pieces])[:, :, None]
         self._seen: list[Tensor] = []

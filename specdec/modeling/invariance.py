@@ -180,10 +180,10 @@ class _Run:
 
 def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
     """Returns what differs between ways of computing the same logits; empty if nothing does."""
-    tokens = _tokens(plan, executor.rows + 3)
+    tokens = _tokens(plan, max(executor.rows + 3, len(_SHAPE.parents)))
     count, branch = len(tokens), len(_PATH)
-    if count <= branch + 1:
-        return ""
+    if count < len(_SHAPE.parents):
+        return f"the model's {count} positions are too few to try it"
     run = _Run(plan, executor, slots=2)
     whole = run.chain(0, tokens)
     own = _Run(plan, EagerExecutor(plan.model), slots=1).chain(0, tokens)
@@ -202,7 +202,7 @@ def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
 
     # As the paths of two trees, whose other nodes stand in between, behind prefixes of different lengths.
     starts = [1, count - branch]
-    nodes = tokens[: len(_SHAPE.parents)].repeat(2, 1) if count >= len(_SHAPE.parents) else _filled(tokens)
+    nodes = tokens[: len(_SHAPE.parents)].repeat(2, 1)
     for row, start in enumerate(starts):
         nodes[row, _PATH] = tokens[start : start + branch]
     trees = run.trees([1, 0], nodes, starts)
@@ -210,11 +210,6 @@ def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
         if not torch.equal(trees[row, _PATH], whole[start : start + branch]):
             return "a token gets other bits in a tree than in a line"
     return ""
-
-
-def _filled(tokens: Int[Tensor, " node"]) -> Int[Tensor, "batch node"]:
-    times = -(-len(_SHAPE.parents) // len(tokens))
-    return tokens.repeat(times)[: len(_SHAPE.parents)].repeat(2, 1)
 
 
 def _part(plan: ModelPlan, executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
