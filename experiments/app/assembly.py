@@ -147,7 +147,7 @@ def measure_methods(
         bootstrap=bootstrap,
         mirror=mirror,
         tables=report.tables,
-        title=title(target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}"),
+        title=title(target, samplings, f"{amount(fitting)}, batch {engine.max_batch_size}{_mode(engine)}"),
         plots=dict(report.plots),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
@@ -352,6 +352,10 @@ def amount(fitting: Fitting) -> str:
     more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
     more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _mode(engine: Engine | OtherEngine) -> str:
+    return ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str) -> str:
