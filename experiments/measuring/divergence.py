@@ -24,8 +24,8 @@ class FirstDifference:
         texts: The two as text.
         margin: How far the lower of the two is below the largest logit there, in nats; None where there is no such
             number (one output has ended, or a token is impossible there).
-        tie_bound: The largest margin that the dtype explains there, in nats; 0 on an invariant engine, where it explains
-            nothing. None without a margin, and for a rule that is not exact and is therefore not judged.
+        tie_bound: The largest margin that the dtype explains there, in nats; 0 on an invariant engine, which has
+            no rounding to explain. None without a margin, and for a rule that is not exact and is therefore not judged.
     """
 
     index: int

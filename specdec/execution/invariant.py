@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.attention.base import AttentionState
-from specdec.attention.invariant import NAME, Nodes, Sight, SingleTokens, attending
+from specdec.attention.invariant import NAME, SingleTokens, attending
+from specdec.attention.logical_order import Nodes, Sight
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
