@@ -82,8 +82,8 @@ class SingleTokens(OwnLayout):
             raise UnsupportedError("its layers change the mask on its way to the attention function")
         stored = self._cache.stored(waiting[2])
         wide = torch.promote_types(query.dtype, torch.float32)
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows = _by_key_head(query.to(wide) * scaling, stored.keys.shape[1])
+        factor = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+        rows = _by_key_head(query.to(wide) * factor, stored.keys.shape[1])
         kv_heads, queries, groups, _ = rows.shape
         sinks = None if sinks is None else sinks.to(wide).view(kv_heads, 1, groups, 1)
         running = _Running(rows, value.shape[-1], sinks)

@@ -155,7 +155,7 @@ class Sight:
                 seen &= queries - keys < reach.window
             if reach.chunk is not None:
                 seen &= queries // reach.chunk == keys // reach.chunk
-            self.needed.append(seen.any(axis=(1, 2)).tolist())
+            self.needed.append([bool(each.any()) for each in seen])
             self._seen.append(torch.from_numpy(~seen).to(device)[:, :, None])
         cells = torch.from_numpy(np.stack([piece.cells for piece in pieces])).to(device)
         self._cells: list[slice | Tensor] = [

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.attention.grouped import GroupedAttention
 from specdec.batch import ForwardBatch, ForwardOutput
-from specdec.cache.base import Cache
+from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.execution.locks import model_lock
@@ -150,7 +150,7 @@ class _Run:
     def __init__(self, plan: ModelPlan, executor: InvariantExecutor | EagerExecutor, *, slots: int):
         self.plan, self.executor = plan, executor
         length = 2 * ROWS + len(_PATH)
-        self.cache: Cache = plan.make_cache(max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes)
+        self.cache: SlotCache = plan.make_cache(max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes)
 
     def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
         """Returns the logits of a line of tokens behind the first ``start`` ones."""
