@@ -62,9 +62,9 @@ def chain(runner: ModelRunner, given: Tensor, *, start: int = 0, slot: int = 0) 
     host_slots, host_lengths = np.array([slot]), np.array([start])
     batch = ForwardBatch(
         tokens=given[None],
-        slots=torch.from_numpy(host_slots),
-        lengths=torch.from_numpy(host_lengths),
-        topology=Topology.chain(len(given), torch.device("cpu")),
+        slots=torch.from_numpy(host_slots).to(given.device),
+        lengths=torch.from_numpy(host_lengths).to(given.device),
+        topology=Topology.chain(len(given), given.device),
         host_slots=host_slots,
         host_lengths=host_lengths,
     )
@@ -81,6 +81,7 @@ def trees(runner: ModelRunner, given: Tensor, starts: Sequence[int], slots: Sequ
     for slot, start in zip(slots, starts, strict=True):
         prefill(runner, given[None, :start], np.zeros(1, dtype=np.int64), slots=[slot])
     drafted = torch.randint(0, VOCAB, (len(slots), SHAPE.num_nodes + 1), generator=torch.Generator().manual_seed(seed))
+    drafted = drafted.to(given.device)
     for row, start in enumerate(starts):
         drafted[row, PATH] = given[start : start + len(PATH)]
     return verify(runner, DraftTree.from_shape(SHAPE, drafted), starts, slots=slots).scores
