@@ -104,6 +104,7 @@ class InvariantExecutor(Executor):
     ) -> list[Tensor]:
         """Returns what is wanted of some nodes, at most ``rows``, in their order."""
         device, written = batch.slots.device, len(chosen)
+        # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
         cache.aim(
             ForwardBatch(
                 tokens=torch.zeros(written, 1, dtype=torch.long, device=device),

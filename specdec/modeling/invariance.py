@@ -90,7 +90,7 @@ def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
             if not finding:
                 return
             logger.info("%s is not invariant in blocks of %d: %s", kind, rows, finding)
-    raise ValueError(f"invariant=True: {kind} cannot promise it, because {finding}; leave invariant at False")
+    raise ValueError(f"invariant=True: {kind} cannot be run so, because {finding}; leave invariant at False")
 
 
 def _threads(plan: ModelPlan, executor: InvariantExecutor) -> int | None:

@@ -340,7 +340,7 @@ def test_rows_that_touch_each_other_run_alone(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_model_that_cannot_promise_it_is_refused_by_the_part() -> None:
-    with pytest.raises(ValueError, match=r"llama cannot promise it, because model.layers.2.mlp.act_fn.1 gives other"):
+    with pytest.raises(ValueError, match=r"llama cannot be run so, because model.layers.2.mlp.act_fn.1 gives other"):
         runner_for(with_layer(Counting()))
 
 
@@ -447,7 +447,7 @@ def executor_of(runner: ModelRunner) -> InvariantExecutor:
     return runner.executor
 
 
-def test_the_rule_that_needs_no_drafter() -> None:
+def test_an_ordinary_engine_afterwards() -> None:
     """Nothing of the mode is left behind: an ordinary engine on the same model runs as before."""
     model = model_in(torch.float32)
     before = Engine(Target(model), max_length=64).generate(PROMPTS, GREEDY)
