@@ -111,6 +111,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no chunk": (lambda x: Engine(x.target, prefill_chunk=None), f"prefill_chunk=None: {WHOLE}"),
     "a text for a flag": (lambda x: Engine(x.target, timing="yes"), "timing='yes': give True or False"),
     "a number for a flag": (lambda x: Engine(x.target, optimize=1), "optimize=1: give True or False"),
+    "a word for a flag": (lambda x: Engine(x.target, invariant="yes"), "invariant='yes': give True or False"),
     "a scheduler's class": (lambda x: Engine(x.target, scheduler=Scheduler), "scheduler is the class Scheduler itself"),
     "a list of backends": (
         lambda x: Engine(x.target, attention=["grouped"]),

@@ -150,7 +150,7 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {engine.max_batch_size}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {engine.max_batch_size}{_mode(engine)}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
@@ -371,6 +371,10 @@ def amount(fitting: Fitting) -> str:
     more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
     more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _mode(engine: Engine | OtherEngine) -> str:
+    return ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
 
 
 def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:

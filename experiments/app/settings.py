@@ -148,6 +148,7 @@ ENGINE: dict[str, Check] = {
     "prefill_chunk": integer(1),
     "attention": text,
     "optimize": flag,
+    "invariant": flag,
     "timing": flag,
     "scheduler": anything,
     "check": flag,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from experiments.contenders.base import OtherEngine
@@ -24,8 +24,8 @@ class FirstDifference:
         texts: The two as text.
         margin: How far the lower of the two is below the largest logit there, in nats; None where there is no such
             number (one output has ended, or a token is impossible there).
-        tie_bound: The largest margin that the dtype explains there, in nats; None without a margin, and for a rule that
-            is not exact and is therefore not judged.
+        tie_bound: The largest margin that the dtype explains there, in nats; 0 on an invariant engine, which has
+            no rounding to explain. None without a margin, and for a rule that is not exact and is therefore not judged.
     """
 
     index: int
@@ -70,8 +70,9 @@ def _tie(
     ours, plains = pair
     if ours is None or plains is None:
         return Tie(None, None)
+    invariant = isinstance(engine, Engine) and engine.runner.invariant
     try:
-        return examine(
+        tie = examine(
             engine.target.model,
             [*job.prompt_ids, *before],
             (ours, plains),
@@ -79,7 +80,7 @@ def _tie(
             prompt_length=len(job.prompt_ids),
             runner=engine.runner if isinstance(engine, Engine) else None,
             kv_cache=engine.runner.kv_cache if isinstance(engine, Engine) else None,
-            bounded=judged,
+            bounded=judged and not invariant,
         )
     except Exception as error:  # the run of hours goes on; a divergence that nothing explains counts as a fault
         logger.warning(
@@ -87,6 +88,8 @@ def _tie(
             *(job.prompt.id, type(error).__name__, error),
         )
         return Tie(None, None)
+    # An invariant engine computes the same logits for every method, so nothing is left for rounding to explain.
+    return replace(tie, bound=0.0) if invariant and judged and tie.margin is not None else tie
 
 
 def _at(tokens: Sequence[int], index: int) -> int | None:

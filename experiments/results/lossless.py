@@ -127,8 +127,12 @@ def judge(records: Sequence[Record]) -> Lossless | None:
 
 
 def explained(record: Record) -> bool:
-    """Whether a divergence is within what the dtype explains at its place."""
-    return record.tie_bound is not None and _margin(record) <= record.tie_bound
+    """Whether a divergence is within what the dtype explains at its place.
+
+    A bound of 0 explains nothing: it comes from an invariant engine, where even a margin of 0 is no excuse, because
+    equal logits are decided by the token's id.
+    """
+    return bool(record.tie_bound) and _margin(record) <= record.tie_bound
 
 
 def _margin(record: Record) -> float:

@@ -127,6 +127,11 @@ class Cache(OwnLayout, ABC):
     bytes_per_position: int
     length_used: bool
 
+    @property
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the cache, each ``[layer, slot, position, ...]``."""
+
     @abstractmethod
     def reserve(self, slot: int, positions: int) -> None:
         """Make room for a request.

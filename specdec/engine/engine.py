@@ -52,6 +52,8 @@ class Engine:
         optimize: See ``ModelRunner``; for the target's forwards.
         kv_cache: See ``ModelRunner``; for the target's keys and values. Plain decoding uses the same cache, so the
             output follows the target *with* that cache.
+        invariant: See ``ModelRunner``; for the target's forwards. Speculative and plain decoding then agree token for
+            token in every dtype at temperature 0, and under rules that share their noise.
         scheduler: Decides which waiting request gets a free slot; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
@@ -80,6 +82,7 @@ class Engine:
         attention: str = "auto",
         timing: bool = False,
         optimize: bool = True,
+        invariant: bool = False,
         scheduler: Scheduler | None = None,
         check: bool = False,
         recording: str = "auto",
@@ -93,6 +96,7 @@ class Engine:
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         prefill_chunk = whole("prefill_chunk", prefill_chunk, least=1)
         timing, optimize, check = flag("timing", timing), flag("optimize", optimize), flag("check", check)
+        invariant = flag("invariant", invariant)
         if max_length is not None:
             few = "give at least 2, one token of prompt and one of output"
             max_length = whole("max_length", max_length, least=2, few=few)
@@ -121,6 +125,7 @@ class Engine:
                 attention=attention,
                 optimize=optimize,
                 kv_cache=kv_cache,
+                invariant=invariant,
             )
             if drafter is not None and verifier is not None:
                 # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.

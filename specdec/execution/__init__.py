@@ -4,14 +4,23 @@ from transformers import PreTrainedModel
 
 from specdec.execution.base import Executor
 from specdec.execution.eager import EagerExecutor
+from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.replay import ReplayExecutor
 
 
-def executor_for(model: PreTrainedModel, *, optimize: bool) -> Executor:
-    """Returns the fastest executor for a model on its device; without ``optimize``, one that runs the model's code."""
+def executor_for(model: PreTrainedModel, *, optimize: bool, invariant: bool = False) -> Executor:
+    """Returns the fastest executor for a model on its device.
+
+    Args:
+        model: The model.
+        optimize: False for an executor that runs the model's code.
+        invariant: Whether a token's logits may depend on nothing but the tokens that it sees.
+    """
+    if invariant:
+        return InvariantExecutor(model, optimize=optimize)
     if optimize and model.device.type == "cpu":
         return ReplayExecutor(model)
     return EagerExecutor(model)
 
 
-__all__ = ["EagerExecutor", "Executor", "ReplayExecutor", "executor_for"]
+__all__ = ["EagerExecutor", "Executor", "InvariantExecutor", "ReplayExecutor", "executor_for"]

@@ -8,7 +8,9 @@ from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.cache.formats import check_format
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
+from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.modeling.invariance import settle
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
 from specdec.quantization.base import weights_read
@@ -31,16 +33,20 @@ class ModelRunner:
             code throughout.
         kv_cache: ``"int8"`` or ``"fp8"`` stores keys and values in one byte per number (``specdec.cache.formats``),
             which changes the model's distribution a little; None stores them in the model's dtype.
+        invariant: Give every token the same logits, bit for bit, whatever else is in the forward; slower
+            (``specdec.execution.invariant``).
 
     Attributes:
         plan: How the model is run.
         cache: The KV cache.
         executor: Runs forwards.
         kv_cache: Name of the format of keys and values; None for the model's dtype.
+        invariant: As given.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
-            and the reason), it has fewer positions than ``max_length``, or the cache does not fit into memory.
+            and the reason), it has fewer positions than ``max_length``, the cache does not fit into memory, or an
+            invariant model was asked for and a trial shows that this one is not.
     """
 
     def __init__(
@@ -53,12 +59,18 @@ class ModelRunner:
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        invariant: bool = False,
     ):
         check_model("model", model, "AutoModelForCausalLM.from_pretrained")
         max_batch_size = whole("max_batch_size", max_batch_size, least=1)
         max_length = whole("max_length", max_length, least=1)
         max_nodes = whole("max_nodes", max_nodes, least=0)
-        optimize = flag("optimize", optimize)
+        optimize, self.invariant = flag("optimize", optimize), flag("invariant", invariant)
+        if self.invariant and attention != "auto":
+            raise ValueError(
+                f"attention={attention!r} with invariant=True, which computes attention in a way of its own: "
+                f"leave attention at 'auto'"
+            )
         check_format(kv_cache)
         self.model = model
         self.kv_cache = kv_cache
@@ -70,8 +82,9 @@ class ModelRunner:
         self.cache = plan.make_cache(
             max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
         )
-        self.executor = executor_for(model, optimize=optimize)
+        self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
         self._version = 0
+        self._settle()
 
     @property
     def vocab_size(self) -> int:
@@ -139,3 +152,9 @@ class ModelRunner:
                 f"(other layers, heads or vocabulary): build a new engine"
             )
         self.plan = plan
+        self._settle()
+
+    def _settle(self) -> None:
+        """Try whether an invariant executor keeps its promise for this model."""
+        if isinstance(self.executor, InvariantExecutor):
+            settle(self.plan, self.executor)

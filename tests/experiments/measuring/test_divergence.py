@@ -72,11 +72,16 @@ def verdict(engine: Engine, count: int = 4, tokens: int = 32) -> Lossless:
 
 
 def engine_of(
-    dtype: str, drafter: Drafter, rule: Verifier | None = None, *, quantization: str | None = None, batch: int = 2
+    dtype: str,
+    drafter: Drafter,
+    rule: Verifier | None = None,
+    *,
+    quantization: str | None = None,
+    batch: int = 2,
+    invariant: bool = False,
 ) -> Engine:
-    return Engine(
-        target(dtype, quantization), drafter, rule or TraversalVerifier(), max_batch_size=batch, max_length=256
-    )
+    loaded, rule = target(dtype, quantization), rule or TraversalVerifier()
+    return Engine(loaded, drafter, rule, max_batch_size=batch, max_length=256, invariant=invariant)
 
 
 # ---------------------------------------------------------------- honest methods
@@ -95,16 +100,30 @@ def test_an_honest_method_is_never_called_broken(name: str, dtype: str, quantiza
 @pytest.mark.full
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", DRAFTERS)
+def test_on_an_invariant_engine_every_output_is_equal(name: str, quantization: str | None) -> None:
+    """In bfloat16, where as many outputs of an ordinary engine diverge now and then."""
+    engine = engine_of("bfloat16", DRAFTERS[name]("bfloat16"), quantization=quantization, batch=4, invariant=True)
+    found = verdict(engine, 12, 40)
+    assert (found.verdict, found.compared) == (Verdict.EQUAL, 12), found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_many_honest_outputs_in_bfloat16(name: str, quantization: str | None) -> None:
     """On many prompts, about one in three of which diverges, every divergence is a tie."""
     found = verdict(engine_of("bfloat16", DRAFTERS[name]("bfloat16"), quantization=quantization, batch=4), 20, 96)
     assert found.verdict is not Verdict.NOT_LOSSLESS, found
 
 
-def test_a_true_tie_is_a_tie() -> None:
-    """Two tokens of one logit, between which the method takes the other one: no dtype tells them apart."""
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_true_tie_is_a_tie(invariant: bool) -> None:
+    """Two tokens of one logit, between which the method takes the other one: no dtype tells them apart.
+
+    But on an invariant engine nothing explains that two methods take different ones.
+    """
     (job,) = jobs(1, 4)
-    engine = engine_of("float32", NGramDrafter(max_draft_tokens=2))
+    engine = engine_of("float32", NGramDrafter(max_draft_tokens=2), invariant=invariant)
     weight = engine.target.model.get_output_embeddings().weight
     first = engine.generate([job.prompt_ids], job.sampling, speculate=False)[0].token_ids[0]
     other = (first + 1) % len(weight)
@@ -112,10 +131,15 @@ def test_a_true_tie_is_a_tie() -> None:
     weight.data[other] = weight.data[first]
     try:
         found = divergence.find_divergence(engine, job, [max(first, other)], [min(first, other)], exactness="exact")
+        lossy = divergence.find_divergence(engine, job, [max(first, other)], [min(first, other)], exactness="lossy")
     finally:
         weight.data[other] = before
     assert found is not None and found.margin is not None and found.tie_bound is not None
-    assert found.margin <= found.tie_bound < 1e-3
+    if invariant:
+        assert found.tie_bound == 0.0
+    else:
+        assert found.margin <= found.tie_bound < 1e-3
+    assert lossy is not None and lossy.tie_bound is None, "nobody judges a lossy rule"
 
 
 # ---------------------------------------------------------------- broken ones

@@ -78,6 +78,13 @@ def test_one_tie() -> None:
     assert sentence("fast", found) == wanted
 
 
+def test_a_bound_of_zero_excuses_no_tie() -> None:
+    """It comes from an invariant engine, where equal logits are decided by the token's id in every method."""
+    found = judge([EQUAL, parted("1", 0.0, 0.0)])
+    assert found is not None and found.verdict is Verdict.NOT_LOSSLESS
+    assert sentence("fast", found).endswith("margin 0 nats, bound 0")
+
+
 def test_not_lossless() -> None:
     """The worst is the largest of those that nothing explains, even if a tie of a wide bound has a larger margin."""
     found = judge([EQUAL, parted("1", 9.0, 10.0), BUG, parted("4", 0.4, 0.3)])

@@ -1,0 +1,184 @@
+"""Attention whose result for a token depends on nothing but the tokens that it sees, bit for bit.
+
+The usual kernels add up the same numbers in another order when a batch has other sizes, and so round differently. Here
+everything that is added up has one order and one shape:
+
+* A query's keys are taken in the order of their positions, as plain decoding finds them (``logical_order``).
+* Positions are cut into blocks of one size, always counted from position 0. The block is multiplied with all queries
+  by one matrix product of a fixed shape. A block that holds fewer keys is filled up with others, which are masked.
+* Blocks are combined one after another, from position 0 on, with a running maximum (the online softmax of
+  FlashAttention). A block of which a query sees nothing leaves its result as it is, to the last bit.
+
+All of this is computed in float32, or float64 for models in float64.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+from specdec.attention.logical_order import Sight
+from specdec.cache.base import Cache, OwnLayout, UnsupportedError
+
+NAME = "specdec_invariant"
+"""The name of the attention function in transformers."""
+
+_LANES = 4
+"""Equal columns of a running maximum. Torch's vectorized ``exp`` computes the last numbers of a tensor by other code if
+they do not fill a vector; with these columns, 16 queries always do."""
+
+
+class SingleTokens(OwnLayout):
+    """The cache that a model sees while single tokens of different sequences go through it, each as a row of its own.
+
+    Args:
+        cache: Where keys and values go; it has been aimed at the tokens.
+        written: How many of the rows are written. The others repeat the last one, to fill the shape up.
+        sight: What the tokens see.
+        masks: Stand-ins for masks, one per reach: they tell the attention function which reach a layer has.
+    """
+
+    def __init__(self, cache: Cache, written: int, sight: Sight, masks: Sequence[Tensor]):
+        super().__init__(len(cache.layers))
+        self._cache, self._written = cache, written
+        self._sight, self._masks = sight, masks
+        self._waiting: tuple[Tensor, Tensor, int] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
+        """Store a layer's keys and values, and pass them on to the attention function, which reads the cache itself."""
+        self._waiting = key_states, value_states, layer_idx
+        self._cache.write(layer_idx, key_states[: self._written], value_states[: self._written])
+        return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        raise UnsupportedError("its layers select keys by an indexer, whose products have the shape of the cache")
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Returns the attention of the layer whose keys and values have just been stored."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting[0] is not key or waiting[1] is not value:
+            raise UnsupportedError("its layers change keys or values between the cache and the attention function")
+        reach = next((number for number, known in enumerate(self._masks) if known is mask), None)
+        if reach is None:
+            raise UnsupportedError("its layers change the mask on its way to the attention function")
+        stored = self._cache.stored(waiting[2])
+        wide = torch.promote_types(query.dtype, torch.float32)
+        factor = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+        rows = _by_key_head(query.to(wide) * factor, stored.keys.shape[1])
+        kv_heads, queries, groups, _ = rows.shape
+        sinks = None if sinks is None else sinks.to(wide).view(kv_heads, 1, groups, 1)
+        running = _Running(rows, value.shape[-1], sinks)
+        rows = rows.reshape(kv_heads, queries * groups, -1)
+        for piece, needed in enumerate(self._sight.needed[reach]):
+            if not needed:
+                continue
+            keys = self._sight.block(piece, stored.keys, stored.key_scales, wide)
+            scores = torch.bmm(rows, keys.transpose(1, 2)).view(kv_heads, queries, groups, -1)
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            scores = scores.masked_fill(self._sight.hidden(reach, piece), -torch.inf)
+            values = self._sight.block(piece, stored.values, stored.value_scales, wide)
+            running.add(scores, values, self._sight.outside(piece))
+        output = running.result().transpose(0, 1).reshape(queries, 1, kv_heads * groups, -1)
+        return output.to(query.dtype)
+
+
+class _Running:
+    """The online softmax of some queries over the blocks that were added so far.
+
+    Args:
+        rows: The queries, ``[kv_head, query, group, dim]``.
+        value_dim: The width of the values.
+        sinks: Logits that take part in the softmax without a value; None if there are none.
+    """
+
+    def __init__(self, rows: Tensor, value_dim: int, sinks: Tensor | None):
+        shape = rows.shape[:3]
+        self._largest = rows.new_full((*shape, _LANES), torch.finfo(rows.dtype).min)
+        self._total = rows.new_zeros((*shape, 1))
+        if sinks is not None:
+            self._largest = torch.maximum(self._largest, sinks)
+            self._total = torch.ones_like(self._total)
+        self._output = rows.new_zeros((*shape, value_dim))
+
+    def add(self, scores: Tensor, values: Tensor, outside: Tensor) -> None:
+        """Take in a block.
+
+        Args:
+            scores: ``[kv_head, query, group, key]``, -inf for hidden keys.
+            values: ``[kv_head, key, value_dim]``.
+            outside: Which queries belong to other sequences, ``[query, 1, 1]``.
+        """
+        kv_heads, queries, groups, _ = scores.shape
+        largest = torch.maximum(self._largest, scores.amax(-1, keepdim=True))
+        before = torch.exp(self._largest - largest)[..., :1]
+        weights = torch.exp(scores - largest[..., :1])
+        part = torch.bmm(weights.view(kv_heads, queries * groups, -1), values).view_as(self._output)
+        # Zero times the NaN of another sequence is NaN.
+        part = part.masked_fill(outside, 0.0)
+        self._output = self._output * before + part
+        self._total = self._total * before + weights.sum(-1, keepdim=True)
+        self._largest = largest
+
+    def result(self) -> Tensor:
+        """Returns the weighted mean of the values, ``[kv_head, query, group, value_dim]``."""
+        return self._output / self._total
+
+
+def _by_key_head(query: Tensor, kv_heads: int) -> Tensor:
+    """Returns queries of single tokens, ``[query, head, 1, dim]``, as ``[kv_head, query, group, dim]``."""
+    queries, heads, _, dim = query.shape
+    return query.view(queries, kv_heads, heads // kv_heads, dim).transpose(0, 1).contiguous()
+
+
+# Of this thread: others may run other models meanwhile.
+_current: ContextVar[SingleTokens] = ContextVar("single_tokens")
+
+
+@contextmanager
+def attending(tokens: SingleTokens) -> Iterator[None]:
+    """Let this file's attention function answer for these tokens during the ``with`` block."""
+    token = _current.set(tokens)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def invariant_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """An attention function in the form of transformers' ``AttentionInterface``, for rows of one token each."""
+    return _current.get().attend(query, key, value, attention_mask, scaling, softcap, s_aux), None
+
+
+AttentionInterface.register(NAME, invariant_attention)
+# The masks are stand-ins; this entry only makes transformers pass them on.
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)

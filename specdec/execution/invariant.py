@@ -1,0 +1,139 @@
+"""Runs a model so that a token's logits do not depend on what else is in the forward, bit for bit.
+
+Kernels choose how they add numbers up by the shape of their inputs. So the nodes of a forward go through the model in
+blocks of a fixed number of tokens, each token as a row of its own: the model then only ever sees inputs of one shape,
+in its products, norms, experts and everything else. Attention, which reads sequences of all lengths, has one order of
+its own (``specdec/attention/invariant.py``). What is left to the kernels is that a row of the block gets the same bits
+at every place and with every other rows beside it. ``specdec/modeling/invariance.py`` tries that on the model itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specdec.attention.base import AttentionState
+from specdec.attention.invariant import NAME, SingleTokens, attending
+from specdec.attention.logical_order import Nodes, Sight
+from specdec.batch import ForwardBatch, ForwardOutput, Wants
+from specdec.cache.base import Cache
+from specdec.execution.base import Executor
+from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
+from specdec.execution.freshness import Change
+from specdec.execution.packing import packed_linears, plain_weights
+from specdec.topology import Topology
+
+if TYPE_CHECKING:
+    from specdec.modeling.plan import ModelPlan
+
+ROWS = 16
+"""Tokens per block. More cost plain decoding more, which fills a block with one token per sequence; fewer cost
+verification more, whose tree is cut into more blocks. On a CPU 16 rows cost little more than one."""
+
+
+class InvariantExecutor(Executor):
+    """Runs every forward as blocks of single tokens.
+
+    Args:
+        model: The model.
+        optimize: On a CPU, multiply by packed weights.
+
+    Attributes:
+        rows: Tokens per block.
+        threads: Torch's threads during a forward on a CPU: another number would divide the work at other places. None
+            leaves them as they are.
+    """
+
+    def __init__(self, model: nn.Module, *, optimize: bool):
+        super().__init__(model)
+        self.rows = ROWS
+        self.threads: int | None = None
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self._packed = packed_linears(model) if optimize and on_cpu else None
+
+    def look(self) -> Change:
+        """See ``Executor.look``. Also packs changed weights again."""
+        if not self.freshness.expired():
+            return Change.NONE
+        change = super().look()
+        if self._packed is not None:
+            self._packed.refresh(modules_changed=change is not Change.NONE)
+        return change
+
+    def weights_changed(self) -> None:
+        """See ``Executor.weights_changed``."""
+        if self._packed is not None:
+            self._packed.refresh(all_values=True)
+
+    def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+        """See ``Executor.run``."""
+        nodes = Nodes(batch, cache)
+        inputs = [each.flatten(0, 1) for each in inputs_of(batch, cache)]
+        # Without logits the output layer is left out, of whole blocks.
+        count = batch.nodes if batch.wants.logits is None else batch.wants.logits
+        wanted = nodes.index >= batch.topology.width - count
+        hidden: list[list[Tensor]] = []
+        logits: list[Tensor] = []
+        weights = plain_weights() if self._packed is None else self._packed.in_use()
+        with self._threads(), weights, evaluating(self.freshness.training):
+            for start in range(0, len(nodes), self.rows):
+                chosen = np.arange(start, min(start + self.rows, len(nodes)))
+                scored = bool(wanted[chosen].any())
+                wants = Wants(None if scored else 0, batch.wants.hidden_layers)
+                outputs = self._block(plan, batch, cache, nodes, chosen, inputs, wants)
+                if scored:
+                    logits.append(outputs.pop()[torch.from_numpy(wanted[chosen]).to(plan.device)])
+                hidden.append(outputs)
+        whole = [torch.cat(parts).unflatten(0, (batch.batch, batch.nodes)) for parts in zip(*hidden, strict=True)]
+        if logits:
+            whole.append(torch.cat(logits).unflatten(0, (batch.batch, count)))
+        return output_of(batch.wants, whole)
+
+    def _block(
+        self,
+        plan: "ModelPlan",
+        batch: ForwardBatch,
+        cache: Cache,
+        nodes: Nodes,
+        chosen: np.ndarray,
+        inputs: list[Tensor],
+        wants: Wants,
+    ) -> list[Tensor]:
+        """Returns what is wanted of some nodes, at most ``rows``, in their order."""
+        device, written = batch.slots.device, len(chosen)
+        # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
+        cache.aim(
+            ForwardBatch(
+                tokens=torch.zeros(written, 1, dtype=torch.long, device=device),
+                slots=torch.from_numpy(nodes.slots[chosen]).to(device),
+                lengths=torch.from_numpy(nodes.cells[chosen]).to(device),
+                topology=Topology.chain(1, device),
+                host_slots=nodes.slots[chosen],
+                host_lengths=nodes.cells[chosen],
+            )
+        )
+        filled = np.concatenate([chosen, np.repeat(chosen[-1:], self.rows - written)])
+        index = torch.from_numpy(filled).to(device)
+        sight = Sight(nodes.pieces(filled), nodes.positions[filled], plan.distinct_reaches, device)
+        masks = [torch.zeros(self.rows, 1, 1, 1, dtype=plan.dtype, device=device) for _ in plan.distinct_reaches]
+        tokens = SingleTokens(cache, written, sight, masks)
+        rows = [each.index_select(0, index)[:, None] for each in inputs]
+        with attending(tokens):
+            outputs = call_model(plan, AttentionState(masks), tokens, wants, rows, attention=NAME)
+        return [output[:written, 0] for output in outputs]
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Use the number of threads that the promise was tried with during the ``with`` block."""
+        before = torch.get_num_threads()
+        if self.threads in (None, before):
+            yield
+            return
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

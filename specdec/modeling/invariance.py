@@ -1,0 +1,257 @@
+"""Makes sure that a model's logits do not depend on what else is in a forward, by trying it on the model itself.
+
+The invariant executor fixes the order and the shapes of everything that is computed. Two things remain for the
+kernels, and both are looked at here, because a promise that fails silently would be worse than none:
+
+* A row of a block must get the same bits at every place of the block. Torch's elementwise functions on a CPU divide a
+  tensor among threads, and compute what does not fill a vector at the end of each part by other code, whose ``silu`` or
+  ``gelu`` rounds differently. ``_threads`` finds a number of threads that leaves no such ends.
+* Everything else, matrix products above all, is tried: the same tokens at other places, in other pieces and in trees.
+
+Where a block of many rows fails, blocks of one token are tried: then every token goes through the model alone.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec.attention.grouped import GroupedAttention
+from specdec.batch import ForwardBatch, ForwardOutput
+from specdec.cache.base import Cache
+from specdec.execution.eager import EagerExecutor
+from specdec.execution.invariant import ROWS, InvariantExecutor
+from specdec.execution.locks import model_lock
+from specdec.modeling.plan import ModelPlan
+from specdec.modeling.support import differs, position_limit
+from specdec.topology import Topology
+from specdec.tree import TreeShape
+
+logger = logging.getLogger(__name__)
+
+_VECTOR = 64
+"""Numbers that a vectorized loop of torch takes at once, at most: two vectors of 512 bits of 16-bit numbers."""
+
+_GRAIN = 32768
+"""Numbers from which on torch divides an elementwise function among threads, at least so many for each."""
+
+# Functions that every way of computing them rounds alike: one operation, correctly rounded, or none at all.
+# fmt: off
+_ROUNDED_ALIKE = {
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "copy", "_to_copy", "where", "masked_fill", "maximum",
+    "minimum", "clamp", "clamp_min", "clamp_max", "relu", "sqrt", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
+    "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not", "fill", "floor", "ceil", "round",
+    "clone", "isnan", "isinf", "zeros_like", "ones_like",
+}
+# fmt: on
+
+# The tree of the trial: two branches and a leaf; nodes 0, 2, 4, 6 are the path that holds the sequence's tokens.
+_SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)])
+_PATH = [0, 2, 4, 6]
+
+
+def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
+    """Find the block size at which an executor keeps its promise for a model.
+
+    Args:
+        plan: How the model is run otherwise.
+        executor: Gets its rows and threads.
+
+    Raises:
+        ValueError: The model does not take an attention function, or the promise cannot be kept; names the model's type
+            and the part of it that differs.
+    """
+    kind = plan.model_type
+    refusal = GroupedAttention().check(plan.model)
+    if refusal is None and plan.indexers:
+        refusal = f"{kind} selects keys by an indexer, whose products have the shape of the cache"
+    if refusal is not None:
+        raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
+    # The products of experts have as many rows as tokens of the block are routed to them.
+    candidates = (1,) if _has_experts(plan.model) else (ROWS, 1)
+    finding = ""
+    with model_lock(plan.model), torch.inference_mode():
+        for rows in candidates:
+            executor.rows, executor.threads = rows, None
+            try:
+                executor.threads = _threads(plan, executor)
+                finding = _trial(plan, executor)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a model raises is the reason to refuse it
+                finding = str(error).strip().split("\n", 1)[0] or type(error).__name__
+            if not finding:
+                return
+            logger.info("%s is not invariant in blocks of %d: %s", kind, rows, finding)
+    raise ValueError(f"invariant=True: {kind} cannot be run so, because {finding}; leave invariant at False")
+
+
+def _threads(plan: ModelPlan, executor: InvariantExecutor) -> int | None:
+    """Returns the largest number of threads, up to torch's own, with which every place of a block is computed alike.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if plan.device.type != "cpu":
+        return None
+    now = torch.get_num_threads()
+    if executor.rows == 1:
+        return now
+    with _Elementwise() as seen:
+        _Run(plan, executor, slots=1).chain(0, _tokens(plan, executor.rows))
+    for threads in range(now, 0, -1):
+        if all(_alike(numbers, threads) for numbers in seen.sizes):
+            return threads
+    sizes = min(numbers for numbers in seen.sizes if not _alike(numbers, 1))
+    raise ValueError(f"an elementwise function of {sizes} numbers does not end with a whole vector")
+
+
+def _alike(numbers: int, threads: int) -> bool:
+    """Returns whether an elementwise function computes all of its numbers by the same code."""
+    parts = 1 if numbers < _GRAIN else min(threads, -(-numbers // _GRAIN))
+    part = -(-numbers // parts)
+    return _VECTOR % numbers == 0 or (numbers % _VECTOR == 0 and part % _VECTOR == 0)
+
+
+class _Elementwise(TorchDispatchMode):
+    """Notes the sizes of the elementwise functions that run and may be rounded in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        scaled = kwargs.get("alpha", 1) != 1 or (name in ("add", "sub") and len(args) > 2)
+        floating = isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 0
+        if floating and torch.Tag.pointwise in func.tags and (name not in _ROUNDED_ALIKE or scaled):
+            self.sizes.add(output.numel())
+        return output
+
+
+class _Run:
+    """Forwards of a trial, over a small cache.
+
+    Args:
+        plan: How the model is run.
+        executor: Runs it.
+        slots: Sequences of the cache.
+    """
+
+    def __init__(self, plan: ModelPlan, executor: InvariantExecutor | EagerExecutor, *, slots: int):
+        self.plan, self.executor = plan, executor
+        length = 2 * ROWS + len(_PATH)
+        self.cache: Cache = plan.make_cache(max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes)
+
+    def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
+        """Returns the logits of a line of tokens behind the first ``start`` ones."""
+        topology = Topology.chain(len(tokens), self.plan.device)
+        return self._forward(tokens[None], [slot], [start], topology).scores[0]
+
+    def trees(
+        self, slots: Sequence[int], tokens: Int[Tensor, "batch node"], starts: Sequence[int]
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns the logits of one tree per slot."""
+        return self._forward(tokens, slots, starts, Topology.of_shape(_SHAPE, self.plan.device)).scores
+
+    def _forward(
+        self, tokens: Tensor, slots: Sequence[int], starts: Sequence[int], topology: Topology
+    ) -> ForwardOutput:
+        host_slots, host_lengths = np.array(slots), np.array(starts)
+        batch = ForwardBatch(
+            tokens=tokens,
+            slots=torch.from_numpy(host_slots).to(self.plan.device),
+            lengths=torch.from_numpy(host_lengths).to(self.plan.device),
+            topology=topology,
+            host_slots=host_slots,
+            host_lengths=host_lengths,
+        )
+        return self.executor.run(self.plan, batch, self.cache)
+
+
+def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
+    """Returns what differs between ways of computing the same logits; empty if nothing does."""
+    tokens = _tokens(plan, max(executor.rows + 3, len(_SHAPE.parents)))
+    count, branch = len(tokens), len(_PATH)
+    if count < len(_SHAPE.parents):
+        return f"the model's {count} positions are too few to try it"
+    run = _Run(plan, executor, slots=2)
+    whole = run.chain(0, tokens)
+    own = _Run(plan, EagerExecutor(plan.model), slots=1).chain(0, tokens)
+    precise = plan.dtype in (torch.float32, torch.float64) and not getattr(plan.model, "is_quantized", False)
+    error = differs(whole[None], own[None], precise=precise)
+    if error is not None:
+        return f"its logits differ by {error:.0%} from the model's own"
+
+    # The same tokens at other places of a block, and at last one by one.
+    cuts = [0, 2, *range(count - 2, count + 1)]
+    pieces = [run.chain(1, tokens[a:b], a) for a, b in itertools.pairwise(cuts)]
+    if not torch.equal(torch.cat(pieces), whole):
+        return f"{_part(plan, executor, tokens)} gives other bits for a token alone than for one among others"
+    if any(not torch.equal(kept[:, 0, :count], kept[:, 1, :count]) for kept in run.cache.tensors):
+        return "the cache holds other bits for a prompt in pieces than for a whole one"
+
+    # As the paths of two trees, whose other nodes stand in between, behind prefixes of different lengths.
+    starts = [1, count - branch]
+    nodes = tokens[: len(_SHAPE.parents)].repeat(2, 1)
+    for row, start in enumerate(starts):
+        nodes[row, _PATH] = tokens[start : start + branch]
+    trees = run.trees([1, 0], nodes, starts)
+    for row, start in enumerate(starts):
+        if not torch.equal(trees[row, _PATH], whole[start : start + branch]):
+            return "a token gets other bits in a tree than in a line"
+    return ""
+
+
+def _part(plan: ModelPlan, executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
+    """Returns the name of the first part of a model whose output for a token depends on its neighbours."""
+    last = len(tokens) - 1
+    outputs: list[dict[str, Tensor]] = []
+    for pieces in ([(0, len(tokens))], [(0, last), (last, len(tokens))]):
+        run, noted = _Run(plan, executor, slots=1), {}
+        place = (pieces[-1][1] - pieces[-1][0] - 1) % executor.rows
+        hooks = [
+            module.register_forward_hook(_noting(noted, name, place))
+            for name, module in plan.model.named_modules()
+            if not any(module.children())
+        ]
+        try:
+            for start, stop in pieces:
+                run.chain(0, tokens[start:stop], start)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        outputs.append(noted)
+    among, alone = outputs
+    first = next((name for name in among if not torch.equal(among[name], alone[name])), None)
+    return "its attention" if first is None else first
+
+
+def _noting(noted: dict[str, Tensor], name: str, place: int) -> Callable[[nn.Module, object, object], None]:
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.shape[0] > place:
+            noted[name] = output[place].clone()
+
+    return hook
+
+
+def _tokens(plan: ModelPlan, count: int) -> Int[Tensor, " node"]:
+    """Returns some tokens, without the first and last ids, which may be special ones; fewer for a short model."""
+    config = plan.model.config.get_text_config(decoder=True)
+    count = min(count, position_limit(config) or count)
+    return (101 + 37 * torch.arange(count, device=plan.device)) % min(plan.vocab_size, config.vocab_size)
+
+
+def _has_experts(model: nn.Module) -> bool:
+    """Returns whether a model routes tokens to experts: transformers calls such parts experts or MoE."""
+    names = {type(module).__name__.lower() for module in model.modules()}
+    return any("expert" in name or "moe" in name for name in names)
