@@ -56,12 +56,17 @@ _SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
 
 class _Operations(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, work: Work):
         super().__init__()
         self._work = work
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
+        if not isinstance(func, OpOverload):  # a higher-order operator, such as FlexAttention's
+            self._work.operations[func.name()] += 1
+            return outputs
         name = func._schema.name.removeprefix("aten::")
         if depends_on_values(func, args):
             self._work.reads[name] += 1
