@@ -345,6 +345,7 @@ ABLATIONS = {
     "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),
     "temperature": (["sampling.temperature=0,1"], "drafter", "temperature"),
     "quantization": (["target.dtype=float32"], "target.quantization", "drafter.quantization"),
+    "kv_cache": ([], "engine.kv_cache", "drafter.kv_cache"),
     "context": (["dataset.tokens=8,12,16", "dataset.longest=16"], "dataset.tokens", "drafter"),
     "category": (["dataset.per_category=2", "dataset.only=[asyncio,email]"], "category", "drafter"),
 }
