@@ -1,14 +1,15 @@
 """How many operations a rule takes, and that it never asks the host for a value: on a GPU both cost time per round."""
 
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 import torch
 
-import specdec.host
 from benchmarks.launches import LAWS, SHAPES, drafted, fits, work_of
 from benchmarks.rules import NAMES, make_rules
 from specdec.acceptance import accept
+from specdec.host import without_looking
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -38,9 +39,10 @@ BOUNDS = {
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu() -> Iterator[None]:
     """Code takes the branches that it would take where a look at a value makes the host wait."""
-    monkeypatch.setattr(specdec.host, "LOOKS_ARE_FREE", False)
+    with without_looking():
+        yield
 
 
 @pytest.mark.parametrize(("rule", "law", "shape"), BOUNDS)
