@@ -24,6 +24,7 @@ from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
+from specdec.placement import main_device
 from specdec.random import Purpose, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -144,9 +145,10 @@ class ModelDrafter(Drafter):
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
             check_same_vocabulary(self.name, self.tokenizer, output.weight.shape[0], target)
-        if self.model.device != target.device:
+        device = main_device(self.model)
+        if device != target.device:
             raise ValueError(
-                f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
+                f"the drafter is on {device} and the target on {target.device}: load both on one device"
             )
         try:
             runner = ModelRunner(

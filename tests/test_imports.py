@@ -16,7 +16,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("arguments", "origin"),
-    ("types", "random", "bundled", "memory", "host", "machine", "shape", "exports"),
+    ("types", "random", "bundled", "memory", "placement", "host", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("batch", "slots", "coupling"),

@@ -5,11 +5,13 @@ from transformers import PreTrainedModel
 from specdec.execution.base import Executor
 from specdec.execution.eager import EagerExecutor
 from specdec.execution.replay import ReplayExecutor
+from specdec.placement import is_spread
 
 
 def executor_for(model: PreTrainedModel, *, optimize: bool) -> Executor:
     """Returns the fastest executor for a model on its device; without ``optimize``, one that runs the model's code."""
-    if optimize and model.device.type == "cpu":
+    # Hooks move tensors between the parts of a spread model: only its own code calls them.
+    if optimize and not is_spread(model) and model.device.type == "cpu":
         return ReplayExecutor(model)
     return EagerExecutor(model)
 

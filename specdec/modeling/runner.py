@@ -10,6 +10,7 @@ from specdec.execution.freshness import Change
 from specdec.execution.locks import model_lock
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
+from specdec.placement import main_device
 from specdec.quantization.base import weights_read
 
 
@@ -103,9 +104,10 @@ class ModelRunner:
     def _plan_again(self) -> None:
         """Find a new plan for a model that was changed, and go on with the same cache."""
         before, model = self.plan, self.model
-        if (model.dtype, model.device) != (before.dtype, before.device):
+        device = main_device(model)
+        if (model.dtype, device) != (before.dtype, before.device):
             raise ValueError(
-                f"the {before.model_type} model was moved to {model.dtype} on {model.device} after this engine was "
+                f"the {before.model_type} model was moved to {model.dtype} on {device} after this engine was "
                 f"built for {before.dtype} on {before.device}: build a new engine"
             )
         plan = ModelPlan.find(model, attention=self._attention)

@@ -10,6 +10,7 @@ from specdec.inflate import LlamaShape
 from specdec.machine import dtype_name
 from specdec.modeling.loading import load, load_tokenizer
 from specdec.modeling.support import check_model, check_tokenizer
+from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import weights_read
 
@@ -94,7 +95,7 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return main_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
