@@ -147,9 +147,7 @@ class ModelDrafter(Drafter):
             check_same_vocabulary(self.name, self.tokenizer, output.weight.shape[0], target)
         device = main_device(self.model)
         if device != target.device:
-            raise ValueError(
-                f"the drafter is on {device} and the target on {target.device}: load both on one device"
-            )
+            raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
         try:
             runner = ModelRunner(
                 self.model,

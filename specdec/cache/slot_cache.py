@@ -74,7 +74,9 @@ class SlotCache(Cache):
             for shape in dict.fromkeys(shapes.values()):
                 size = self._place(shapes, shape, self._where, len(self.keys))
                 self.keys.append(_by_head(size, shape.key_heads, shape.key_dim, shape.dtype, shape.device or device))
-                self.values.append(_by_head(size, shape.value_heads, shape.value_dim, shape.dtype, shape.device or device))
+                self.values.append(
+                    _by_head(size, shape.value_heads, shape.value_dim, shape.dtype, shape.device or device)
+                )
             self.indexer_keys: list[Tensor] = []
             self._where_indexed: dict[int, tuple[int, int]] = {}
             for shape in dict.fromkeys(indexers.values()):

@@ -88,7 +88,7 @@ class Played:
 def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Played:
     """Draft for all rows, verify the drafts in one forward, and decide what is accepted."""
     with timer.stage("draft"):
-        tree = mode.propose(slots)
+        tree = runner.agreement.on_tree(mode.propose(slots))
     with timer.stage("verify"):
         output = runner.run(
             ForwardBatch.of_tree(
@@ -106,9 +106,11 @@ def play(mode: Mode, slots: Slots, runner: ModelRunner, timer: StageTimer) -> Pl
         target_probs = distribution(scores, slots.sampling)
         evidence = mode.evidence(scores, target_probs, tree, slots)
         verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+        verdict = runner.agreement.on_verdict(verdict)
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
         tokens = tree.tokens.gather(1, nodes)
-        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
+        alternatives, agree = slots.alternatives, runner.agreement.on_numbers
+        read = ReadBack.of(tree, verdict, nodes, tokens, logits, target_probs, alternatives, agree=agree)
     return Played(tree, evidence, verdict, tokens, output.hidden_states, read)
 
 
@@ -189,6 +191,8 @@ class ReadBack:
         logits: Float[Tensor, "batch node vocab"],
         target_probs: Float[Tensor, "batch node vocab"],
         alternatives: int | None = None,
+        *,
+        agree: Callable[[Tensor], Tensor] = lambda numbers: numbers,
     ) -> "ReadBack":
         """Copy a round's results to the host.
 
@@ -200,6 +204,7 @@ class ReadBack:
             logits: The model's.
             target_probs: p.
             alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
+            agree: Makes the numbers the same in all processes that share the target.
         """
         batch, _, vocab = target_probs.shape
         last = verdict.next_token[:, None]
@@ -211,7 +216,7 @@ class ReadBack:
         columns = [emitted, chosen.log(), *[figure[:, None] for figure in figures], largest]
         if alternatives is not None:
             columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
-        packed = torch.cat([column.to(torch.float64) for column in columns], dim=1).cpu().numpy()
+        packed = agree(torch.cat([column.to(torch.float64) for column in columns], dim=1)).cpu().numpy()
         width = emitted.shape[1]
         rest = packed[:, 2 * width : 3 * width + len(figures)]
         raw = packed[:, 3 * width + len(figures) :].reshape(batch, width, -1) if alternatives is not None else None

@@ -8,6 +8,8 @@ from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.locks import model_lock
+from specdec.modeling.agreement import agreement_for
+from specdec.modeling.parallel import group_of
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
 from specdec.placement import main_device
@@ -34,6 +36,7 @@ class ModelRunner:
         plan: How the model is run.
         cache: The KV cache.
         executor: Runs forwards.
+        agreement: Keeps the processes that share the model in step.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
@@ -63,6 +66,7 @@ class ModelRunner:
         self.plan = plan
         self.cache = plan.make_cache(max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes)
         self.executor = executor_for(model, optimize=optimize)
+        self.agreement = agreement_for(group_of(model))
 
     @property
     def vocab_size(self) -> int:

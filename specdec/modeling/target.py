@@ -1,6 +1,7 @@
 """The target: the model whose distribution the output must follow."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,7 +66,10 @@ class Target:
         device: str | torch.device = "auto",
         quantization: str | None = None,
         inflate: str | Mapping[str, int] | LlamaShape | None = None,
-        **kwargs: object,
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
+        tensor_parallel: bool | int | None = None,
+        **kwargs: Any,
     ) -> "Target":
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
 
@@ -79,13 +83,28 @@ class Target:
                 are. The target is the quantized model then: outputs follow its distribution.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
                 shape costs and computes what it computes now (``specdec/inflate.py``). The target's name says so.
+            device_map: ``"auto"`` spreads the layers over all GPUs, then the CPU's memory, then the disk; a dict says
+                which module goes where (``{"model.layers.0": 0, …, "lm_head": "cpu"}``). Not together with ``device``.
+            max_memory: With ``device_map="auto"``, what every device may be given: ``{0: "20GiB", "cpu": "60GiB"}``.
+            tensor_parallel: The number of processes that share the model, each with a part of every layer; they are
+                started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
                 ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
 
         Raises:
             ValueError: The model cannot be found, loaded, inflated or quantized.
         """
-        loaded = load(name_or_path, dtype=dtype, device=device, quantization=quantization, inflate=inflate, **kwargs)
+        loaded = load(
+            name_or_path,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            inflate=inflate,
+            device_map=device_map,
+            max_memory=max_memory,
+            tensor_parallel=tensor_parallel,
+            **kwargs,
+        )
         tokenizer = load_tokenizer(name_or_path, **kwargs)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
