@@ -4,7 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781
 shares, Daliri et al. 2024 (arXiv 2408.07978).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +102,8 @@ class ModelDrafter(Drafter):
         temperature: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
         quantization: str | None = None,
         attention: str = "auto",
         optimize: bool = True,
@@ -115,6 +117,8 @@ class ModelDrafter(Drafter):
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
         options: dict[str, Any] = {
+            "device_map": device_map,
+            "max_memory": max_memory,
             "revision": revision,
             "subfolder": subfolder,
             "token": token,

@@ -17,6 +17,11 @@ def is_spread(model: nn.Module) -> bool:
     return hasattr(model, "_hf_hook")
 
 
+def is_shared(model: nn.Module) -> bool:
+    """Returns whether other processes hold the rest of this model (tensor parallelism of transformers)."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
 def main_device(model: Any) -> torch.device:
     """Returns the device on which a model takes its tokens and returns its logits.
 

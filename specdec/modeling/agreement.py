@@ -22,7 +22,13 @@ from specdec.types import Verdict
 
 
 class Agreement:
-    """For a model that this process has for itself: there is nothing to agree on."""
+    """For a model that this process has for itself: there is nothing to agree on.
+
+    Attributes:
+        shared: Whether other processes take part in every forward.
+    """
+
+    shared = False
 
     def on_tree(self, tree: DraftTree) -> DraftTree:
         """Returns the tree that all processes verify."""
@@ -43,6 +49,8 @@ class GroupAgreement(Agreement):
     Args:
         group: The group of ``torch.distributed``.
     """
+
+    shared = True
 
     def __init__(self, group: Any):
         self._group = group

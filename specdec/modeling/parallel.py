@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from specdec.arguments import whole
+from specdec.placement import is_shared
 
 TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before it gives up. A process that ends is noticed at once; this is for one
@@ -94,7 +95,7 @@ def join(size: int) -> dict[str, Any]:
         What ``from_pretrained`` has to be given.
 
     Raises:
-        ValueError: The other processes cannot be reached.
+        ValueError: This process has no device, or cannot reach the others.
     """
     if not torch.distributed.is_initialized():
         local = int(os.environ["LOCAL_RANK"])
@@ -118,7 +119,7 @@ def join(size: int) -> dict[str, Any]:
 
 def group_of(model: Any) -> Any | None:
     """Returns the group of processes that share a model; None for a model that this process has for itself."""
-    if (getattr(model, "_tp_size", None) or 1) < 2:
+    if not is_shared(model):
         return None
     mesh = model._device_mesh
     return mesh.get_group("tp") if mesh.mesh_dim_names and "tp" in mesh.mesh_dim_names else mesh.get_group()
