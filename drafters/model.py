@@ -25,6 +25,7 @@ from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
 from specdec.placement import main_device
+from specdec.quantization.stored import output_width
 from specdec.random import Purpose, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -148,7 +149,7 @@ class ModelDrafter(Drafter):
         """Check vocabulary and device, and allocate the cache."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
-            check_same_vocabulary(self.name, self.tokenizer, output.weight.shape[0], target)
+            check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
         device = main_device(self.model)
         if device != target.device:
             raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")

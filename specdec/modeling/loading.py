@@ -20,9 +20,9 @@ from specdec import inflate as inflation
 from specdec.arguments import shown
 from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
-from specdec.modeling import foreign, parallel
+from specdec.modeling import parallel
 from specdec.placement import check_device_map, device_of_map
-from specdec.quantization import check_quantization, quantization_of, quantize
+from specdec.quantization import check_quantization, foreign, quantization_of, quantize
 
 HUB_OPTIONS = (
     "revision",

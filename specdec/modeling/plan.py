@@ -22,6 +22,7 @@ from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
 from specdec.modeling.support import check_supported, differs, explain, noted_masks, position_limit, reaches
 from specdec.placement import main_device
+from specdec.quantization.stored import output_width
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
@@ -178,7 +179,7 @@ def _probe(
     device = main_device(model)
     probe = ShapeProbe(getattr(config, "num_hidden_layers", 1), device)
     configs = configs_of(model)
-    vocab_size = output_layer.weight.shape[0]
+    vocab_size = output_width(output_layer)
     training = [module for module in model.modules() if module.training]
     # In some versions SDPA ignores softcaps and sinks, so the model's own attention is the reference.
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):

@@ -14,6 +14,7 @@ from specdec.modeling.support import check_model, check_tokenizer
 from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import weights_read
+from specdec.quantization.stored import output_width
 
 
 class Target:
@@ -53,7 +54,7 @@ class Target:
         self.dtype_reason = dtype_reason or f"{dtype_name(model.dtype)}, as given"
         output = model.get_output_embeddings()
         self.vocab_size = (
-            model.config.get_text_config(decoder=True).vocab_size if output is None else output.weight.shape[0]
+            model.config.get_text_config(decoder=True).vocab_size if output is None else output_width(output)
         )
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.checkpoint import mark, quantization_of
+from specdec.quantization.foreign import quantized_by
 from specdec.quantization.methods import METHODS
 
 __all__ = ["METHODS", "check_quantization", "quantization_of", "quantize"]
@@ -41,6 +42,11 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
             f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
+        )
+    method = quantized_by(model.config)
+    if method is not None:
+        raise ValueError(
+            f"quantization={name!r}: this {model.config.model_type} model is quantized by {method} already"
         )
     METHODS[name](model)
     mark(model, name)
