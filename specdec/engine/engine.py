@@ -23,6 +23,7 @@ from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Round, Verifier
+from specdec.memory import ran_out, shortage
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.origin import described
@@ -213,8 +214,9 @@ class Engine:
     def step(self) -> list[Step]:
         """Run one turn: fill free slots, prefill a chunk of each new prompt, and play a round for all others.
 
-        A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. If something fails that
-        concerns all requests (the model, the drafter), the error is raised, and the next call returns their last steps.
+        A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. So do all that run when
+        memory runs out; others go on. If something else fails that concerns all requests (the model, the drafter), the
+        error is raised, and the next call returns their last steps.
 
         Returns:
             The steps of submitted requests. Calls of ``generate`` and ``stream`` get the steps of their own requests.
@@ -230,8 +232,15 @@ class Engine:
             with torch.inference_mode(), steady():
                 steps = self._turn()
         except BaseException as error:
-            self._delivery.put(self._fail(error))
-            raise
+            short = ran_out(error)
+            self._delivery.put(
+                self._fail(error, f"{shortage(error, self.target.device)}; {self._lower}" if short else "")
+            )
+            # Requests that have finished are kept, and those that wait may fit. Processes that share the target cannot
+            # go on: the others are in the middle of the turn.
+            if not short or self.runner.agreement.shared:
+                raise
+            return
         self._delivery.put(steps)
 
     def _turn(self) -> list[Step]:
@@ -338,9 +347,19 @@ class Engine:
             self._drafted_for.discard(request.id)
             self.drafter.release(request.slot)
 
-    def _fail(self, error: BaseException) -> list[Step]:
+    @property
+    def _lower(self) -> str:
+        """What takes memory in a turn, and how much of it was asked for."""
+        nodes = 0 if self.drafter is None else self.drafter.max_nodes
+        tree = f", the draft tree's {nodes} nodes" if nodes else ""
+        sizes = (
+            f"max_batch_size={self.max_batch_size}, prefill_chunk={self.prefill_chunk}, max_length={self.max_length}"
+        )
+        return f"lower {sizes}{tree}"
+
+    def _fail(self, error: BaseException, message: str = "") -> list[Step]:
         """End all running requests, whose state is unknown after an error; returns their last steps."""
-        message = described(error)
+        message = message or described(error)
         steps = []
         for request in self._running:
             if request is None:

@@ -20,6 +20,7 @@ from specdec import inflate as inflation
 from specdec.arguments import shown
 from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
+from specdec.memory import ran_out, shortage
 from specdec.modeling import parallel
 from specdec.placement import check_device_map, device_of_map
 from specdec.quantization import check_quantization, foreign, quantization_of, quantize
@@ -113,11 +114,18 @@ def load(
         nowhere = "" if Path(path).exists() else ", which is no local folder"
         attention = "attn_implementation"
         remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
+        if ran_out(error):
+            raise ValueError(_too_large(name_or_path, error, where)) from error
         reason = first_line(error).rstrip(".")
         message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
     if size == 1 and "device_map" not in options:
-        model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
+        try:
+            model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            raise ValueError(_too_large(name_or_path, error, where)) from error
     model = model.eval()
     stored = quantization_of(model)
     if stored is not None and inflate is not None:
@@ -221,6 +229,11 @@ def _place(
         if value is not None:
             raise ValueError(f"{option}={value!r} needs the whole model on one device: leave device_map out")
     return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
+
+
+def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:
+    remedy = "give device_map='auto', a smaller dtype, or a checkpoint in fewer bits"
+    return f"cannot load the model {str(name_or_path)!r}: {shortage(error, device)}; {remedy}"
 
 
 def _kept(asked: str | torch.dtype) -> DtypeChoice | None:
