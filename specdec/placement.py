@@ -37,7 +37,7 @@ def device_of_map(device_map: Mapping[str, Any]) -> torch.device:
     """Returns a map's main device: the first that is no place for offloaded weights, or else the CPU."""
     for place in device_map.values():
         if str(place) not in _OFFLOADED:
-            found = torch.device(place)
+            found = torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
             return torch.device("cuda", 0) if found == torch.device("cuda") else found
     return torch.device("cpu")
 
