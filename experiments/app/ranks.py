@@ -16,6 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from experiments.app.job_lines import in_sweep
+
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
 """What torch says when another process is gone."""
 
@@ -116,6 +118,8 @@ def _check(config: DictConfig) -> None:
             f"torchrun has started {started} processes that would all do the same: give "
             f"target.tensor_parallel={started}, or start one process"
         )
+    if in_sweep():
+        raise ValueError("a sweep starts its jobs in this process: start torchrun once for every job instead")
     if config.get("seed", 0) is None:
         raise ValueError("seed=null: processes that share a target need the same seed, give a number")
     if config.get("contenders"):
