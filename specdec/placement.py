@@ -30,7 +30,9 @@ def main_device(model: Any) -> torch.device:
     """
     if not is_spread(model):
         return model.device
-    return device_of_map(getattr(model, "hf_device_map", {}))
+    device_map = getattr(model, "hf_device_map", None)
+    place = getattr(model._hf_hook, "execution_device", None)
+    return device_of_map(device_map or ({} if place is None else {"": place}))
 
 
 def device_of_map(device_map: Mapping[str, Any]) -> torch.device:

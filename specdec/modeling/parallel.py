@@ -15,6 +15,7 @@ from transformers.distributed import DistributedConfig
 
 from specdec.arguments import whole
 from specdec.placement import is_shared
+from specdec.quantization.checkpoint import METHOD
 
 TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before it gives up. A process that ends is noticed at once; this is for one
@@ -77,6 +78,13 @@ def check_shares(config: PreTrainedConfig, size: int) -> None:
     Raises:
         ValueError: Names the type of the model, or its number of heads.
     """
+    stored: Any = getattr(config, "quantization_config", None)
+    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+    if method == METHOD:
+        raise ValueError(
+            "its weights are quantized by this project, and tensor_parallel cannot split them: load the "
+            "checkpoint that it was made of"
+        )
     text = config.get_text_config(decoder=True)
     plan = getattr(text, "base_model_tp_plan", None)
     if not plan:

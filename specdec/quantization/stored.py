@@ -29,7 +29,9 @@ def is_packed(module: nn.Module) -> bool:
     if not hasattr(module, "in_features") or not hasattr(module, "out_features"):
         return False
     weight = module._parameters.get("weight")
-    return weight is None or not weight.is_floating_point() or _is_foreign(weight)
+    if weight is None:  # under other names; an adapter's or a parametrized layer's is in a module below
+        return any(name != "bias" for name in (*module._parameters, *module._buffers))
+    return not weight.is_floating_point() or _is_foreign(weight)
 
 
 def packed_layer(module: Any) -> tuple[int, int]:

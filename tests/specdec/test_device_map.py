@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
@@ -21,6 +22,7 @@ from specdec.interfaces import Drafter
 from specdec.modeling.loading import load, load_tokenizer
 from specdec.modeling.target import Target
 from specdec.placement import device_of_map, main_device
+from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from tests.components import medusa_heads
 from tests.far import FAR, FarDevice, FarTensor
@@ -149,6 +151,20 @@ def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_the_main_device_of_a_map(given: dict[str, Any], device: str) -> None:
     assert device_of_map(given) == torch.device(device)
+
+
+def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
+    model = cpu_offload(tiny_model(seed=7, scale=4.0), execution_device=torch.device("cpu"))
+    assert next(model.parameters()).device.type == "meta"
+    assert main_device(model) == torch.device("cpu")
+    assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
+
+
+def test_our_own_quantized_checkpoint_takes_a_map(tmp_path: Path) -> None:
+    model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact")
+    model.save_pretrained(tmp_path)
+    spread = load(str(tmp_path), device_map={"": "cpu"}).model
+    assert outputs(spread, "plain", 0.0) == outputs(model, "plain", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from drafters.ngram import NGramDrafter
@@ -102,6 +103,13 @@ def test_packed_buffers_count_as_weights() -> None:
     after = weights_read(model)
     assert after.weights == before.weights
     assert before.bytes - after.bytes == 32 * 48 * 4 - (32 * 48 // 2 + 2 * 48 * 2)
+
+
+def test_a_layer_whose_weight_is_in_a_module_below_counts_once() -> None:
+    model = tiny_model()
+    before = weights_read(model)
+    parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", nn.Identity())
+    assert weights_read(model) == before
 
 
 def wide_model() -> PreTrainedModel:

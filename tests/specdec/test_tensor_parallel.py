@@ -12,6 +12,7 @@ import torch
 
 from specdec.modeling import parallel
 from specdec.modeling.loading import load
+from specdec.quantization import quantize
 from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,12 @@ def test_what_cannot_be_shared(folder: str, started: None, options: dict[str, An
 def test_a_model_without_a_plan(started: None, tmp_path: Path) -> None:
     tiny_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="transformers has no plan for splitting gpt2 models"):
+        load(str(tmp_path), tensor_parallel=3)
+
+
+def test_a_checkpoint_of_our_own_quantization(started: None, tmp_path: Path) -> None:
+    quantize(tiny_model(), "int8").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="quantized by this project, and tensor_parallel cannot split them"):
         load(str(tmp_path), tensor_parallel=3)
 
 
