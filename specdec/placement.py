@@ -60,7 +60,7 @@ def check_device_map(device_map: Any) -> None:
         return
     if isinstance(device_map, str) and device_map in AUTOMATIC:
         return
-    raise ValueError(f"device_map={device_map!r}: {remedy}; for a single device, device={device_map!r}")
+    raise ValueError(f"device_map={device_map!r}: {remedy}; a single device is given as device=")
 
 
 def _check_place(name: str, place: Any) -> None:

@@ -170,7 +170,7 @@ def test_our_own_quantized_checkpoint_takes_a_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "cpu"}, "device_map='cpu': give 'auto', or a dict .* for a single device, device='cpu'"),
+        ({"device_map": "cpu"}, "device_map='cpu': give 'auto', or a dict .*; a single device is given as device="),
         ({"device_map": 0}, "device_map=0: give 'auto', or a dict"),
         ({"device_map": {}}, "device_map={}: give 'auto', or a dict"),
         ({"device_map": {"": "cpu", "lm_head": "meta"}}, "device_map.'lm_head'.='meta' leaves these weights without"),
