@@ -59,7 +59,8 @@ def test_honest_drafters_pass(target: Target, name: str) -> None:
 STRONG = ("ngram", "medusa", "model_tree_without_replacement")
 
 
-@pytest.mark.parametrize("name", [complete(name, strong=name in STRONG) for name in DRAFTERS])
+# The synthetic drafter makes mistakes on purpose, by the request's random numbers: it is an instrument, not a method.
+@pytest.mark.parametrize("name", [complete(name, strong=name in STRONG) for name in DRAFTERS if name != "synthetic"])
 def test_the_drafters_of_this_project_pass(name: str) -> None:
     model = tiny_model(vocab_size=24, layers=2)
     rule = fitting(DRAFTERS[name](model))
