@@ -39,7 +39,7 @@ def drafted(
     """Random drafts and p.
 
     Args:
-        shape: Of every row's tree.
+        shape: The shape of every row's tree.
         law: How every node was drawn.
         per_row: Whether every row has parents of its own, so that the host does not know the shape.
         batch: The number of rows.

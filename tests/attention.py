@@ -23,7 +23,7 @@ class Case:
     """One forward of one layer.
 
     Attributes:
-        lengths: Of every row's prefix.
+        lengths: The length of every row's prefix.
         nodes: Nodes of the tree.
         last: How many of them are queries; None for all.
         shape: "random" trees, "wide" ones (all nodes below the root, or below its first child), or a "chain".

@@ -125,7 +125,7 @@ def write_gguf(target: Target, path: Path, precision: str) -> Path:
     Args:
         target: An unquantized Llama.
         path: The file.
-        precision: Of the matrices, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
+        precision: How the matrices are stored, by ggml's name: F32, F16, BF16, Q8_0, Q4_0.
     """
     import gguf  # pyright: ignore[reportMissingImports]
     from gguf import quants  # pyright: ignore[reportMissingImports]

@@ -218,7 +218,7 @@ def choose_tiles(queries: int, head_dim: int, value_dim: int, dtype: torch.dtype
         queries: Nodes times query heads of a key head.
         head_dim: Width of queries and keys.
         value_dim: Width of values.
-        dtype: Of the queries.
+        dtype: The queries' dtype.
         device: Where the kernel runs.
     """
     wide = max(head_dim, value_dim)

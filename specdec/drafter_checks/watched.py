@@ -32,7 +32,7 @@ class Log:
         changed: What ``propose`` changed in the slots, if anything.
         trees: The number of trees that were looked at.
         nodes: The number of valid drafted nodes.
-        drawn: Of those, the number that were drawn at random from a q.
+        drawn: The number of these nodes that were drawn at random from a q.
     """
 
     depth: int

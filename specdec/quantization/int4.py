@@ -92,7 +92,7 @@ class _Packed:
 
     Attributes:
         weight: Only the kernel knows the order.
-        scales: Of shape (group, out, 2) in bfloat16: a factor, and an offset, which is 0 here.
+        scales: A factor and an offset, which is 0 here, in bfloat16; the shape is (group, out, 2).
     """
 
     weight: Tensor
