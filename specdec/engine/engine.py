@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -15,6 +14,7 @@ from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
+from specdec.engine.flight import Flight, told_of
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
 from specdec.engine.output import Outputs, completion
@@ -31,8 +31,7 @@ from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
-from specdec.tree import along_path
-from specdec.types import Committed, Completion, Step
+from specdec.types import Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
 
@@ -141,7 +140,7 @@ class Engine:
         self._running: list[Request | None] = [None] * max_batch_size
         self._drafted_for: set[int] = set()  # requests that the drafter knows
         self._delivery = Delivery()
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._closed = False
 
     # ---------------------------------------------------------------- asking
@@ -271,32 +270,33 @@ class Engine:
             )
         return self._finish(flight)
 
-    def _launch(self, slots: Slots, *, ahead: int = 0) -> "_Flight":
+    def _launch(self, slots: Slots, *, ahead: int = 0) -> Flight:
         """Propose, verify, accept and commit for the rows of ``slots``, on the device."""
         speculating = bool(slots.host_drafting.any())
         mode = self._speculative if speculating else self._plain
         played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None, ahead=ahead)
-        alone = self._rounds.stands_alone(mode, slots)
-        return _Flight(played, slots, [self._running[slot] for slot in slots.host_index.tolist()], alone)
+        return Flight(played, slots, [self._running[slot] for slot in slots.host_index.tolist()])
 
-    def _may_go_on(self, flight: "_Flight") -> bool:
+    def _may_go_on(self, flight: Flight) -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
-        if not flight.alone or self.on_round is not None or len(self._scheduler) or not self._slots.counts_by_itself:
+        if (
+            not flight.played.alone
+            or self.on_round is not None
+            or len(self._scheduler)
+            or not self._slots.counts_by_itself
+        ):
             return False
         running = [request for request in self._running if request is not None]
         # If all of them end, another round would be for nothing.
         return running == flight.requests and any(request.remaining > 1 for request in running)
 
-    def _finish(self, flight: "_Flight") -> list[Step]:
+    def _finish(self, flight: Flight) -> list[Step]:
         """Read what a round has decided, tell the drafter, and make the requests' steps of it."""
         played, slots = flight.played, flight.slots
         with self.timer.stage("accept"):
             read = played.read
         seconds = self.timer.take()
-        # A request may have ended while the round was in flight.
-        still = np.array(
-            [self._running[s] is r for s, r in zip(slots.host_index.tolist(), flight.requests, strict=True)]
-        )
+        still = flight.rows_in(self._running)
         with self.timer.stage("commit"):
             self._tell(played, slots, still)
         may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
@@ -334,7 +334,7 @@ class Engine:
             assert isinstance(drafter, DeviceDrafter), "only those follow on the device"
             drafter.followed(slots, counts, told)
         elif drafter is not None and told.any():
-            committed = _told(played, slots)
+            committed = told_of(played, slots)
         self._slots.advance_host(slots, read.tokens, counts)
         if committed is not None and drafter is not None:
             drafter.observe(committed if told.all() else committed.rows(np.flatnonzero(told)))
@@ -440,41 +440,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed, and its drafter may serve another one: build a new engine")
-
-
-@dataclass(frozen=True, eq=False)
-class _Flight:
-    """A round that the device plays, and that the host has not read yet.
-
-    Attributes:
-        played: The round.
-        slots: Its rows.
-        requests: The request of every row when the round began.
-        alone: Whether the next round of these rows needs nothing from the host.
-    """
-
-    played: Played
-    slots: Slots
-    requests: list[Request | None]
-    alone: bool
-
-    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
-        """Returns which rows' requests still run; others have ended while the round was in flight."""
-        slots = self.slots.host_index.tolist()
-        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
-
-
-def _told(played: Played, slots: Slots) -> Committed:
-    """What a round has made final, for all of its rows."""
-    verdict = played.judged.verdict
-    path = verdict.path
-    return Committed(
-        slots=slots.index,
-        host_slots=slots.host_index,
-        tokens=played.judged.tokens,
-        starts=slots.host_lengths.copy(),
-        counts=1 + played.read.num_accepted,
-        next_tokens=verdict.next_token,
-        path=path,
-        hidden_states={k: along_path(states, path) for k, states in played.hidden_states.items()},
-    )

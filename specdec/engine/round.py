@@ -106,6 +106,8 @@ class Played:
         fetch: The decision's table on its way to the host.
         alternatives: See ``ReadBack.unpack``.
         followed: Whether the drafter has followed on the device.
+        alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
+            read.
     """
 
     tree: DraftTree
@@ -114,6 +116,7 @@ class Played:
     fetch: Fetch
     alternatives: int | None
     followed: bool = False
+    alone: bool = False
 
     @cached_property
     def read(self) -> ReadBack:

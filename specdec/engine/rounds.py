@@ -56,7 +56,9 @@ class Rounds:
         whole: bool = False,
     ):
         self._runner, self._table, self._timer = runner, table, timer
-        self._recorder, self._whole = recorder, whole
+        self._whole = whole
+        self._versions: Hashable = None  # of the models that recordings were made from
+        self._drafted: Hashable = None
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
         self._kinds: dict[Hashable, TreeKind] = {}
 
@@ -72,6 +74,7 @@ class Rounds:
         take = self._taker(mode, slots)
         seen = slots
         if take is not None and self._whole:
+            self._look(mode)
             seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + ahead + mode.most_nodes + 1))
         with self._timer.stage("draft"):
             tree = self._draft(take, mode, slots, seen)
@@ -83,14 +86,20 @@ class Rounds:
         if observer is not None:
             observer(tree, judged)
         with self._timer.stage("commit"):
-            followed = self._settle(take, mode, kind, tree, judged, output.hidden_states, seen)
+            followed = self._settle(take, mode, tree, judged, output.hidden_states, seen)
         fetch = Fetch(judged.packed)
-        return Played(tree, judged, output.hidden_states, fetch, slots.alternatives, followed=followed)
+        alone = take is not None and self._whole and (mode.drafter is None or followed)
+        return Played(tree, judged, output.hidden_states, fetch, slots.alternatives, followed=followed, alone=alone)
 
-    def stands_alone(self, mode: Mode, slots: Slots) -> bool:
-        """Returns whether a round needs nothing from the host, so that it may begin before the last one is read."""
-        drafts_there = mode.drafter is None or isinstance(mode.drafter, DeviceDrafter)
-        return self._whole and drafts_there and self._taker(mode, slots) is not None
+    def _look(self, mode: Mode) -> None:
+        """Drop the recordings of models that have changed since: nothing may keep old weights alive."""
+        drafter = mode.drafter.version if isinstance(mode.drafter, DeviceDrafter) else None
+        versions = self._runner.version, drafter if mode.drafter is not None else self._drafted
+        self._drafted = versions[1]
+        if versions != self._versions and self.recordings is not None:
+            self.recordings.clear()
+            self._kinds.clear()
+        self._versions = versions
 
     def _taker(self, mode: Mode, slots: Slots) -> "Take | None":
         """Returns what runs the stages of a round that may be recorded; None for one that may not.
@@ -116,7 +125,7 @@ class Rounds:
             if self.recordings is None or drafter is None:
                 return tree
             return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth)
-        key = drafter.prepare(slots), drafter.version, seen.key_bound
+        key = drafter.prepare(slots), seen.key_bound
         found = key, len(slots), _flags(slots.sampling)
 
         def stage() -> tuple[Tensor, ...]:
@@ -135,7 +144,7 @@ class Rounds:
             output = verify(mode, kind.tree(parts)[0], seen, self._runner)
             return (output.scores, *(output.hidden_states[layer] for layer in mode.wants.hidden_layers))
 
-        key = kind, seen.key_bound, self._runner.version
+        key = kind, seen.key_bound
         logits, *hidden = take("verify", key, stage, kind.parts(tree))
         return ForwardOutput(logits, dict(zip(mode.wants.hidden_layers, hidden, strict=True)))
 
@@ -161,7 +170,6 @@ class Rounds:
         self,
         take: "Take | None",
         mode: Mode,
-        kind: TreeKind,
         tree: DraftTree,
         judged: Judged,
         hidden_states: Mapping[int, Tensor],
@@ -196,8 +204,7 @@ class Rounds:
         if take is None:
             stage(*inputs)
         else:
-            version = drafter.version if isinstance(drafter, DeviceDrafter) else None
-            take("settle", (moves, version), stage, inputs)
+            take("settle", moves, stage, inputs)
         return follows
 
 
