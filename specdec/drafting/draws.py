@@ -11,10 +11,16 @@ from specdec.types import DraftSampling
 
 
 def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
-    """Returns every parent's most probable tokens, in order, for its children (``DETERMINISTIC``)."""
+    """Returns every parent's most probable tokens, in order, for its children (``DETERMINISTIC``).
+
+    One row of scores serves all parents.
+    """
+    shared = scores.shape[1] == 1
     if level.one_each:
-        return scores.argmax(-1)
-    return scores.topk(level.width, dim=-1).indices[:, level.row_of, level.rank_of]
+        best = scores.argmax(-1)
+        return best.expand(-1, len(level.parents)) if shared else best
+    best = scores.topk(level.width, dim=-1).indices
+    return best[:, 0, level.rank_of] if shared else best[:, level.row_of, level.rank_of]
 
 
 def drawn(

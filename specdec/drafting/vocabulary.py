@@ -1,6 +1,7 @@
 """Compares a drafter's vocabulary with the target's, and translates ids where only the widths differ."""
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -11,24 +12,53 @@ MOST_PADDING = 512
 
 
 class VocabularyMap:
-    """Translates token ids between a drafter and a target that mean the same, but whose logits differ in width.
+    """Translates between the columns of a drafter's logits and the target's token ids.
+
+    Where both mean the same by an id, the columns are the ids, and only the widths may differ (padding). A drafter with
+    a reduced vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec, arXiv 2502.14856) says which id each of its columns is.
+    Other tokens have probability zero under q, which is exact: the residual covers them.
 
     Args:
         drafter: Width of the drafter's logits.
         target: Width of the target's.
+        ids: The target's id of every column, ascending; None if column i is id i.
 
     Attributes:
-        common: The smaller width: ids below it exist in both vocabularies.
+        common: The number of columns that are tokens of the target.
         target: Width of the target's logits.
     """
 
-    def __init__(self, drafter: int, target: int):
-        self.drafter, self.target = drafter, target
-        self.common = min(drafter, target)
+    def __init__(self, drafter: int, target: int, ids: Int[Tensor, " column"] | None = None):
+        self.drafter, self.target, self.ids = drafter, target, ids
+        self.common = min(drafter, target) if ids is None else len(ids)
 
     def to_drafter(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Returns the drafter's ids. An id that it lacks becomes its last token: a bad draft, never a wrong output."""
+        """Returns the columns of tokens. A token without one gets another's: a bad draft, never a wrong output."""
+        if self.ids is not None:
+            return torch.searchsorted(self.ids, tokens).clamp_(max=self.common - 1)
         return tokens if self.drafter >= self.target else tokens.clamp(max=self.drafter - 1)
+
+    def to_target(self, columns: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Returns the target's ids of columns."""
+        return columns if self.ids is None else self.ids[columns]
+
+    def seen(self, seen: Bool[Tensor, "batch vocab"]) -> Bool[Tensor, "batch column"]:
+        """Returns which columns are among tokens of the target."""
+        return seen[:, : self.common] if self.ids is None else seen.index_select(1, self.ids)
+
+    def put(
+        self,
+        room: Float[Tensor, "batch node vocab"],
+        nodes: slice | Int[Tensor, " some"],
+        q: Float[Tensor, "batch some token"],
+    ) -> None:
+        """Write the probabilities of columns to some rows of a table over the target's ids."""
+        if self.ids is None:
+            room[:, nodes, : self.common] = q
+        elif isinstance(nodes, slice):
+            room[:, nodes].index_copy_(2, self.ids, q.to(room.dtype).expand(-1, nodes.stop - nodes.start, -1))
+        else:
+            room[:, nodes[:, None], self.ids] = q.to(room.dtype)
 
 
 def check_same_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase | None, width: int, target: Target) -> None:

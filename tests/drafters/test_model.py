@@ -43,7 +43,7 @@ def ready(
     drafter.bind(Target(model), max_batch_size=2, max_length=32, leaf_probs=leaf_probs)
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
         drafter.admit(slot, prompt, sampling)
-        drafter._follower._last_token[slot] = prompt[-2]
+        drafter.scorer._last_token[slot] = prompt[-2]
     drafting = [True, not plain]
     return slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
 

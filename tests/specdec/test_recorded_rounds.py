@@ -46,7 +46,7 @@ def state_of(engine: Engine) -> list[Tensor]:
     found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
     drafter = engine.drafter
     if isinstance(drafter, ModelDrafter):
-        found += [*drafter.runner.cache.tensors, drafter._follower._last_token]
+        found += [*drafter.runner.cache.tensors, drafter.scorer._last_token]
     return found + ([] if drafter is None else tensors_in(drafter))
 
 

@@ -1,6 +1,6 @@
-"""A drafting model with a KV cache of its own, which follows the target's sequences."""
+"""A causal LM as a scorer, with a KV cache of its own, which follows the target's sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import LOGITS, ForwardBatch, Wants
+from specdec.drafting.scorer import Scorer
 from specdec.modeling.runner import ModelRunner
 from specdec.slots import Slots
 from specdec.topology import Topology
@@ -16,8 +17,8 @@ from specdec.types import Committed, Decided
 _LAST = Wants(logits=1)
 
 
-class Follower:
-    """Keeps a drafting model's cache in step with what the target has committed.
+class ModelScorer(Scorer):
+    """Scores with a model whose cache is kept in step with what the target has committed.
 
     It keeps, for every slot, the position up to which keys and values are right. The last committed token may be
     missing, because it was a leaf of the tree and never forwarded; ``root_logits`` forwards it together with the root.
@@ -49,25 +50,25 @@ class Follower:
         nodes = cache.positions - cache.max_length
         cache.clear(slot, stop=int(self._known[slot]) + 1 + nodes)
 
-    def observe(self, committed: Committed, *, in_place: bool) -> None:
-        """Prefill pieces of prompts; commit an accepted path.
+    @property
+    def version(self) -> Hashable:
+        """The model's."""
+        return self.runner.version
 
-        Args:
-            committed: What became final.
-            in_place: Whether accepted nodes stand in their final places already, as in a chain.
-        """
+    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Prefill pieces of prompts; commit an accepted path."""
         counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
         last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
         slots, starts = committed.host_slots, committed.starts
         known = self._known[slots]
-        if committed.path is None:
+        if nodes is None:
             ready = known == starts
             if ready.any():
                 self._prefill(committed if ready.all() else committed.rows(np.flatnonzero(ready)))
         else:
             if not in_place:
                 lengths = torch.from_numpy(starts).to(self.runner.device, non_blocking=True)
-                self.runner.cache.commit(committed.slots, lengths, committed.path)
+                self.runner.cache.commit(committed.slots, lengths, nodes)
             # All but the last committed token had children, so they were forwarded.
             self._known[slots] = np.where(known >= starts, starts + committed.counts - 1, known)
         self._last_token[committed.slots] = last
@@ -78,7 +79,7 @@ class Follower:
         self._known[committed.host_slots] += committed.counts
 
     def catch_up(self, slots: Slots) -> None:
-        """Prefill what was committed while this drafter was not asked to propose."""
+        """Prefill what was committed while nothing was to be drafted."""
         missing = np.where(slots.host_drafting, slots.host_lengths - self._known[slots.host_index], 0)
         rows = np.flatnonzero(missing > 1)
         if not len(rows):
@@ -121,15 +122,9 @@ class Follower:
         return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
 
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns logits at the next nodes of a tree, whose nodes above are in the cache.
-
-        Args:
-            slots: The rows.
-            tokens: The tokens of the nodes to forward.
-            topology: The topology of all nodes so far; the nodes to forward are its last ones.
-        """
+        """Returns logits at the next nodes of a tree, whose nodes above are in the cache."""
         output = self.runner.run(
             ForwardBatch(
                 tokens=self._to_model(tokens),
@@ -143,19 +138,14 @@ class Follower:
         )
         return output.scores
 
-    def follow(self, decided: Decided, *, in_place: bool) -> None:
-        """Commit an accepted path on the device (``DeviceDrafter.follow``).
-
-        Args:
-            decided: What was decided.
-            in_place: See ``observe``.
-        """
+    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
+        """Commit an accepted path on the device."""
         if not in_place:
-            self.runner.cache.commit(decided.slots, decided.lengths, decided.path)
+            self.runner.cache.commit(decided.slots, decided.lengths, nodes)
         last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
         self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
 
     def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
-        """Note on the host what a recorded round has put into the cache (``DeviceDrafter.followed``)."""
+        """Note on the host what a recorded round has put into the cache."""
         # All but the last committed token had children, so they were forwarded.
         self._known[slots.host_index] = slots.host_lengths + np.where(told, counts - 1, 0)

@@ -1,0 +1,22 @@
+"""Tree builders: which nodes a draft tree gets, for any scorer."""
+
+from collections.abc import Sequence
+
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.expansion import ExpansionTree
+from specdec.drafting.builders.static import StaticTree
+from specdec.tree import TreeShape
+
+__all__ = ["AnyTree", "ExpansionTree", "Grown", "StaticTree", "TreeBuilder", "tree_of"]
+
+AnyTree = TreeBuilder | TreeShape | int | Sequence[int] | Sequence[Sequence[int]]
+"""A tree as a drafter takes it: a builder, or a static shape as ``TreeShape.of`` takes it."""
+
+
+def tree_of(tree: AnyTree) -> TreeBuilder:
+    """Returns a builder, of a static shape if none is given.
+
+    Raises:
+        ValueError: It is neither a builder nor a shape.
+    """
+    return tree if isinstance(tree, TreeBuilder) else StaticTree(tree)

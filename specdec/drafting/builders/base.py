@@ -1,0 +1,83 @@
+"""What a tree builder is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.scorer import Scorer
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """A batch of trees that have been grown.
+
+    Attributes:
+        tree: The trees.
+        nodes: The number under which the scorer was shown each node; -1 for nodes that it was not shown. None if it was
+            shown them under the numbers that they have in the tree (leaves may be missing).
+    """
+
+    tree: DraftTree
+    nodes: Int[Tensor, "batch node"] | None = None
+
+
+class TreeBuilder(ABC):
+    """Decides which nodes a draft tree has, and draws their tokens, by asking a scorer level by level.
+
+    A builder is a value: it has no state of any request, and one may serve several drafters.
+
+    Attributes:
+        max_nodes: The largest number of drafted nodes in a row.
+        max_depth: The deepest node.
+        max_shown: The largest number of nodes that a scorer is shown, the root not counted.
+        is_chain: Whether no node has two children.
+        is_paths: Whether the trees are paths of one length that share only the root.
+        has_leaf_probs: Whether q can be had at the leaves.
+        renumbers: Whether ``grow`` says under which numbers the scorer was shown the nodes.
+    """
+
+    max_nodes: int
+    max_depth: int
+    max_shown: int
+    is_chain: bool = False
+    is_paths: bool = False
+    has_leaf_probs: bool = False
+    renumbers: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the scorer is shown an accepted path as nodes 1, 2, 3 and so on."""
+        return self.is_chain
+
+    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
+        """Returns the laws of sampled requests' nodes, for a drafter that asks for ``sampling``.
+
+        Raises:
+            ValueError: The builder cannot draw like that.
+        """
+        return frozenset([sampling])
+
+    @abstractmethod
+    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
+        """Make tables on the device that ``grow`` uses.
+
+        Args:
+            device: Where trees are grown.
+            leaves: Whether q will be wanted at every node; only if ``has_leaf_probs``.
+        """
+
+    @abstractmethod
+    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
+        """Returns trees no deeper than ``depth``, which is at least 1. Nothing here looks at a value.
+
+        Args:
+            scorer: Gives logits; it has caught up with the rows.
+            drawing: How children are drawn.
+            depth: At most ``max_depth``.
+        """

@@ -1,0 +1,141 @@
+"""Trees of the most probable paths: expand the best nodes level by level, then keep the best of all (EAGLE-2).
+
+Li et al. 2024 (arXiv 2406.16858), section 4. A path's score is the product of its probabilities under the drafter at
+temperature 1, which estimates how likely it is to be accepted. For a scorer whose logits depend on the depth alone, and
+``width`` no less than ``nodes``, these are exactly the ``nodes`` best paths, which best-first search over rank tuples
+finds one by one (DDTree, arXiv 2604.12989).
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.arguments import whole
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.scorer import Scorer
+from specdec.shape import MOST_NODES
+from specdec.topology import Topology
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+
+_LEAST = 1e-9
+"""A token's cost in nats is at least this, so that no child scores as high as its parent."""
+
+
+class ExpansionTree(TreeBuilder):
+    """Drafts the most probable paths, ``DETERMINISTIC`` whatever the request's temperature.
+
+    Args:
+        nodes: Drafted nodes of a tree. (EAGLE's ``total_tokens`` counts the root, too.)
+        depth: The deepest node.
+        width: How many nodes are expanded at every level, and how many children each of them offers.
+
+    Raises:
+        ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
+    """
+
+    renumbers = True
+
+    def __init__(self, nodes: int = 59, depth: int = 8, width: int = 10):
+        self.max_nodes = whole("nodes", nodes, least=1)
+        self.max_depth = whole("depth", depth, least=1)
+        self.width = whole("width", width, least=1)
+        offered = self.width + (self.max_depth - 1) * self.width**2
+        if nodes > min(offered, MOST_NODES):
+            raise ValueError(
+                f"a tree of nodes={nodes}, and {self.max_depth} levels of width={self.width} offer {offered} (at most "
+                f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
+            )
+        self.max_shown = self.width * (self.max_depth - 1)
+        self.is_chain = self.width == 1
+
+    def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
+        """Returns ``DETERMINISTIC`` alone: the best nodes of all are kept, which drawn nodes would not survive.
+
+        Raises:
+            ValueError: Another law is asked for.
+        """
+        if sampling is not DraftSampling.DETERMINISTIC:
+            raise ValueError(
+                f"a tree of the most probable paths cannot be drawn with sampling={sampling.name.lower()}: to choose "
+                f"among drawn nodes would bias the output; use sampling=deterministic, or a static shape"
+            )
+        return frozenset([DraftSampling.DETERMINISTIC])
+
+    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
+        """No tables are needed."""
+
+    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
+        """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
+        slots = drawing.slots
+        logits = scorer.root_logits(slots)
+        width = min(self.width, logits.shape[-1])
+        score, token = _children(logits, drawing, width)  # of the root
+        scores, tokens = [score[:, 0]], [token[:, 0]]
+        parents = [torch.zeros_like(tokens[0])]  # candidate i is number i + 1, and the root is number 0
+        front = torch.arange(1, width + 1, device=slots.device).expand(len(slots), -1)
+        front_scores, front_tokens = scores[0], tokens[0]
+        # The scorer numbers the nodes of a front one after another, the root being 0.
+        shown = [torch.full_like(front[:, :1], -1), torch.zeros_like(front)]
+        numbers = [torch.zeros_like(front[:, :1]), front]  # of the shown nodes, among candidates
+        offered = width
+        for level in range(1, depth):
+            topology = Topology(torch.cat(shown, dim=1), level, max(width, 1))
+            logits = scorer.level_logits(slots, front_tokens, topology, level)
+            log_probs, token = _children(logits, drawing, width)
+            score = front_scores[:, :, None] + log_probs
+            scores.append(score.flatten(1))
+            tokens.append(token.expand(-1, width, -1).flatten(1))
+            parents.append(front.repeat_interleave(width, dim=1))
+            if level + 1 < depth:
+                front_scores, best = scores[-1].topk(width, dim=-1)
+                front_tokens = tokens[-1].gather(1, best)
+                front = 1 + offered + best
+                shown.append(1 + (level - 1) * width + best // width)
+                numbers.append(front)
+            offered += width * width
+        return self._best(scores, tokens, parents, numbers, drawing, depth, width)
+
+    def _best(
+        self,
+        scores: list[Float[Tensor, "batch some"]],
+        tokens: list[Int[Tensor, "batch some"]],
+        parents: list[Int[Tensor, "batch some"]],
+        numbers: list[Int[Tensor, "batch some"]],
+        drawing: Drawing,
+        depth: int,
+        width: int,
+    ) -> Grown:
+        """Returns the trees of the best candidates, which are closed under ancestors."""
+        slots = drawing.slots
+        score = torch.cat(scores, dim=1)
+        count = min(self.max_nodes, score.shape[1])
+        kept = score.topk(count, dim=-1).indices.sort(dim=-1).values
+        root = torch.zeros_like(kept[:, :1])
+        place = torch.cat([root, 1 + kept], dim=1)  # the kept candidates' numbers, ascending
+        parent = torch.searchsorted(place, torch.cat(parents, dim=1).gather(1, kept))
+        # Impossible tokens, which only fill up, may have lost their parents.
+        parent = parent.minimum(torch.arange(count, device=slots.device))
+        valid = torch.cat([root == 0, score.gather(1, kept) > -torch.inf], dim=1)
+        tree = DraftTree.build(
+            torch.cat([slots.roots[:, None], torch.cat(tokens, dim=1).gather(1, kept)], dim=1),
+            torch.cat([root - 1, parent], dim=1),
+            valid=valid,
+            max_depth=min(depth, count),
+            max_children=min(width, count),
+        )
+        shown = torch.cat(numbers, dim=1)  # ascending level by level, not within a level
+        order = shown.argsort(dim=-1)
+        index = torch.searchsorted(shown.gather(1, order), place).clamp_(max=shown.shape[1] - 1)
+        node = order.gather(1, index)
+        return Grown(tree, node.where(shown.gather(1, node) == place, -1))
+
+
+def _children(
+    logits: Float[Tensor, "batch some column"], drawing: Drawing, width: int
+) -> tuple[Float[Tensor, "batch some width"], Int[Tensor, "batch some width"]]:
+    """Returns the log-probabilities and the tokens of the most probable children of some nodes, in order."""
+    log_probs = logits[..., : drawing.vocabulary.common].float().log_softmax(-1).nan_to_num_(nan=-torch.inf)
+    best, column = log_probs.topk(width, dim=-1)
+    return best.double().clamp_(max=-_LEAST), drawing.vocabulary.to_target(column)

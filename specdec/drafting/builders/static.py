@@ -1,0 +1,102 @@
+"""A tree of one static shape, filled level by level."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.draws import drawn, first_arrivals, top
+from specdec.drafting.levels import Level, LevelPlan
+from specdec.drafting.scorer import Scorer
+from specdec.random import shared_noise
+from specdec.tree import DraftTree, TreeShape
+
+
+class StaticTree(TreeBuilder):
+    """Fills a shape that is known before anything is drafted: the scorer is shown all nodes that have children.
+
+    Args:
+        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths.
+    """
+
+    has_leaf_probs = True
+
+    def __init__(self, shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]]):
+        self.shape = TreeShape.of(shape)
+        self.max_nodes = self.max_shown = self.shape.num_nodes
+        self.max_depth = self.shape.max_depth
+        self.is_chain = self.shape.is_chain
+        self.is_paths = self.shape.is_paths
+        self._plans: dict[tuple[torch.device, bool], dict[int, LevelPlan]] = {}
+
+    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
+        """Make the tables of every depth."""
+        if (device, leaves) not in self._plans:
+            self._plans[device, leaves] = LevelPlan.by_depth(self.shape, device, leaves=leaves)
+
+    def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
+        """Draft level by level, one call of the scorer for each."""
+        slots, vocabulary = drawing.slots, drawing.vocabulary
+        plan = self._plans[slots.device, drawing.leaves][depth]
+        shape, batch = plan.shape, len(slots)
+        uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
+        tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
+        tokens[:, 0] = slots.roots
+        draft_probs = drawing.room(shape.num_nodes + 1) if drawing.fresh or drawing.leaves else None
+        valid = None
+        for number, level in enumerate(plan.levels):
+            if number == 0:
+                logits = scorer.root_logits(slots)
+            else:
+                logits = scorer.level_logits(slots, tokens[:, level.start : level.stop], level.topology, number)
+            if level.rows is not None and logits.shape[1] > 1:
+                logits = logits.index_select(1, level.rows)
+            above = None
+            if drawing.sampling.seen is not None:
+                above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
+                logits = logits.expand(-1, len(level.parents), -1)
+            scores = drawing.scores(logits, tokens[:, : level.stop], above)
+            q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
+            if draft_probs is not None and q is not None:
+                vocabulary.put(draft_probs, level.parents_at, q)
+            if level.width == 0:
+                continue
+            if q is None or not drawing.sampled:
+                tokens[:, level.children_at] = vocabulary.to_target(top(scores, level))
+                continue
+            children, exists = _drawn(q.expand(-1, len(level.parents), -1), level, uniform, drawing)
+            if drawing.greedy is not None:
+                children = torch.where(drawing.greedy, top(scores, level), children)
+                exists = None if exists is None else exists | drawing.greedy
+            tokens[:, level.children_at] = vocabulary.to_target(children)
+            if exists is not None:
+                valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+                valid[:, level.children_at] = exists & valid[:, level.parent_of]
+            elif valid is not None:
+                valid[:, level.children_at] = valid[:, level.parent_of]
+        if (
+            drawing.leaves
+            and draft_probs is not None
+            and (slots.key_bound is not None or not slots.host_drafting.all())
+        ):
+            draft_probs *= slots.drafting[:, None, None]
+        law = drawing.law_of(tokens)
+        return Grown(DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid))
+
+
+def _drawn(
+    q: Float[Tensor, "batch parent column"],
+    level: Level,
+    uniform: Float[Tensor, "batch draw"] | None,
+    drawing: Drawing,
+) -> tuple[Int[Tensor, "batch child"], Bool[Tensor, "batch child"] | None]:
+    """Returns every parent's children, drawn at random, and which of them exist."""
+    if uniform is not None:
+        mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
+        return drawn(q, level, mine, drawing.law)
+    slots = drawing.slots
+    positions = slots.lengths[:, None] + (level.depth + 1)
+    return first_arrivals(q, level, shared_noise(slots.keys, positions, q.shape[2]))

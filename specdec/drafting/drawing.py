@@ -1,0 +1,112 @@
+"""How the children of a round's nodes are drawn: the law, the requests' parameters, the drafter's vocabulary."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from torch import Tensor
+
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.random import Purpose, uniforms
+from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
+from specdec.slots import Slots
+from specdec.types import DraftSampling
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """What a tree builder needs to know of the requests of a round.
+
+    Attributes:
+        slots: The rows.
+        vocabulary: Translates the scorer's columns to tokens.
+        law: How siblings are drawn for sampled requests. Greedy requests get the most probable tokens.
+        sampling: The requests' parameters, over the scorer's columns.
+        sampled: Whether anything is drawn at random.
+        greedy: Which rows are greedy among others that are sampled; None if there is no such mixture.
+        leaves: Whether q is wanted at every node, leaves included.
+    """
+
+    slots: Slots
+    vocabulary: VocabularyMap
+    law: DraftSampling
+    sampling: SamplingTensors
+    sampled: bool
+    greedy: Bool[Tensor, "batch 1"] | None
+    leaves: bool
+
+    @classmethod
+    def of(
+        cls,
+        slots: Slots,
+        vocabulary: VocabularyMap,
+        law: DraftSampling,
+        temperature: float | None,
+        *,
+        leaves: bool = False,
+    ) -> "Drawing":
+        """Returns it for a round.
+
+        Args:
+            slots: The rows.
+            vocabulary: The scorer's.
+            law: For sampled requests.
+            temperature: Of the drafter for sampled requests; None for the requests' own.
+            leaves: Whether q is wanted at every node.
+        """
+        sampling = slots.sampling
+        if sampling.seen is not None:
+            sampling = replace(sampling, seen=vocabulary.seen(sampling.seen))
+        if temperature is not None and sampling.any_sampled:
+            own = torch.where(sampling.temperature == 0, 0.0, temperature)
+            sampling = replace(sampling, temperature=own)
+        sampled = sampling.any_sampled and law is not DraftSampling.DETERMINISTIC
+        greedy = (sampling.temperature == 0)[:, None] if sampled and sampling.any_greedy else None
+        if leaves and sampling.any_greedy:
+            sampling = warmed(sampling, slots.drafting)
+        return cls(slots, vocabulary, law, sampling, sampled, greedy, leaves)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nodes are drawn with random numbers of the round."""
+        return self.sampled and self.law is not DraftSampling.COUPLED
+
+    def uniforms(self, count: int) -> Float[Tensor, "batch draw"]:
+        """Returns the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
+        return uniforms(self.slots.keys, self.slots.rounds, Purpose.DRAFT, count)
+
+    def scores(
+        self,
+        logits: Float[Tensor, "batch some column"],
+        tokens: Int[Tensor, "batch node"] | None = None,
+        above: Bool[Tensor, "batch some node"] | None = None,
+    ) -> Float[Tensor, "batch some token"]:
+        """Returns logits with penalties, of the columns that are tokens of the target.
+
+        Args:
+            logits: The scorer's.
+            tokens: The tokens of the tree so far.
+            above: Which nodes of the tree are above or at each of the scored nodes.
+        """
+        paths = None
+        if self.sampling.seen is not None:
+            assert tokens is not None and above is not None, "a penalty needs the nodes above"
+            paths = path_tokens(self.vocabulary.to_drafter(tokens), above)
+        return adjust(logits[..., : self.vocabulary.common], self.sampling, paths)
+
+    def distribution(self, scores: Float[Tensor, "batch some token"]) -> Float[Tensor, "batch some token"]:
+        """Returns q."""
+        return distribution(scores, self.sampling)
+
+    def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
+        """Returns room for q over the target's vocabulary; tokens that the drafter lacks stay zero."""
+        return torch.zeros(len(self.slots), nodes, self.vocabulary.target, device=self.slots.device)
+
+    def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:
+        """Returns the law of every node of a tree that was drawn with ``law``."""
+        if not self.sampled:
+            return DraftSampling.DETERMINISTIC
+        if self.greedy is None:
+            return self.law
+        law = torch.where(self.greedy, int(DraftSampling.DETERMINISTIC), int(self.law)).to(torch.int8)
+        return law.expand_as(tokens)

@@ -1,0 +1,173 @@
+"""A drafter made of a scorer and a tree builder: all that is common to drafters with a model of their own."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from specdec.arguments import number as checked_number
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.on_device import DeviceDrafter
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.requests import GREEDY_BELOW, SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed, Decided, DraftSampling
+
+
+class ScoredDrafter(DeviceDrafter):
+    """Drafts with a scorer, whose logits a tree builder turns into trees.
+
+    A subclass loads a model, and in its ``bind`` calls ``begin`` with a scorer for it.
+
+    Args:
+        tree: The tree builder.
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
+            ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the
+            target watches). Greedy requests always get the most probable tokens.
+        temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range, or the tree cannot be drawn by this law.
+    """
+
+    def __init__(self, tree: TreeBuilder, sampling: DraftSampling | str, temperature: float | None):
+        self.tree = tree
+        self.sampling = law_of(sampling)
+        if temperature is not None:
+            remedy = "give 0 (top-k), a positive number, or None (the request's)"
+            temperature = checked_number("drafter temperature", temperature, remedy)
+            if not 0 <= temperature < float("inf"):
+                raise ValueError(f"drafter temperature={temperature}: {remedy}")
+        if temperature is not None and temperature < GREEDY_BELOW:
+            self.sampling = DraftSampling.DETERMINISTIC
+        self.temperature = temperature
+        self.max_nodes = tree.max_nodes
+        self.max_depth = tree.max_depth
+        self.is_chain = tree.is_chain
+        self.is_paths = tree.is_paths
+        self.has_leaf_probs = tree.has_leaf_probs
+        self.laws = tree.laws(self.sampling)
+
+    def begin(
+        self,
+        scorer: Scorer,
+        vocabulary: VocabularyMap,
+        device: torch.device,
+        *,
+        max_batch_size: int,
+        leaf_probs: bool = False,
+    ) -> None:
+        """Begin with a new engine; ``bind`` calls it.
+
+        Args:
+            scorer: Scores from now on.
+            vocabulary: Translates its columns.
+            device: Where trees are grown.
+            max_batch_size: The number of slots.
+            leaf_probs: See ``Drafter``.
+
+        Raises:
+            ValueError: The trees are deeper than the scorer can score.
+        """
+        if scorer.max_depth is not None and self.max_depth > scorer.max_depth:
+            raise ValueError(
+                f"the tree is {self.max_depth} deep and {type(self).__name__} drafts at most {scorer.max_depth} tokens "
+                f"ahead: give a shallower tree"
+            )
+        self.tree.bind(device, leaves=leaf_probs)
+        self.scorer, self._vocabulary, self._leaf_probs = scorer, vocabulary, leaf_probs
+        with torch.inference_mode(False):
+            # Where the scorer was shown the nodes of every slot's last tree; see ``Grown.nodes``.
+            self._nodes = torch.full((max_batch_size, self.max_nodes + 1), -1, dtype=torch.long, device=device)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin with an empty row."""
+        self.scorer.admit(slot)
+
+    def release(self, slot: int) -> None:
+        """Forget the row."""
+        self.scorer.release(slot)
+
+    @torch.inference_mode()
+    def observe(self, committed: Committed) -> None:
+        """Show the scorer what became final."""
+        nodes = None if committed.path is None else self._shown(committed.slots, committed.path)
+        self.scorer.observe(committed, nodes, in_place=self.tree.in_place)
+
+    @torch.inference_mode()
+    def propose(self, slots: Slots) -> DraftTree:
+        """Grow trees as deep as any row has room for."""
+        depth = min(self.max_depth, int(slots.host_max_depth.max()))
+        if depth == 0 and not self._leaf_probs:
+            return DraftTree.root_only(slots.roots)
+        self.scorer.catch_up(slots)
+        return self._grown(slots, max(depth, 1))
+
+    @property
+    def version(self) -> Hashable:
+        """The scorer's."""
+        return self.scorer.version
+
+    def prepare(self, slots: Slots) -> Hashable:
+        """Catch up with what was committed meanwhile."""
+        return self.scorer.catch_up(slots)
+
+    @torch.inference_mode()
+    def draft(self, slots: Slots) -> DraftTree:
+        """Grow trees of full depth."""
+        return self._grown(slots, self.max_depth)
+
+    def follow(self, decided: Decided) -> None:
+        """Show the scorer, on the device, what became final."""
+        self.scorer.follow(decided, self._shown(decided.slots, decided.path), in_place=self.tree.in_place)
+
+    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+        """Note what became final."""
+        self.scorer.followed(slots, counts, told)
+
+    def _grown(self, slots: Slots, depth: int) -> DraftTree:
+        drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=self._leaf_probs)
+        grown = self.tree.grow(self.scorer, drawing, depth)
+        self._note(grown, slots)
+        return _without(grown.tree, self.scorer.ready(slots))
+
+    def _note(self, grown: Grown, slots: Slots) -> None:
+        """Remember where the scorer was shown the nodes, at an address that stays."""
+        if grown.nodes is not None:
+            self._nodes[slots.index, : grown.nodes.shape[1]] = grown.nodes
+
+    def _shown(self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]) -> Int[Tensor, "batch depth"]:
+        """Returns the scorer's numbers of the nodes of a path."""
+        if not self.tree.renumbers:
+            return path
+        return self._nodes[slots].gather(1, path.clamp(min=0)).where(path >= 0, -1)
+
+
+def _without(tree: DraftTree, ready: Tensor | None) -> DraftTree:
+    """Returns the trees, of the root alone in rows that are not ready."""
+    if ready is None:
+        return tree
+    return tree.limited(torch.where(ready, tree.max_depth, 0))
+
+
+def law_of(sampling: DraftSampling | str) -> DraftSampling:
+    """Returns a law by its name.
+
+    Raises:
+        ValueError: Lists the names.
+    """
+    choices = (
+        DraftSampling.IID,
+        DraftSampling.WITHOUT_REPLACEMENT,
+        DraftSampling.DETERMINISTIC,
+        DraftSampling.COUPLED,
+    )
+    for law in choices:
+        if sampling is law or (isinstance(sampling, str) and sampling.upper() == law.name):
+            return law
+    raise ValueError(f"drafter sampling={sampling!r}: give one of {', '.join(law.name.lower() for law in choices)}")

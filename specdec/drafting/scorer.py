@@ -1,0 +1,87 @@
+"""What scores the tokens that may follow the nodes of a growing draft tree."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.types import Committed, Decided
+
+
+class Scorer(ABC):
+    """Gives logits for the children of a draft tree's nodes, level by level, and follows what becomes final.
+
+    A small model, an EAGLE head, an MTP module and a block drafter are scorers; a tree builder asks them. Which nodes
+    are asked for, and how their children are chosen, is the builder's business. One tree is grown at a time: first
+    ``root_logits``, then ``level_logits`` from level to level.
+
+    Attributes:
+        per_depth: Whether the logits depend on the depth alone, whatever was drafted above. ``level_logits`` then
+            returns one node's logits for all.
+        max_depth: The deepest node that it can score the tokens of; None without a limit.
+    """
+
+    per_depth: bool = False
+    max_depth: int | None = None
+
+    @abstractmethod
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns logits for the children of the root."""
+
+    @abstractmethod
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns logits for the children of some nodes of one depth.
+
+        Args:
+            slots: The rows.
+            tokens: The tokens of these nodes, as the target's ids.
+            topology: How all nodes that the scorer has been shown are connected; these are its last ones. The scorer
+                numbers nodes in the order in which it is shown them, the root first.
+            depth: The depth of these nodes.
+        """
+
+    def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
+        """Returns which rows can be drafted for; None for all. A head has nothing to begin with after one token."""
+        return None
+
+    def admit(self, slot: int) -> None:  # noqa: B027
+        """Begin a request in an empty slot."""
+
+    def release(self, slot: int) -> None:  # noqa: B027
+        """Forget a slot's request."""
+
+    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:  # noqa: B027
+        """Take note of tokens that have become final.
+
+        Args:
+            committed: The tokens.
+            nodes: After a round, the numbers under which this scorer was shown the nodes of the path; -1 for those that
+                it was not shown.
+            in_place: Whether these numbers are 1, 2, 3, …, as for a chain.
+        """
+
+    def catch_up(self, slots: Slots) -> Hashable:
+        """Do on the host what must come before a tree is grown; returns what a recording of it depends on."""
+        return None
+
+    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:  # noqa: B027
+        """Do what ``observe`` does after a round, on the device alone (``DeviceDrafter.follow``)."""
+
+    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:  # noqa: B027
+        """Note on the host what ``follow`` has done (``DeviceDrafter.followed``)."""
+
+    @property
+    @abstractmethod
+    def version(self) -> Hashable:
+        """See ``DeviceDrafter.version``."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that hold its state, which tests compare."""
+        return []
