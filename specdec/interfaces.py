@@ -35,6 +35,8 @@ class Drafter(ABC):
         is_paths: Whether its drafts are paths of one length that share only the root.
         hidden_layers: Hidden states it wants in ``Committed``: -1 for the normalized last one, which the output
             layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
+        top_tokens: How many of the target's most probable successors it wants in ``Committed`` for every node that was
+            verified, rejected ones too; by the target's own logits, before all processing.
         has_leaf_probs: Whether it can also give q at the leaves. Its ``bind`` then takes ``leaf_probs=True``, which the
             engine passes if the verifier ``needs_leaf_probs``.
         adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
@@ -47,6 +49,7 @@ class Drafter(ABC):
     is_chain: bool
     is_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
+    top_tokens: int = 0
     has_leaf_probs: bool = False
     adapts: bool = False
 

@@ -88,6 +88,9 @@ class Committed:
         path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
             after a prefill chunk.
         hidden_states: Hidden states at the committed positions, by layer index.
+        node_tokens: After a round, the token of every node that was verified, rejected ones too.
+        top_tokens: After a round, the target's most probable successors of each of these nodes, the most probable
+            first; None if the drafter's ``top_tokens`` is 0.
     """
 
     slots: Int[Tensor, " batch"]
@@ -98,6 +101,8 @@ class Committed:
     next_tokens: Int[Tensor, " batch"]
     path: Int[Tensor, "batch depth"] | None
     hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
+    node_tokens: Int[Tensor, "batch node"] | None = None
+    top_tokens: Int[Tensor, "batch node rank"] | None = None
 
     def rows(self, rows: np.ndarray) -> "Committed":
         """Returns some of the rows."""
@@ -111,6 +116,8 @@ class Committed:
             next_tokens=self.next_tokens.index_select(0, index),
             path=None if self.path is None else self.path.index_select(0, index),
             hidden_states={layer: states.index_select(0, index) for layer, states in self.hidden_states.items()},
+            node_tokens=None if self.node_tokens is None else self.node_tokens.index_select(0, index),
+            top_tokens=None if self.top_tokens is None else self.top_tokens.index_select(0, index),
         )
 
 
@@ -127,6 +134,8 @@ class Decided:
         path: The accepted nodes, -1 padded, root left out.
         told: False for rows that do not speculate, or in which nothing was decided.
         hidden_states: Hidden states at the root and along the path, by layer index.
+        node_tokens: See ``Committed``.
+        top_tokens: See ``Committed``.
     """
 
     slots: Int[Tensor, " batch"]
@@ -137,6 +146,8 @@ class Decided:
     path: Int[Tensor, "batch depth"]
     told: Bool[Tensor, " batch"]
     hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
+    node_tokens: Int[Tensor, "batch node"]
+    top_tokens: Int[Tensor, "batch node rank"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

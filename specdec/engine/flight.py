@@ -44,5 +44,7 @@ def told_of(played: Played, slots: Slots) -> Committed:
         counts=1 + played.read.num_accepted,
         next_tokens=verdict.next_token,
         path=path,
-        hidden_states={k: along_path(states, path) for k, states in played.hidden_states.items()},
+        hidden_states={k: along_path(states, path) for k, states in played.said.hidden_states.items()},
+        node_tokens=played.tree.tokens,
+        top_tokens=played.said.top_tokens,
     )

@@ -1,6 +1,6 @@
 """One round: propose, verify, accept. The engine then commits what the round has decided."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,7 +70,7 @@ class Mode:
             propose=lambda slots: _drafted(drafter, slots, check),
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
-            wants=Wants(hidden_layers=tuple(drafter.hidden_layers)),
+            wants=Wants(hidden_layers=tuple(drafter.hidden_layers), top_k=drafter.top_tokens),
             drafter=drafter,
             inspected=check is not None,
         )
@@ -102,7 +102,7 @@ class Played:
     Attributes:
         tree: What was proposed.
         judged: What was decided.
-        hidden_states: The hidden states that were asked for, at every node, by layer index.
+        said: What the target said at every node, as far as the drafter asked for it.
         fetch: The decision's table on its way to the host.
         alternatives: See ``ReadBack.unpack``.
         followed: Whether the drafter has followed on the device.
@@ -112,7 +112,7 @@ class Played:
 
     tree: DraftTree
     judged: Judged
-    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]]
+    said: ForwardOutput
     fetch: Fetch
     alternatives: int | None
     followed: bool = False

@@ -1,12 +1,12 @@
 """Plays rounds on the device, stage by stage, and replays stages that come often."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.batch import ForwardOutput, bucket_of
+from specdec.batch import ForwardOutput, Wants, bucket_of
 from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
@@ -86,10 +86,10 @@ class Rounds:
         if observer is not None:
             observer(tree, judged)
         with self._timer.stage("commit"):
-            followed = self._settle(take, mode, tree, judged, output.hidden_states, seen)
+            followed = self._settle(take, mode, tree, judged, output, seen)
         fetch = Fetch(judged.packed)
         alone = take is not None and self._whole and (mode.drafter is None or followed)
-        return Played(tree, judged, output.hidden_states, fetch, slots.alternatives, followed=followed, alone=alone)
+        return Played(tree, judged, output, fetch, slots.alternatives, followed=followed, alone=alone)
 
     def _look(self, mode: Mode) -> None:
         """Drop the recordings of models that have changed since: nothing may keep old weights alive."""
@@ -142,11 +142,11 @@ class Rounds:
 
         def stage(*parts: Tensor) -> tuple[Tensor, ...]:
             output = verify(mode, kind.tree(parts)[0], seen, self._runner)
-            return (output.scores, *(output.hidden_states[layer] for layer in mode.wants.hidden_layers))
+            return (output.scores, *_said(mode.wants, output))
 
         key = kind, seen.key_bound
-        logits, *hidden = take("verify", key, stage, kind.parts(tree))
-        return ForwardOutput(logits, dict(zip(mode.wants.hidden_layers, hidden, strict=True)))
+        logits, *said = take("verify", key, stage, kind.parts(tree))
+        return _output(mode.wants, said, logits)
 
     def _judge(
         self,
@@ -172,7 +172,7 @@ class Rounds:
         mode: Mode,
         tree: DraftTree,
         judged: Judged,
-        hidden_states: Mapping[int, Tensor],
+        output: ForwardOutput,
         seen: Slots,
     ) -> bool:
         """Make the accepted path final, in the cache, in the slots, and for a drafter that follows on the device.
@@ -181,22 +181,26 @@ class Rounds:
             Whether the drafter has followed.
         """
         moves = tree.width > 1 and not tree.in_line  # in a chain everything stands in its final place already
-        verdict, layers = judged.verdict, mode.wants.hidden_layers
+        verdict = judged.verdict
         drafter = mode.drafter if take is not None and self._whole else None
         follows = isinstance(drafter, DeviceDrafter)
         inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]
-        inputs += [hidden_states[layer] for layer in layers] if follows else []
+        inputs += [tree.tokens, *_said(mode.wants, output)] if follows else []
 
         def stage(
-            path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *hidden: Tensor
+            path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *rest: Tensor
         ) -> tuple[()]:
             if moves:
                 self._runner.cache.commit(seen.index, seen.lengths, path)
             if isinstance(drafter, DeviceDrafter):
-                states = {layer: along_path(each, path) for layer, each in zip(layers, hidden, strict=True)}
-                told = valid & seen.drafting
+                nodes, *parts = rest
+                said = _output(mode.wants, parts)
+                states = {layer: along_path(each, path) for layer, each in said.hidden_states.items()}
+                told, counts = valid & seen.drafting, num_accepted + 1
                 drafter.follow(
-                    Decided(seen.index, seen.lengths, tokens, num_accepted + 1, next_token, path, told, states)
+                    Decided(
+                        seen.index, seen.lengths, tokens, counts, next_token, path, told, states, nodes, said.top_tokens
+                    )
                 )
             self._table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
@@ -257,6 +261,19 @@ def _flags(sampling: SamplingTensors) -> Hashable:
     """Returns what the host knows of the sampling parameters."""
     values = (getattr(sampling, each.name) for each in fields(sampling))
     return tuple(value is None if isinstance(value, Tensor) or value is None else value for value in values)
+
+
+def _said(wants: Wants, output: ForwardOutput) -> list[Tensor]:
+    """Returns what the target said besides its logits, as tensors."""
+    top = [] if output.top_tokens is None else [output.top_tokens]
+    return [*(output.hidden_states[layer] for layer in wants.hidden_layers), *top]
+
+
+def _output(wants: Wants, parts: Sequence[Tensor], logits: Tensor | None = None) -> ForwardOutput:
+    """Returns what ``_said`` took apart."""
+    layers = wants.hidden_layers
+    hidden = dict(zip(layers, parts, strict=False))
+    return ForwardOutput(logits, hidden, parts[len(layers)] if wants.top_k else None)
 
 
 def _parts(judged: Judged) -> tuple[Tensor, ...]:
