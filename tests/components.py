@@ -14,6 +14,7 @@ from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.synthetic import SyntheticDrafter
+from specdec.drafting.builders import ExpansionTree
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -72,6 +73,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "model_tree_coupled": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), TREE, sampling="coupled"
+    ),
+    "model_expansion": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"
     ),
     "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), 2, sampling="iid", temperature=0.6

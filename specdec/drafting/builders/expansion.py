@@ -15,6 +15,7 @@ from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.shape import MOST_NODES
+from specdec.slots import Slots
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -70,62 +71,68 @@ class ExpansionTree(TreeBuilder):
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
         slots = drawing.slots
         logits = scorer.root_logits(slots)
-        width = min(self.width, logits.shape[-1])
-        score, token = _children(logits, drawing, width)  # of the root
+        children = min(self.width, logits.shape[-1])
+        score, token = _children(logits, drawing, children)  # of the root
         scores, tokens = [score[:, 0]], [token[:, 0]]
         parents = [torch.zeros_like(tokens[0])]  # candidate i is number i + 1, and the root is number 0
-        front = torch.arange(1, width + 1, device=slots.device).expand(len(slots), -1)
+        front = torch.arange(1, children + 1, device=slots.device).expand(len(slots), -1)
         front_scores, front_tokens = scores[0], tokens[0]
         # The scorer numbers the nodes of a front one after another, the root being 0.
         shown = [torch.full_like(front[:, :1], -1), torch.zeros_like(front)]
         numbers = [torch.zeros_like(front[:, :1]), front]  # of the shown nodes, among candidates
-        offered = width
+        offered, first = children, 1
         for level in range(1, depth):
-            topology = Topology(torch.cat(shown, dim=1), level, max(width, 1))
+            topology = Topology(torch.cat(shown, dim=1), level, self.width)
             logits = scorer.level_logits(slots, front_tokens, topology, level)
-            log_probs, token = _children(logits, drawing, width)
-            score = front_scores[:, :, None] + log_probs
-            scores.append(score.flatten(1))
-            tokens.append(token.expand(-1, width, -1).flatten(1))
-            parents.append(front.repeat_interleave(width, dim=1))
+            log_probs, token = _children(logits, drawing, children)
+            size = front.shape[1]
+            scores.append((front_scores[:, :, None] + log_probs).flatten(1))
+            tokens.append(token.expand(-1, size, -1).flatten(1))
+            parents.append(front.repeat_interleave(children, dim=1))
             if level + 1 < depth:
-                front_scores, best = scores[-1].topk(width, dim=-1)
+                front_scores, best = scores[-1].topk(min(self.width, size * children), dim=-1)
                 front_tokens = tokens[-1].gather(1, best)
                 front = 1 + offered + best
-                shown.append(1 + (level - 1) * width + best // width)
+                shown.append(first + best // children)
                 numbers.append(front)
-            offered += width * width
-        return self._best(scores, tokens, parents, numbers, drawing, depth, width)
+            offered, first = offered + size * children, first + size
+        score, token, parent, number = (torch.cat(each, dim=1) for each in (scores, tokens, parents, numbers))
+        return self._best(score, token, parent, number, slots, (depth, children))
 
     def _best(
         self,
-        scores: list[Float[Tensor, "batch some"]],
-        tokens: list[Int[Tensor, "batch some"]],
-        parents: list[Int[Tensor, "batch some"]],
-        numbers: list[Int[Tensor, "batch some"]],
-        drawing: Drawing,
-        depth: int,
-        width: int,
+        score: Float[Tensor, "batch candidate"],
+        token: Int[Tensor, "batch candidate"],
+        parent: Int[Tensor, "batch candidate"],
+        shown: Int[Tensor, "batch shown"],
+        slots: Slots,
+        bounds: tuple[int, int],
     ) -> Grown:
-        """Returns the trees of the best candidates, which are closed under ancestors."""
-        slots = drawing.slots
-        score = torch.cat(scores, dim=1)
+        """Returns the trees of the best candidates, which are closed under ancestors.
+
+        Args:
+            score: Of every candidate.
+            token: Its token.
+            parent: The number of its parent among the candidates, which count from 1; 0 is the root.
+            shown: The candidates that the scorer was shown, in this order.
+            slots: The rows.
+            bounds: On the depth and on the number of children.
+        """
         count = min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values
         root = torch.zeros_like(kept[:, :1])
         place = torch.cat([root, 1 + kept], dim=1)  # the kept candidates' numbers, ascending
-        parent = torch.searchsorted(place, torch.cat(parents, dim=1).gather(1, kept))
+        above = torch.searchsorted(place, parent.gather(1, kept))
         # Impossible tokens, which only fill up, may have lost their parents.
-        parent = parent.minimum(torch.arange(count, device=slots.device))
+        above = above.minimum(torch.arange(count, device=slots.device))
         valid = torch.cat([root == 0, score.gather(1, kept) > -torch.inf], dim=1)
         tree = DraftTree.build(
-            torch.cat([slots.roots[:, None], torch.cat(tokens, dim=1).gather(1, kept)], dim=1),
-            torch.cat([root - 1, parent], dim=1),
+            torch.cat([slots.roots[:, None], token.gather(1, kept)], dim=1),
+            torch.cat([root - 1, above], dim=1),
             valid=valid,
-            max_depth=min(depth, count),
-            max_children=min(width, count),
+            max_depth=min(bounds[0], count),
+            max_children=min(bounds[1], count),
         )
-        shown = torch.cat(numbers, dim=1)  # ascending level by level, not within a level
         order = shown.argsort(dim=-1)
         index = torch.searchsorted(shown.gather(1, order), place).clamp_(max=shown.shape[1] - 1)
         node = order.gather(1, index)
@@ -136,6 +143,8 @@ def _children(
     logits: Float[Tensor, "batch some column"], drawing: Drawing, width: int
 ) -> tuple[Float[Tensor, "batch some width"], Int[Tensor, "batch some width"]]:
     """Returns the log-probabilities and the tokens of the most probable children of some nodes, in order."""
-    log_probs = logits[..., : drawing.vocabulary.common].float().log_softmax(-1).nan_to_num_(nan=-torch.inf)
+    log_probs = (
+        logits[..., : drawing.vocabulary.common].float().log_softmax(-1).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    )
     best, column = log_probs.topk(width, dim=-1)
     return best.double().clamp_(max=-_LEAST), drawing.vocabulary.to_target(column)

@@ -32,6 +32,7 @@ from experiments.app.settings import (
 from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
+from specdec.drafting.builders import StaticTree
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
@@ -76,7 +77,7 @@ def chosen(group: str, name: str) -> str:
 
 def section_of(group: str, name: str) -> str:
     """Where an option's settings stand in the configuration."""
-    return f"contenders.{name}" if group == "contender" else group
+    return {"contender": f"contenders.{name}", "tree": "drafter"}.get(group, group)
 
 
 def test_the_files_are_found() -> None:
@@ -84,6 +85,7 @@ def test_the_files_are_found() -> None:
     assert groups == {
         "target",
         "drafter",
+        "tree",
         "verifier",
         "sampling",
         "dataset",
@@ -108,7 +110,7 @@ def test_every_option_composes_and_instantiates(
     key = (group, name)
     if key == ("experiment", "fastest_shape"):
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
-    needed = NEEDED.get(key, []) + LOCAL.get(key, [])
+    needed = NEEDED.get(key, []) + LOCAL.get(("drafter", "model") if group == "tree" else key, [])
     config = configure("run", chosen(group, name), *filled(needed, saved, tmp_path))
     if group == "experiment":
         # Its own choices are options, which this test makes one by one; here: that nothing is missing.
@@ -124,7 +126,7 @@ def test_every_option_composes_and_instantiates(
         assert made == Bootstrap()
     elif group == "target":
         assert isinstance(made, Target)
-    elif group == "drafter":
+    elif group in ("drafter", "tree"):
         assert isinstance(made, Drafter) or (name == "none" and made is None)
     elif group == "verifier":
         assert isinstance(made, Verifier)
@@ -159,7 +161,8 @@ def test_tree_shapes_from_the_command_line(configure: Configure, saved: Path) ->
         config = configure("run", f"drafter.name={saved / 'drafter'}", f"drafter.shape={text}")
         drafter = build(config, "drafter")
         assert isinstance(drafter, ModelDrafter)
-        assert drafter.shape == shape
+        assert isinstance(drafter.tree, StaticTree)
+        assert drafter.tree.shape == shape
         config = configure("run", "drafter=medusa", f"drafter.name={saved / 'medusa'}", f"drafter.shape={text}")
         drafter = build(config, "drafter")
         assert isinstance(drafter, MedusaDrafter)
@@ -227,6 +230,10 @@ def forgotten(given: set[str], component: Any) -> set[str]:
 @pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] != "experiment"])
 def test_every_option_of_a_component_is_in_its_file(group: str, name: str, configure: Configure) -> None:
     section = OmegaConf.select(configure("run", chosen(group, name)), section_of(group, name))
+    if group == "tree":
+        section = section.shape
+        if not isinstance(section, DictConfig):
+            return
     component = {"engine": Engine, "bootstrap": Bootstrap}.get(group)
     if component is None:
         target = section["_target_"]

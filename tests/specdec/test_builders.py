@@ -1,0 +1,215 @@
+"""Which nodes tree builders choose, against a search that looks at every path; and what they tell the scorer."""
+
+import itertools
+import math
+from collections.abc import Hashable
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.model import ModelDrafter
+from specdec.drafting.builders import ExpansionTree, Grown, StaticTree
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from tests.components import perturbed
+from tests.forwards import slots_of
+from tests.models import tiny_model
+from verifiers.cascade import CascadeVerifier
+from verifiers.rejection import RejectionVerifier
+
+VOCAB, DEPTH = 5, 3
+ROOTS = [[1, 2], [3, 4]]
+
+
+class Table(Scorer):
+    """Logits by path: those after tokens ``(a, b)`` are a fixed random row. It notes the path of every shown node."""
+
+    def __init__(self, *, per_depth: bool = False, missing: float = 0.0, seed: int = 0):
+        self.per_depth, self.missing = per_depth, missing
+        self._seed = seed
+        self.paths: list[list[tuple[int, ...]]] = []
+
+    def law(self, row: int, path: tuple[int, ...]) -> Tensor:
+        """Log-probabilities after a path."""
+        where = (row, len(path)) if self.per_depth else (row, *path)
+        generator = torch.Generator().manual_seed(hash((self._seed, where)) % 2**31)
+        logits = 2 * torch.randn(VOCAB, generator=generator)
+        logits[torch.rand(VOCAB, generator=generator) < self.missing] = -torch.inf
+        return logits.log_softmax(-1)
+
+    def root_logits(self, slots: Slots) -> Tensor:
+        self.paths = [[()] for _ in range(len(slots))]
+        return torch.stack([self.law(row, ()) for row in range(len(slots))])[:, None]
+
+    def level_logits(self, slots: Slots, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+        parents = topology.parents.expand(len(slots), -1)[:, -tokens.shape[1] :]
+        rows = []
+        for row, (given, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+            new = [(*self.paths[row][parent], token) for token, parent in zip(given, above, strict=True)]
+            assert {len(path) for path in new} == {depth}
+            self.paths[row] += new
+            rows.append(torch.stack([self.law(row, path) for path in new]))
+        return torch.stack(rows)[:, :1] if self.per_depth else torch.stack(rows)
+
+    @property
+    def version(self) -> Hashable:
+        return 0
+
+
+def grown(builder: ExpansionTree | StaticTree, scorer: Scorer, depth: int = DEPTH) -> Grown:
+    slots = slots_of(ROOTS, vocab_size=VOCAB)
+    builder.bind(slots.device)
+    drawing = Drawing.of(slots, VocabularyMap(VOCAB, VOCAB), DraftSampling.DETERMINISTIC, None)
+    return builder.grow(scorer, drawing, depth)
+
+
+def paths_of(tree: DraftTree, row: int) -> list[tuple[int, ...]]:
+    """The tokens from the root's child to every valid node, in node order; () stands for the root."""
+    paths: list[tuple[int, ...]] = []
+    for node, parent in enumerate(tree.parents[row].tolist()):
+        paths.append(() if parent < 0 else (*paths[parent], int(tree.tokens[row, node])))
+    return [path for path, valid in zip(paths, tree.valid[row].tolist(), strict=True) if valid]
+
+
+def best_paths(scorer: Table, row: int, count: int) -> set[tuple[int, ...]]:
+    """The most probable paths of all that there are."""
+    every = [path for depth in range(1, DEPTH + 1) for path in itertools.product(range(VOCAB), repeat=depth)]
+    score = {p: sum(float(scorer.law(row, p[:i])[p[i]]) for i in range(len(p))) for p in every}
+    possible = [path for path in every if score[path] > -math.inf]
+    return set(sorted(possible, key=lambda path: -score[path])[:count])
+
+
+@pytest.mark.parametrize("per_depth", [False, True])
+@pytest.mark.parametrize("count", [1, 4, 12, 30])
+def test_expansion_keeps_the_most_probable_paths(count: int, per_depth: bool) -> None:
+    """Every level expands as many nodes as it has tokens, or as the tree has nodes: nothing better is passed over."""
+    for seed in range(5):
+        scorer = Table(per_depth=per_depth, seed=seed)
+        tree = grown(ExpansionTree(count, DEPTH, width=max(count, VOCAB)), scorer).tree
+        for row in range(2):
+            assert set(paths_of(tree, row)) - {()} == best_paths(scorer, row, count)
+
+
+def test_narrow_expansion_goes_on_from_the_best_of_every_level() -> None:
+    scorer = Table()
+    result = grown(ExpansionTree(6, DEPTH, width=2), scorer)
+    for row in range(2):
+        level = [()]
+        offered: dict[tuple[int, ...], float] = {}
+        scores: dict[tuple[int, ...], float] = {(): 0.0}
+        for _ in range(DEPTH):
+            children = {}
+            for path in level:
+                values, tokens = scorer.law(row, path).topk(2)
+                for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
+                    children[*path, token] = scores[path] + value
+            offered |= children
+            scores |= children
+            level = sorted(children, key=lambda path: -children[path])[:2]
+        wanted = set(sorted(offered, key=lambda path: -offered[path])[:6])
+        assert set(paths_of(result.tree, row)) - {()} == wanted
+
+
+def test_siblings_stand_in_the_order_of_their_probability() -> None:
+    scorer = Table()
+    tree = grown(ExpansionTree(20, DEPTH, width=5), scorer).tree
+    for row in range(2):
+        paths = paths_of(tree, row)
+        for parent in set(paths):
+            values = [float(scorer.law(row, parent)[path[-1]]) for path in paths if path and path[:-1] == parent]
+            assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_the_scorers_numbers_are_those_of_the_nodes_it_was_shown(width: int) -> None:
+    scorer = Table()
+    result = grown(ExpansionTree(8, DEPTH, width=width), scorer)
+    assert result.nodes is not None
+    for row in range(2):
+        parents = {path[:-1] for path in paths_of(result.tree, row) if path}
+        for node, path in enumerate(paths_of(result.tree, row)):
+            number = int(result.nodes[row, node])
+            if number < 0:
+                assert path not in parents, "a node with children was shown"
+            else:
+                assert scorer.paths[row][number] == path
+
+
+def test_impossible_tokens_are_not_drafted() -> None:
+    scorer = Table(missing=0.7, seed=3)
+    tree = grown(ExpansionTree(30, DEPTH, width=5), scorer).tree
+    for row in range(2):
+        assert set(paths_of(tree, row)) - {()} == best_paths(scorer, row, 30)
+    assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all(), "parents stand before their children"
+    assert not tree.valid.all(), "fewer paths are possible than were asked for"
+
+
+def test_a_row_without_numbers_drafts_nothing() -> None:
+    class Broken(Table):
+        def root_logits(self, slots: Slots) -> Tensor:
+            logits = super().root_logits(slots)
+            logits[0, 0, 2] = torch.nan
+            return logits
+
+    tree = grown(ExpansionTree(6, DEPTH, width=3), Broken()).tree
+    assert paths_of(tree, 0) == [()]
+    assert len(paths_of(tree, 1)) == 7
+
+
+@pytest.mark.parametrize("shape", [3, [2, 2, 1]])
+def test_one_row_of_scores_serves_a_whole_level(shape: list[int] | int) -> None:
+    scorer = Table(per_depth=True)
+    tree = grown(StaticTree(shape), scorer).tree
+    for row in range(2):
+        for path in paths_of(tree, row)[1:]:
+            siblings = [other[-1] for other in paths_of(tree, row) if other and other[:-1] == path[:-1]]
+            assert siblings == scorer.law(row, path[:-1]).topk(len(siblings)).indices.tolist()
+
+
+@pytest.mark.parametrize("builder", [ExpansionTree(9, 4, width=3), ExpansionTree(4, 4, width=1), StaticTree([2, 1, 2])])
+def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
+    """After many rounds, they are those of a drafter that reads the sequence for the first time.
+
+    So the drafting model's cache has followed the accepted nodes, wherever they stood in the tree.
+    """
+    model = tiny_model("llama", vocab_size=24)
+    target, twin = Target(model), perturbed(model, 0.05)
+    seen: list[DraftTree] = []
+    drafter = ModelDrafter(twin, builder, sampling="deterministic")
+    prompt, params = [1, 2, 3], SamplingParams(max_new_tokens=60, ignore_eos=True)
+    with Engine(target, drafter, RejectionVerifier()) as engine:
+        engine.on_round = lambda played: seen.append(played.tree)
+        (done,) = engine.generate([prompt], params)
+    assert sum(step.accepted > 1 for step in done.steps) > 5, "paths of some length were committed"
+    sequence = list(prompt)
+    for step, tree in zip(done.steps[:-4], seen, strict=False):
+        fresh = ModelDrafter(twin, builder, sampling="deterministic")
+        fresh.bind(target, max_batch_size=1, max_length=100)
+        fresh.admit(0, sequence, params)
+        fresh.scorer._last_token[0] = sequence[-2]  # type: ignore[attr-defined]
+        drafted = fresh.propose(slots_of([sequence], vocab_size=24, max_length=100))
+        assert torch.equal(drafted.tokens, tree.tokens)
+        assert torch.equal(drafted.parents, tree.parents)
+        sequence += step.token_ids
+
+
+def test_numbers_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="2 levels of width=3 offer 12"):
+        ExpansionTree(13, 2, width=3)
+    with pytest.raises(ValueError, match=r"depth=0|depth"):
+        ExpansionTree(4, 0)
+    model = tiny_model("llama", vocab_size=24)
+    with pytest.raises(ValueError, match="cannot be drawn with sampling=iid"):
+        ModelDrafter(model, ExpansionTree(4, 2, width=2))
+    drafter = ModelDrafter(model, ExpansionTree(4, 2, width=2), sampling="deterministic")
+    with pytest.raises(ValueError, match="probabilities at every node"):
+        CascadeVerifier().check(drafter)
