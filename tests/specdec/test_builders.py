@@ -23,7 +23,6 @@ from specdec.types import DraftSampling
 from tests.components import perturbed
 from tests.forwards import slots_of
 from tests.models import tiny_model
-from verifiers.cascade import CascadeVerifier
 from verifiers.rejection import RejectionVerifier
 
 VOCAB, DEPTH = 5, 3
@@ -146,7 +145,7 @@ def test_the_scorers_numbers_are_those_of_the_nodes_it_was_shown(width: int) -> 
 
 def test_impossible_tokens_are_not_drafted() -> None:
     scorer = Table(missing=0.7, seed=3)
-    tree = grown(ExpansionTree(30, DEPTH, width=5), scorer).tree
+    tree = grown(ExpansionTree(30, DEPTH, width=30), scorer).tree
     for row in range(2):
         assert set(paths_of(tree, row)) - {()} == best_paths(scorer, row, 30)
     assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all(), "parents stand before their children"
@@ -210,6 +209,4 @@ def test_numbers_that_do_not_fit() -> None:
     model = tiny_model("llama", vocab_size=24)
     with pytest.raises(ValueError, match="cannot be drawn with sampling=iid"):
         ModelDrafter(model, ExpansionTree(4, 2, width=2))
-    drafter = ModelDrafter(model, ExpansionTree(4, 2, width=2), sampling="deterministic")
-    with pytest.raises(ValueError, match="probabilities at every node"):
-        CascadeVerifier().check(drafter)
+    assert not ModelDrafter(model, ExpansionTree(4, 2, width=2), sampling="deterministic").has_leaf_probs
