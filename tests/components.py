@@ -9,12 +9,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafters.adaptive import AdaptiveDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.policies import AdditiveLength
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -76,6 +78,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "model_expansion": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"
+    ),
+    "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
+        ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),
     "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), 2, sampling="iid", temperature=0.6

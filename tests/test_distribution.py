@@ -142,6 +142,7 @@ STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGES
     ("repetition penalty", "model_chain_iid", EVERYWHERE),
     ("temperature 1", "model_tree_deterministic", EVERYWHERE),
     ("temperature 1", "model_expansion", EVERYWHERE),
+    ("temperature 1", "adaptive", EVERYWHERE),
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
 }
 

@@ -1,0 +1,147 @@
+"""Another drafter's drafts, as deep as a length policy finds worthwhile."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec.arguments import instance
+from specdec.drafting.costs import RoundCosts, smallest
+from specdec.drafting.policies import FixedLength, LengthPolicy
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed
+
+_WARM = 3
+"""Rounds of each depth before any is timed."""
+
+
+class AdaptiveDrafter(Drafter):
+    """Asks a policy before every round how deep each row's drafts may be, and another drafter for the drafts.
+
+    The drafter is told the depths as if the output had room for no more, so any drafter will do. A batch takes as long
+    as its deepest draft.
+
+    Args:
+        drafter: What drafts.
+        policy: How deep.
+
+    Raises:
+        ValueError: An argument is something else.
+    """
+
+    adapts = True
+
+    def __init__(self, drafter: Drafter, policy: LengthPolicy):
+        instance("drafter", drafter, Drafter, "a Drafter")
+        instance("policy", policy, LengthPolicy, "a LengthPolicy, such as AdditiveLength()")
+        self.drafter, self.policy = drafter, policy
+        self.max_nodes, self.max_depth = drafter.max_nodes, drafter.max_depth
+        self.laws, self.is_chain = drafter.laws, drafter.is_chain
+        self.is_paths = drafter.is_paths  # a row's paths are cut at one depth
+        self.hidden_layers, self.top_tokens = drafter.hidden_layers, drafter.top_tokens
+        self.has_leaf_probs = drafter.has_leaf_probs
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: Any) -> None:
+        """Bind the drafter, and begin the policy anew."""
+        self.drafter.bind(target, max_batch_size=max_batch_size, max_length=max_length, **options)
+        self.policy.bind(max_batch_size=max_batch_size, max_depth=self.max_depth)
+        self._proposed = np.zeros(max_batch_size, dtype=np.int64)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin a request with both."""
+        self._proposed[slot] = 0
+        self.policy.admit(slot)
+        self.drafter.admit(slot, prompt_ids, sampling)
+
+    def observe(self, committed: Committed) -> None:
+        """Tell the drafter, and the policy how a round went."""
+        self.drafter.observe(committed)
+        if committed.path is not None:
+            slots = committed.host_slots
+            self.policy.note(slots, self._proposed[slots], committed.counts - 1)
+            self._proposed[slots] = 0
+
+    @torch.inference_mode()
+    def propose(self, slots: Slots) -> DraftTree:
+        """Draft no deeper than the policy says."""
+        room = np.minimum(self.policy.depths(slots.host_index), slots.host_max_depth)
+        room = np.where(slots.host_drafting, room, 0)
+        limit = torch.from_numpy(room).to(slots.device, non_blocking=True)
+        tree = self.drafter.propose(replace(slots, host_max_depth=room, max_depth=limit))
+        if (room < tree.max_depth).any():
+            tree = tree.limited(limit)
+        # What was proposed may be less deep than allowed (an n-gram that is not found); only the host's own rows may
+        # be looked at without waiting for a device.
+        self._proposed[slots.host_index] = tree.size[1].numpy() if tree.tokens.device.type == "cpu" else room
+        return tree
+
+    def release(self, slot: int) -> None:
+        """Forget the request."""
+        self.drafter.release(slot)
+
+
+def measure_costs(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompts: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[int] = (1,),
+    rounds: int = 12,
+    **options: Any,
+) -> RoundCosts:
+    """Returns how long rounds take on this machine, with drafts of every depth.
+
+    Rounds of all depths take turns, so that what else the machine does falls on all of them.
+
+    Args:
+        target: The target.
+        drafter: Drafts; it must not serve another engine at the time.
+        verifier: The acceptance rule.
+        prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
+        rows: Batch sizes to measure.
+        rounds: How many rounds of each kind are timed.
+        options: For ``Engine``.
+
+    Raises:
+        ValueError: There is no prompt, or an argument does not fit.
+    """
+    if not prompts:
+        raise ValueError("costs of rounds are measured on prompts, and there are none: give at least one")
+    depths = range(drafter.max_depth + 1)
+    tokens = (rounds + _WARM) * sum(depth + 1 for depth in depths)
+    table = []
+    for count in sorted(set(rows)):
+        policy = FixedLength(0)
+        given = [list(prompts[row % len(prompts)]) for row in range(count)]
+        length = max(map(len, given)) + tokens
+        adaptive = AdaptiveDrafter(drafter, policy)
+        with Engine(target, adaptive, verifier, max_batch_size=count, **{"max_length": length, **options}) as engine:
+            room = engine.max_length - max(map(len, given))
+            for prompt in given:
+                engine.submit(prompt, SamplingParams(max_new_tokens=min(tokens, room), ignore_eos=True))
+            while not any(step.round for step in engine.step()):
+                pass  # the prompts are in the cache after this
+            times: list[list[float]] = [[] for _ in depths]
+            for turn in range(rounds + _WARM):
+                for depth in depths:
+                    policy.depth, begin = depth, time.perf_counter()
+                    engine.step()
+                    if turn >= _WARM:
+                        times[depth].append(time.perf_counter() - begin)
+        table.append(tuple(smallest(each) for each in times))
+    return RoundCosts(
+        rows=tuple(sorted(set(rows))),
+        table=tuple(table),
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        drafter=type(drafter).__name__,
+    )

@@ -1,0 +1,183 @@
+"""What length policies choose, and that a drafter with one keeps to it and stays exact."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafters.adaptive import AdaptiveDrafter, measure_costs
+from drafters.model import ModelDrafter
+from drafters.ngram import NGramDrafter
+from specdec.drafting.costs import RoundCosts
+from specdec.drafting.policies import AdditiveLength, CostAwareLength, FixedLength, LengthPolicy
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.tree import DraftTree
+from tests.components import perturbed
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+DEPTH = 6
+SLOTS = np.array([0, 1])
+
+
+def bound(policy: LengthPolicy) -> LengthPolicy:
+    policy.bind(max_batch_size=2, max_depth=DEPTH)
+    for slot in range(2):
+        policy.admit(slot)
+    return policy
+
+
+def costs(draft: float, fixed: float = 1.0, verify: float = 0.0) -> RoundCosts:
+    """A round takes ``fixed``, and ``draft`` and ``verify`` more for every drafted token; verify also per row."""
+    rows = (1, 8)
+    table = tuple(tuple(fixed + (draft + verify * count) * depth for depth in range(DEPTH + 1)) for count in rows)
+    return RoundCosts(rows=rows, table=table)
+
+
+def play(policy: LengthPolicy, rate: float, rounds: int, seed: int = 0) -> list[int]:
+    """The depths that a policy chooses where every token is accepted with one probability."""
+    rng, chosen = np.random.default_rng(seed), []
+    for _ in range(rounds):
+        depths = policy.depths(SLOTS)
+        wrong = rng.random((2, DEPTH)) >= rate
+        reach = np.where(wrong.any(1), wrong.argmax(1), DEPTH)
+        policy.note(SLOTS, depths, np.minimum(reach, depths))
+        chosen.append(int(depths[0]))
+    return chosen
+
+
+def best_depth(rate: float, table: RoundCosts) -> int:
+    expected = np.cumsum(rate ** np.arange(DEPTH + 1))
+    return int((expected / table.seconds(2, DEPTH)).argmax())
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
+def test_cost_aware_length_finds_the_best_fixed_one(rate: float, draft: float) -> None:
+    """It ends at a depth whose speed is within 3 % of the best depth's."""
+    table = costs(draft)
+    policy = bound(CostAwareLength(table, memory=200, explore=16))
+    chosen = play(policy, rate, 600)[300:]
+    speed = np.cumsum(rate ** np.arange(DEPTH + 1)) / table.seconds(2, DEPTH)
+    usual = [depth for number, depth in enumerate(chosen) if (300 + number + 1) % 16]
+    assert np.mean(speed[usual]) > 0.97 * speed.max()
+
+
+def test_a_larger_batch_that_pays_for_every_token_drafts_less() -> None:
+    table = costs(0.02, verify=0.05)
+    assert table.seconds(8, DEPTH)[-1] > table.seconds(1, DEPTH)[-1]
+    few, many = (bound(CostAwareLength(table, explore=0)) for _ in range(2))
+    play(few, 0.8, 100)
+    play(many, 0.8, 100)
+    many._tried, many._right = (np.repeat(each[:1], 8, axis=0) for each in (many._tried, many._right))  # type: ignore
+    many._rounds = np.ones(8, dtype=np.int64)  # type: ignore[attr-defined]
+    assert many.depths(np.arange(8))[0] < few.depths(SLOTS[:1])[0]
+
+
+def test_what_was_learned_of_one_request_is_where_the_next_begins() -> None:
+    policy = bound(CostAwareLength(costs(0.3), memory=1000, explore=0))
+    first = policy.depths(SLOTS)[0]
+    play(policy, 0.98, 300)
+    policy.admit(0)
+    assert policy.depths(SLOTS)[0] > first
+
+
+def test_survival_does_not_depend_on_the_depths_that_were_drafted() -> None:
+    """The rates behind short drafts and behind long ones mean the same, so their mixture does."""
+    policy = bound(CostAwareLength(costs(0.1), memory=1e6, prior=1e-6))
+    rng, rates = np.random.default_rng(1), np.array([0.9, 0.5, 0.8, 0.3, 0.9, 0.6])
+    for _ in range(20_000):
+        wrong = rng.random((2, DEPTH)) >= rates
+        reach = np.where(wrong.any(1), wrong.argmax(1), DEPTH)
+        proposed = rng.integers(1, DEPTH + 1, 2)
+        policy.note(SLOTS, proposed, np.minimum(reach, proposed))
+    found = policy.survival(SLOTS).mean(0)  # type: ignore[attr-defined]
+    # The rarest rate is seen about 1,500 times: 0.03 is more than twice its standard error, of all six.
+    assert np.abs(found / np.cumprod(rates) - 1).max() < 0.1
+
+
+def test_additive_length() -> None:
+    policy = bound(AdditiveLength(start=3))
+    assert policy.depths(SLOTS).tolist() == [3, 3]
+    policy.note(SLOTS, np.array([3, 3]), np.array([3, 1]))
+    assert policy.depths(SLOTS).tolist() == [5, 2]
+    policy.note(SLOTS, np.array([5, 0]), np.array([5, 0]))
+    assert policy.depths(SLOTS).tolist() == [DEPTH, 2], "as deep as the drafter can; nothing drafted, nothing learned"
+    for _ in range(5):
+        policy.note(SLOTS, np.array([1, 1]), np.array([0, 0]))
+    assert policy.depths(SLOTS).tolist() == [1, 1]
+    policy.admit(1)
+    assert policy.depths(SLOTS).tolist() == [1, 3]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model("llama", vocab_size=24))
+
+
+@pytest.mark.parametrize("shape", [DEPTH, [2, 2, 1]])
+def test_drafts_are_no_deeper_than_the_policy_says(target: Target, shape: object) -> None:
+    policy = FixedLength(2)
+    drafter = AdaptiveDrafter(ModelDrafter(perturbed(target.model, 0.05), shape), policy)  # type: ignore[arg-type]
+    trees: list[DraftTree] = []
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2) as engine:
+        engine.on_round = lambda played: trees.append(played.tree)
+        speculated = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
+        policy.depth = 0
+        plain = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
+    assert [done.token_ids for done in speculated] == [done.token_ids for done in plain]
+    assert {step.proposed_depth for step in speculated[0].steps[:4]} == {2}
+    assert {step.proposed_depth for step in plain[0].steps} == {0}
+
+
+def test_the_policy_hears_what_was_proposed_and_accepted(target: Target) -> None:
+    class Listening(FixedLength):
+        heard: list[tuple[int, int]] = []  # noqa: RUF012
+
+        def note(self, slots, proposed, accepted) -> None:
+            self.heard += list(zip(proposed.tolist(), accepted.tolist(), strict=True))
+
+    policy = Listening()
+    drafter = AdaptiveDrafter(NGramDrafter(max_draft_tokens=4, max_ngram=2), policy)
+    with Engine(target, drafter, RejectionVerifier()) as engine:
+        (done,) = engine.generate([[1, 2, 3, 1, 2]], SamplingParams(max_new_tokens=30))
+    told = [(step.proposed_depth, step.accepted) for step in done.steps]
+    assert policy.heard == told[: len(policy.heard)]
+    assert len(policy.heard) >= len(told) - 1, "the last round may end the request before it is told"
+    assert len({depth for depth, _ in told}) > 1, "an n-gram that is not found drafts nothing"
+
+
+def test_costs_are_measured_kept_and_read_again(target: Target, tmp_path: Path) -> None:
+    drafter = ModelDrafter(target.model, 2)
+    found = measure_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
+    assert found.rows == (1, 2) and found.max_depth == 2
+    assert (found.device, found.dtype, found.drafter) == ("cpu", "float32", "ModelDrafter")
+    found.save(tmp_path / "costs.json")
+    assert RoundCosts.load(tmp_path / "costs.json") == found
+    (tmp_path / "other.json").write_text('{"rows": [1]}')
+    with pytest.raises(ValueError, match="holds no costs of rounds"):
+        RoundCosts.load(tmp_path / "other.json")
+    with Engine(target, drafter, RejectionVerifier()) as engine:  # the drafter is free again
+        assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))
+
+
+def test_numbers_that_do_not_fit(target: Target) -> None:
+    with pytest.raises(ValueError, match="one row per batch size"):
+        RoundCosts(rows=(1, 2), table=((1.0, 2.0),))
+    with pytest.raises(ValueError, match="ascending"):
+        RoundCosts(rows=(2, 1), table=((1.0,), (1.0,)))
+    with pytest.raises(ValueError, match="no positive number"):
+        RoundCosts(rows=(1,), table=((1.0, 0.0),))
+    with pytest.raises(ValueError, match="measured to depth 6, and drafts are 9 deep"):
+        costs(0.1).seconds(1, 9)
+    with pytest.raises(ValueError, match="numbers of rounds"):
+        CostAwareLength(memory=0)
+    with pytest.raises(ValueError, match="there are none"):
+        measure_costs(target, NGramDrafter(), RejectionVerifier(), [])
+
+
+def test_a_deeper_draft_never_costs_less() -> None:
+    measured = RoundCosts(rows=(1,), table=((1.0, 1.5, 1.4, 2.0),))
+    assert measured.seconds(4, 3).tolist() == [1.0, 1.5, 1.5, 2.0]
