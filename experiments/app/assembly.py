@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from experiments.app import earlier
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.job_lines import in_sweep
+from experiments.app.pacing import paced, settle_costs
 from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.settings import ENGINE, Check, check_settings
 from experiments.app.tracked import tracked_run
@@ -39,6 +40,7 @@ from experiments.results.token_texts import write_token_texts
 from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
+from specdec.drafting.policies import LengthPolicy
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
@@ -97,7 +99,7 @@ def measure_methods(
         if complete(folder):
             return already_complete(folder)
     tracker = build(config, "tracker") or NullTracker()
-    target, contenders = assemble(config, methods)
+    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     template = plain(config, "chat_template")
@@ -262,7 +264,7 @@ def check_components(
     """
     check_settings(plain(config, "engine"), ENGINE, within="engine")
     _check_same_target(config)
-    for section in (*methods.values(), *others):
+    for section in (*methods.values(), *others, *(["policy"] if config.get("policy") else [])):
         component, _ = component_of(config, section)
         if component is None and section in ("target", "sampling", "dataset", "tracker"):
             raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
@@ -284,22 +286,35 @@ def _check_same_target(config: DictConfig) -> None:
         )
 
 
-def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, list[Contender]]:
+def assemble(
+    config: DictConfig, methods: Mapping[str, str], *, samples: Sequence[str] = ()
+) -> tuple[Target, list[Contender]]:
     """The target and all contenders, the baseline first.
 
     Args:
         config: The whole configuration.
         methods: Names, and the configuration sections of their drafters.
+        samples: Texts to measure the costs of rounds on, for a length policy that needs them.
 
     Raises:
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
-    drafters = {name: build(config, section) for name, section in methods.items()}
+    drafters = {name: paced(build(config, section), _policy(config)) for name, section in methods.items()}
     verifiers = {name: build(config, "verifier") for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
     target: Target = build(config, "target")
     if target.tokenizer is None:
         raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
+    for name in methods:
+        settle_costs(
+            drafters[name],
+            verifiers[name],
+            target,
+            samples,
+            max_batch_size=config.engine.max_batch_size,
+            folder=Path(config.out),
+            method=name if len(methods) > 1 else "",
+        )
     engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
     # Plain decoding runs on the first method's engine.
     contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
@@ -309,6 +324,11 @@ def assemble(config: DictConfig, methods: Mapping[str, str]) -> tuple[Target, li
         other.bind(target, max_batch_size=size, max_length=length)
         contenders.append(Contender(name, other))
     return target, contenders
+
+
+def _policy(config: DictConfig) -> LengthPolicy | None:
+    """A new policy for every drafter, whose state it keeps."""
+    return build(config, "policy") if config.get("policy") else None
 
 
 def already_complete(folder: Path) -> Summary:

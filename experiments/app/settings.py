@@ -174,7 +174,7 @@ _MEASURING: dict[str, Check] = {
     "chat_template": optional_section,
     "progress_every": pace,
 }
-RUN = {**_MEASURING, "drafter": section, "method": text, "objective": objective}
+RUN = {**_MEASURING, "drafter": section, "policy": section, "method": text, "objective": objective}
 DEMO = {
     **_MEASURING,
     "methods": section,

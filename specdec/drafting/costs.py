@@ -48,8 +48,8 @@ class RoundCosts:
     def seconds(self, rows: int, depth: int) -> Float[np.ndarray, " depths"]:
         """Returns the seconds of a round with drafts of depth 0 to ``depth``.
 
-        Between measured batch sizes it interpolates, beyond them the nearest one counts. A deeper draft never costs
-        less than a shallower one: where it was measured so, that was noise.
+        Between measured batch sizes it interpolates, beyond them the nearest one counts. A draft never costs more than
+        a deeper one: where it was measured so, something else kept the machine busy.
 
         Args:
             rows: The number of rows in the batch.
@@ -63,7 +63,7 @@ class RoundCosts:
                 f"the costs of rounds were measured to depth {self.max_depth}, and drafts are {depth} deep: measure "
                 f"them with this drafter"
             )
-        table = np.maximum.accumulate(np.array(self.table), axis=1)[:, : depth + 1]
+        table = np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1][:, : depth + 1]
         return np.array([np.interp(rows, self.rows, column) for column in table.T])
 
     def save(self, path: str | Path) -> None:

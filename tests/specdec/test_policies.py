@@ -136,7 +136,7 @@ def test_the_policy_hears_what_was_proposed_and_accepted(target: Target) -> None
     class Listening(FixedLength):
         heard: list[tuple[int, int]] = []  # noqa: RUF012
 
-        def note(self, slots, proposed, accepted) -> None:
+        def note(self, slots: np.ndarray, proposed: np.ndarray, accepted: np.ndarray) -> None:
             self.heard += list(zip(proposed.tolist(), accepted.tolist(), strict=True))
 
     policy = Listening()
@@ -180,4 +180,4 @@ def test_numbers_that_do_not_fit(target: Target) -> None:
 
 def test_a_deeper_draft_never_costs_less() -> None:
     measured = RoundCosts(rows=(1,), table=((1.0, 1.5, 1.4, 2.0),))
-    assert measured.seconds(4, 3).tolist() == [1.0, 1.5, 1.5, 2.0]
+    assert measured.seconds(4, 3).tolist() == [1.0, 1.4, 1.4, 2.0]

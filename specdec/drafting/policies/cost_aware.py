@@ -1,5 +1,7 @@
 """As deep as a further token earns more than it costs."""
 
+from pathlib import Path
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -17,7 +19,8 @@ class CostAwareLength(LengthPolicy):
     SmartSpec (Liu et al. 2024, arXiv 2406.14066) chooses by goodput, too.
 
     Args:
-        costs: How long rounds take; None measures them when the drafter is first bound (``AdaptiveDrafter``).
+        costs: How long rounds take, or a file of that (``RoundCosts.save``). With None, set the attribute before the
+            policy is used (``drafters.adaptive.measure_costs``).
         memory: How many rounds it takes until a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds of a request, the draft is as deep as it can be, or nothing would be known of
@@ -27,8 +30,15 @@ class CostAwareLength(LengthPolicy):
         ValueError: A number is out of its range.
     """
 
-    def __init__(self, costs: RoundCosts | None = None, *, memory: float = 32.0, prior: float = 4.0, explore: int = 16):
-        self.costs = costs
+    def __init__(
+        self,
+        costs: RoundCosts | str | Path | None = None,
+        *,
+        memory: float = 32.0,
+        prior: float = 4.0,
+        explore: int = 16,
+    ):
+        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
         self.memory = number("memory", memory, "give a number of rounds, such as 32")
         self.prior = number("prior", prior, "give a number of rounds, such as 4")
         if not self.memory > 0 or not self.prior > 0:
@@ -36,7 +46,17 @@ class CostAwareLength(LengthPolicy):
         self.explore = whole("explore", explore, least=0)
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
-        """Begin with no round counted."""
+        """Begin with no round counted.
+
+        Raises:
+            ValueError: The costs of rounds are unknown, or were measured with shallower drafts.
+        """
+        if self.costs is None:
+            raise ValueError(
+                "this policy needs to know how long rounds take: give costs=…, which measure_costs of drafters.adaptive "
+                "finds out"
+            )
+        self.costs.seconds(1, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
         self._keep = float(np.exp(-1 / self.memory))
         # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
@@ -53,7 +73,7 @@ class CostAwareLength(LengthPolicy):
 
     def depths(self, slots: Int[np.ndarray, " batch"]) -> Int[np.ndarray, " batch"]:
         """Returns for every request the depth that is best for a batch of requests like it."""
-        assert self.costs is not None, "whoever binds the policy measures them"
+        assert self.costs is not None, "checked by bind"
         emitted = np.concatenate([np.ones((len(slots), 1)), 1 + self.survival(slots).cumsum(axis=1)], axis=1)
         best = (emitted / self.costs.seconds(len(slots), self._max_depth)).argmax(axis=1)
         due = (self._rounds[slots] + 1) % self.explore == 0 if self.explore else np.zeros(len(slots), dtype=bool)

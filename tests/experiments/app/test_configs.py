@@ -33,6 +33,7 @@ from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from specdec import bundled
 from specdec.drafting.builders import StaticTree
+from specdec.drafting.policies import LengthPolicy
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
@@ -86,6 +87,7 @@ def test_the_files_are_found() -> None:
         "target",
         "drafter",
         "tree",
+        "policy",
         "verifier",
         "sampling",
         "dataset",
@@ -126,6 +128,8 @@ def test_every_option_composes_and_instantiates(
         assert made == Bootstrap()
     elif group == "target":
         assert isinstance(made, Target)
+    elif group == "policy":
+        assert isinstance(made, LengthPolicy) or (name == "none" and made is None)
     elif group in ("drafter", "tree"):
         assert isinstance(made, Drafter) or (name == "none" and made is None)
     elif group == "verifier":
