@@ -41,11 +41,12 @@ def settle_costs(
     """
     if not isinstance(drafter, AdaptiveDrafter) or not isinstance(drafter.policy, CostAwareLength):
         return
-    if drafter.policy.costs is None:
+    policy = drafter.policy
+    if policy.costs is None:
         assert target.tokenizer is not None, "refused before"
         prompts = [target.tokenizer.encode(text)[:MOST_PROMPT] for text in samples]
         rows = (1, max_batch_size)
-        inner, policy = drafter.drafter, drafter.policy
-        policy.costs = measure_costs(target, inner, verifier, [p for p in prompts if p] or [[0]], rows=rows)
+        given = [prompt for prompt in prompts if prompt] or [[0]]
+        policy.costs = measure_costs(target, drafter.drafter, verifier, given, rows=rows)
     folder.mkdir(parents=True, exist_ok=True)
-    drafter.policy.costs.save(folder / (f"{method}_{COSTS}" if method else COSTS))
+    policy.costs.save(folder / (f"{method}_{COSTS}" if method else COSTS))

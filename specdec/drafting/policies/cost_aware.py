@@ -53,8 +53,7 @@ class CostAwareLength(LengthPolicy):
         """
         if self.costs is None:
             raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, which measure_costs of drafters.adaptive "
-                "finds out"
+                "this policy needs to know how long rounds take: give costs=…, from drafters.adaptive.measure_costs"
             )
         self.costs.seconds(1, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)
