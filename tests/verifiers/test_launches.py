@@ -82,14 +82,12 @@ def test_the_operations_depend_on_the_shape_alone(rule: str) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def laws_alike(rule: Verifier, tree: DraftTree, p: torch.Tensor) -> None:
+def laws_alike(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.Tensor) -> None:
     """``next_law`` says the same with and without what ``stop_law`` has left for it, and uses that at most once."""
-    for node in range(tree.width):
-        stop = torch.full_like(tree.tokens[:, 0], node)
-        alone = rule.next_law(tree, p, stop)
-        rule.stop_law(tree, p)
-        torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
-        torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
+    alone = rule.next_law(tree, p, stop)
+    rule.stop_law(tree, p)
+    torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
+    torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -99,13 +97,16 @@ def test_what_the_first_law_leaves_for_the_second_changes_nothing(rule: str) -> 
             if fits(RULES[rule], SHAPES[name], law):
                 for per_row in (False, True):
                     tree, p = drafted(SHAPES[name], law, per_row=per_row)
-                    q = None if tree.draft_probs is None else tree.draft_probs.double()
+                    # Every draft once for every node that its path may end at.
+                    rows = torch.arange(len(p)).repeat_interleave(tree.width)
+                    stop = torch.arange(tree.width).repeat(len(p))
+                    q = None if tree.draft_probs is None else tree.draft_probs[rows].double()
                     made = {"sampling": law, "draft_probs": q}
                     if per_row:
-                        tree = DraftTree.build(tree.tokens, tree.parents, **made)
+                        tree = DraftTree.build(tree.tokens[rows], tree.parents[rows], **made)
                     else:
-                        tree = DraftTree.from_shape(SHAPES[name], tree.tokens, **made)
-                    laws_alike(RULES[rule], tree, p.double())
+                        tree = DraftTree.from_shape(SHAPES[name], tree.tokens[rows], **made)
+                    laws_alike(RULES[rule], tree, p[rows].double(), stop)
 
 
 def test_a_table_that_is_written_to_is_read_anew() -> None:
