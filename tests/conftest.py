@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import begin_checks
+from tests.shapes import begin_checks
 
 # Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
 if not torch.cuda.is_available():
