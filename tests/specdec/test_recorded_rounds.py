@@ -24,9 +24,10 @@ from specdec.host import without_looking
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed, skip_unfit, tried
+from tests.components import DRAFTERS, VERIFIERS, perturbed, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, VOCAB, prompts
+from tests.verifiers.cases import complete
 from verifiers.longest_path import TypicalVerifier
 from verifiers.rejection import RejectionVerifier
 
@@ -101,12 +102,22 @@ def recorded(target: Target, drafter: Drafter | None, verifier: object, **option
     return engine, recorder
 
 
+# Drafts made on the host and on the device; rules for chains, from the root, from the leaves, with weights, with noise.
+BY_DEFAULT = {
+    ("ngram", "rejection"),
+    ("medusa", "rejection"),
+    ("model_chain_iid", "block"),
+    ("model_tree_iid", "weighted_transport"),
+    ("model_tree_without_replacement", "traversal"),
+    ("model_tree_coupled", "shared_noise"),
+}
+
+
 def pairs() -> Iterator[object]:
     for verifier in VERIFIERS:
         for drafter in DRAFTERS:
             if tried(drafter, verifier):
-                strongest = STRONGEST[verifier] == drafter or verifier == "rejection"
-                yield pytest.param(drafter, verifier, marks=[] if strongest else [pytest.mark.full])
+                yield complete(drafter, verifier, strong=(drafter, verifier) in BY_DEFAULT)
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), [*pairs()])
@@ -150,7 +161,13 @@ def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) ->
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30, temperature=1.0))
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "model_chain_iid", "model_tree_iid", "ngram"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "model_tree_iid",
+        *(complete(name, strong=False) for name in ("medusa", "model_chain_iid", "ngram")),
+    ],
+)
 def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
     monkeypatch.setattr(replay_module, "CAPTURE_AFTER", 10**9)
@@ -197,7 +214,10 @@ class FixedAddresses(Recorder):
         return replay, fixed
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", "medusa", "model_tree_iid"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["ngram", "model_tree_iid", *(complete(name, strong=False) for name in (None, "medusa"))],
+)
 def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_them(target, drafter) -> None:
     made = None if drafter is None else DRAFTERS[drafter](target.model)
     rule = None if drafter is None else RejectionVerifier()
