@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.attention.base import AttentionBackend, AttentionState, Reach
+from specdec.attention.base import AttentionBackend, AttentionState, Reach, refuses_attention_functions
 from specdec.attention.grouped import check_arguments, note_groups
 from specdec.cache.base import Cache, OwnLayout
 
@@ -85,9 +85,7 @@ class OverCache(AttentionBackend):
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
-        if getattr(model, "_supports_attention_backend", False):
-            return None
-        return f"{model.config.model_type} does not take an attention function"
+        return refuses_attention_functions(model)
 
 
 class _Forward(OwnLayout):
