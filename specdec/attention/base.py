@@ -106,7 +106,7 @@ class AttentionBackend(ABC):
 
 
 def refuses_attention_functions(model: Any) -> str | None:
-    """Returns the sentence for a model that cannot be given an attention function, or None. Models say it themselves."""
+    """Returns why a model takes no attention function, or None if it takes one. Models say so themselves."""
     if getattr(model, "_supports_attention_backend", False):
         return None
     return f"{model.config.model_type} does not take an attention function"
