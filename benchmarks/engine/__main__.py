@@ -38,8 +38,8 @@ from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
 from specdec.memory import free_memory
 from specdec.modeling.loading import resolve_device
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
-from specdec.quantization.base import weights_read
 from specdec.roofline.transformer import DecoderShape
 
 SHARES = {"steps": 0.34, "weights": 0.14, "rounds": 0.14, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
@@ -147,14 +147,16 @@ def _device_facts(device: torch.device, roof: Measured) -> dict[str, Any]:
 
 
 def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
-    shape, read = DecoderShape.of(target.model.config), weights_read(target.model)
+    shape = DecoderShape.of(target.model.config)
+    # What a runner reads: its copies of weights may take fewer bytes than the model's own.
+    runner = ModelRunner(target.model, max_batch_size=1, max_length=1)
     return {
         "name": name,
         "title": target.name if name != BUNDLED else "bundled target",
         "dtype": dtype_name(target.dtype),
         "quantization": options.quantization,
         "parameters": target.num_parameters,
-        "weight_bytes": read.bytes,
+        "weight_bytes": runner.weight_bytes(),
         "kv_bytes_per_token": int(shape.kv_bytes_per_token(target.dtype.itemsize)),
         "shape": asdict(shape),
     }

@@ -125,6 +125,10 @@ class PackedLinears:
     def __len__(self) -> int:
         return len(self._layers)
 
+    def bytes_by_weight(self) -> dict[int, int]:
+        """Returns the bytes of every copy, by the ``id`` of the weight that it stands for."""
+        return {id(layer.weight): layer.packed.bytes for layer in self._layers}
+
     def belongs_to(self, model: nn.Module) -> bool:
         """Returns whether these are copies of this very model's layers."""
         return self._model() is model
