@@ -28,7 +28,7 @@ from benchmarks.engine.models import BUNDLED, dtype_for, make_target
 from benchmarks.engine.peers import measure_peers
 from benchmarks.engine.pictures import draw
 from benchmarks.engine.roof import Measured, measure_roof
-from benchmarks.engine.rounds import measure_rounds
+from benchmarks.engine.rounds import measure_rounds, measure_ways
 from benchmarks.engine.settings import Grid, Options
 from benchmarks.engine.steps import measure_prefill, measure_steps
 from benchmarks.engine.weights import decode_large, measure_weights
@@ -112,14 +112,15 @@ def _measure(
     context = grid.context[0]
     if section == "steps":
         results["prefill"] = measure_prefill(target, budget.share(budget.left / 6), repeats=options.repeats)
-        results["steps"] = measure_steps(target, grid, budget, repeats=options.repeats)
+        results["steps"] = measure_steps(target, grid, budget, repeats=options.repeats, invariant=options.invariant)
     elif section == "weights":
         if options.quantization is not None:
             budget.skip("quantizations", f"the model itself is in {options.quantization}")
             return
         results["weights"] = measure_weights(name, target, grid, options, budget)
     elif section == "rounds":
-        results["rounds"] = measure_rounds(target, context, options, budget)
+        results["rounds"] = measure_rounds(target, context, options, budget.share(0.6 * budget.left))
+        results["ways"] = measure_ways(target, context, options, budget)
     elif section == "synthetic":
         found = [measure_acceptance(target, context, options, budget, batch=batch) for batch in (1, 4)]
         results["synthetic"] = [each for each in found if each is not None]
