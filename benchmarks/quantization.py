@@ -94,7 +94,7 @@ def layers_table(options: Options, dtype: torch.dtype) -> Table:
         generator = torch.Generator().manual_seed(0)
         count = max(1, _WEIGHTS // (out * width))
         weights = [torch.randn(out, width, generator=generator).to(dtype) for _ in range(count)]
-        packed = [PackedWeight(weight) for weight in weights] if can_pack(weights[0]) else []
+        packed = [PackedWeight(weight, [weight]) for weight in weights] if can_pack(weights[0]) else []
         quantized = {scheme: [METHODS[scheme](weight, None) for weight in weights] for scheme in options.schemes}
         for rows in options.rows:
             inputs = torch.randn(rows, width, generator=generator).to(dtype)
