@@ -5,10 +5,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.execution.native as native
 from specdec.engine.engine import Engine
@@ -21,7 +23,7 @@ from specdec.machine import cpu
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
 from specdec.requests import SamplingParams
-from tests.models import tiny_model
+from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -66,8 +68,8 @@ def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) ->
         exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
         outputs = product(inputs, added)
         assert outputs.dtype is dtype and outputs.shape == (1, 1, 73)
-        # Half a step of bfloat16 is 2 ** -9 of a number at most; float32's sums are better than 1e-6 here.
-        assert ((outputs.double() - exact).abs() <= 2**-9 * exact.abs() + 1e-5).all() or dtype is torch.float32
+        # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 1e-6 here.
+        assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all() or dtype is torch.float32
         if dtype is torch.float32:
             torch.testing.assert_close(outputs.double(), exact, atol=2e-5, rtol=1e-5)
 
@@ -87,7 +89,7 @@ def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, 
     numbers = wide.dequantized().double()
     exact = inputs.bfloat16().double() @ numbers.T
     assert outputs.dtype is dtype
-    assert ((outputs.double() - exact).abs() <= 2**-9 * exact.abs() + 1e-5).all()
+    assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
     assert torch.equal(made(inputs, layer.bias), outputs + layer.bias)
     assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
 
@@ -161,18 +163,19 @@ def test_threads_do_not_matter() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("recording", ["decisions", "rounds"])
-def test_decoding_replays_it(scheme: str | None, recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", [None, pytest.param("int8", marks=pytest.mark.full), "int4"])
+def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured forwards and recorded rounds know the products, which are no operations of torch."""
     monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
     monkeypatch.setattr("specdec.execution.packing._LEAST_FLOAT32", 0)
-    model = tiny_model(hidden_size=64)
+    torch.manual_seed(0)
+    wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
     target = Target(model if scheme is None else quantize(model, scheme))
     linears = sum(isinstance(each, nn.Linear) or hasattr(each, "one_row") for each in model.modules())
     sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
     found = {}
-    for way in ("off", recording):
+    for way in ("off", "decisions", "rounds"):
         engine = Engine(target, max_length=64, recording=way)
         found[way] = engine.generate([[1, 2, 3]], sampling)[0].token_ids
         engine.submit([4, 5, 6], sampling)
@@ -180,9 +183,10 @@ def test_decoding_replays_it(scheme: str | None, recording: str, monkeypatch: py
             engine.step()
         with counted() as work:
             engine.step()
-        joined = 2 * 2 if scheme is None else 0  # queries, keys and values at once, in two layers
-        assert work.operations["one_row"] in (linears, linears - joined, linears - joined - 2)
-    assert found[recording] == found["off"]
+        # In a captured forward: queries, keys and values at once, and gate and up, in two layers.
+        joined = {linears, linears - 2 * (2 + 1)} if scheme is None else {linears}
+        assert work.operations["one_row"] in joined, way
+    assert found["decisions"] == found["rounds"] == found["off"]
     assert len(packed_linears(model)) == (0 if scheme else linears)
 
 
