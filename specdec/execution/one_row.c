@@ -116,7 +116,7 @@ int row_bfloat16(const uint16_t *weight, const uint16_t *bias, const uint16_t *i
   return 1;
 }
 
-static uint16_t rounded_input(const void *inputs, long k, int wide) {
+static inline uint16_t rounded_input(const void *inputs, long k, int wide) {
   return wide ? narrowed(((const float *)inputs)[k]) : ((const uint16_t *)inputs)[k];
 }
 
@@ -189,13 +189,25 @@ static inline vec group_sum(const uint8_t *p, const input_t *x, table_t eight) {
 }
 #endif
 
+/* A group's inputs in the order of `group_sum`. */
+static inline void spread(input_t *x, const void *inputs, long from, const int wide) {
+  for (int i = 0; i < 32; i++) {
+    x[i] = KEPT(rounded_input(inputs, from + 2 * i, wide));
+    x[32 + i] = KEPT(rounded_input(inputs, from + 2 * i + 1, wide));
+  }
+}
+
 /* weight[out, groups, 32] in int4 pairs, scale[out, groups]. Returns 0 if there is no memory. */
 int row_int4(const uint8_t *weight, const float *scale, const void *inputs, void *outputs, long out, long groups,
              int wide) {
   input_t *x = malloc(groups * GROUP * sizeof(input_t));
   if (!x) return 0;
-  for (long k = 0; k < groups * GROUP; k++)
-    x[k / GROUP * GROUP + k % 2 * 32 + k % GROUP / 2] = KEPT(rounded_input(inputs, k, wide));
+  for (long g = 0; g < groups; g++) {
+    if (wide)
+      spread(x + g * GROUP, inputs, g * GROUP, 1);
+    else
+      spread(x + g * GROUP, inputs, g * GROUP, 0);
+  }
   const table_t table = make_table();
 #pragma omp parallel for if (out * groups * GROUP >= LEAST_PARALLEL)
   for (long o = 0; o < out; o++) {

@@ -22,6 +22,7 @@ from specdec.execution.packing import packed_linears, plain_weights
 from specdec.machine import cpu
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
+from specdec.quantization.dispatch import DispatchedLinear
 from specdec.requests import SamplingParams
 from tests.models import COMMON
 
@@ -52,6 +53,13 @@ def on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     return library
 
 
+def made_by(scheme: str, weight: Tensor, bias: Tensor | None) -> DispatchedLinear:
+    """A layer with these weights in a scheme."""
+    layer = METHODS[scheme](weight, bias)
+    assert isinstance(layer, DispatchedLinear)
+    return layer
+
+
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -79,25 +87,25 @@ def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) ->
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 @pytest.mark.parametrize("width", [64, 192, 768])
 def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype, width: int) -> None:
-    layer = METHODS[scheme](noise(48, width, dtype=dtype), noise(48, dtype=dtype))
+    layer = made_by(scheme, noise(48, width, dtype=dtype), noise(48, dtype=dtype))
     inputs = noise(1, width, dtype=dtype)
     made = int8_row(layer.weight, layer.scale) if scheme == "int8" else int4_row(layer.weight, layer.scale, width)
     assert made is not None
     outputs = made(inputs, None)
     # The stored numbers themselves: bfloat16 would round int8's products with their scales.
-    wide = METHODS[scheme](noise(48, width, dtype=dtype), None).to(torch.float64)
+    wide = made_by(scheme, noise(48, width, dtype=dtype), None).to(torch.float64)
     numbers = wide.dequantized().double()
     exact = inputs.bfloat16().double() @ numbers.T
     assert outputs.dtype is dtype
     assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
-    assert torch.equal(made(inputs, layer.bias), outputs + layer.bias)
+    assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
     assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
 
 
 @needs_compiler
 def test_a_layer_takes_it_for_one_row_only() -> None:
     for scheme in ("int8", "int8_compact", "int4", "int4_compact"):
-        layer = METHODS[scheme](noise(48, 64, dtype=torch.bfloat16), None)
+        layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
         for shape, times in (((64,), 1), ((1, 1, 64), 1), ((2, 64), 0), ((2, 1, 64), 0)):
             with counted() as work:
                 layer(noise(*shape, dtype=torch.bfloat16))
@@ -109,7 +117,7 @@ def test_a_layer_takes_it_for_one_row_only() -> None:
 
 @needs_compiler
 def test_weights_that_are_replaced_or_written_are_seen() -> None:
-    layer = METHODS["int8"](noise(48, 64, dtype=torch.bfloat16), None)
+    layer = made_by("int8", noise(48, 64, dtype=torch.bfloat16), None)
     inputs = noise(1, 64, dtype=torch.bfloat16)
     before = layer(inputs)
     with torch.no_grad():
@@ -127,9 +135,9 @@ def test_what_it_cannot_read_is_left_to_torch() -> None:
     assert one_row([noise(8, 64).double()]) is None
     assert one_row([noise(8, 64), noise(8, 32)]) is None
     assert one_row([]) is None
-    layer = METHODS["int4"](noise(16, 65), None)
+    layer = made_by("int4", noise(16, 65), None)
     assert layer.one_row() is None, "a last group that is smaller"
-    assert METHODS["int8"](noise(16, 64, dtype=torch.float16), None).one_row() is None
+    assert made_by("int8", noise(16, 64, dtype=torch.float16), None).one_row() is None
     inputs = noise(1, 65)
     exact = inputs.bfloat16().double() @ layer.dequantized().double().T
     torch.testing.assert_close(layer(inputs).double(), exact, atol=0.03, rtol=2**-7)
