@@ -183,8 +183,16 @@ def _rounds_of(
     max_length = min(target.max_length, context + wanted + 1)
     sampling = SamplingParams(max_new_tokens=max(1, max_length - context - 1), temperature=temperature, ignore_eos=True)
     prompts = [repetitive(context, target.vocab_size, row) for row in range(batch)]
-    size = {"max_batch_size": batch, "max_length": max_length}
-    with Engine(target, drafter, rule, **size, recording=way.recording, invariant=way.invariant, timing=True) as engine:
+    with Engine(
+        target,
+        drafter,
+        rule,
+        max_batch_size=batch,
+        max_length=max_length,
+        recording=way.recording,
+        invariant=way.invariant,
+        timing=True,
+    ) as engine:
         own = getattr(drafter, "runner", None)
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
         with captured_at_once():
