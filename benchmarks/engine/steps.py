@@ -67,9 +67,11 @@ def settings(grid: Grid, *, invariant: bool = True) -> list[Setting]:
         points += [Setting(grid.batch[0], nodes, base, attention) for nodes in some]
     points += [Setting(grid.batch[0], nodes, base, optimize=False) for nodes in some]
     if invariant:
-        points += [Setting(batch, nodes, base, invariant=True) for batch in grid.batch[:2] for nodes in some]
+        points += [Setting(grid.batch[0], nodes, base, invariant=True) for nodes in some if nodes <= 16]
     points += [Setting(grid.batch[0], nodes, context) for context in grid.context[1:] for nodes in some[:4]]
     points += [Setting(batch, nodes, base) for batch in grid.batch[1:] for nodes in grid.nodes]
+    if invariant:
+        points += [Setting(batch, nodes, base, invariant=True) for batch in grid.batch[1:2] for nodes in some]
     # Where attention itself is the cost: many rows with a long context.
     wide = max((n for n in some if n <= 16), default=1)
     for batch in grid.batch[1:2]:
