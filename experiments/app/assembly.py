@@ -217,7 +217,7 @@ def facts_of(
         "target": {
             "name": target.name,
             "parameters": target.num_parameters,
-            "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
             "kv_cache": baseline.runner.kv_cache,
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },

@@ -30,6 +30,13 @@ class Executor(ABC):
     def weights_changed(self) -> None:  # noqa: B027 (many keep nothing)
         """Drop everything that was derived from weights, after a change that ``look`` cannot see."""
 
+    def copies(self) -> dict[int, int]:
+        """Returns the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``.
+
+        A copy may take fewer bytes than the parameter: 16 bits for a float32 weight that needs no more.
+        """
+        return {}
+
     @abstractmethod
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """Returns what the batch wants, and leaves the keys and values of its nodes in the cache."""

@@ -80,7 +80,7 @@ def recorded_steps() -> Iterator[list[Step]]:
     """Note the operations of the ``with`` block, which must not depend on values."""
     token = _recording.set(True)
     try:
-        with _NoValues(), _Capturer() as capturer:
+        with _NoValues(), _Capturer() as capturer, noted_products(capturer.product):
             yield capturer.steps
     finally:
         _recording.reset(token)
@@ -96,12 +96,9 @@ _recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 def _called(step: Step, attend: Attend) -> Step:
     """Returns a step with the function that a program calls for it."""
-    function = step.function
-    if isinstance(function, StoredWeight):
-        function = function.multiply
-    elif function is torch.ops.specdec.attend.default:
-        function = attend
-    return Step(function, step.arguments, step.named, step.outputs)
+    if step.function is not torch.ops.specdec.attend.default:
+        return step
+    return Step(attend, step.arguments, step.named, step.outputs)
 
 
 class _Capturer(TorchDispatchMode):

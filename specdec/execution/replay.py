@@ -72,6 +72,10 @@ class ReplayExecutor(Executor):
         self._packing = self._packed.refresh(all_values=True)
         self._programs.clear()
 
+    def copies(self) -> dict[int, int]:
+        """See ``Executor.copies``."""
+        return self._packed.bytes_by_weight()
+
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         cache.aim(batch)

@@ -13,7 +13,7 @@ from specdec.execution.locks import model_lock
 from specdec.modeling.invariance import settle
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
-from specdec.quantization.base import weights_read
+from specdec.quantization.base import WeightsRead, weights_read
 
 
 class ModelRunner:
@@ -108,8 +108,22 @@ class ModelRunner:
         return self._version
 
     def weight_bytes(self, rows: int = 1) -> int:
-        """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``)."""
-        return weights_read(self.model, rows).bytes
+        """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``).
+
+        Where the executor multiplies by copies of weights, their bytes count: those of 16 bits, say, for weights that a
+        float32 model stores in 32.
+        """
+        return self._weights_read(rows).bytes
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """The bytes that a forward of one token reads per weight, from copies where the executor has them."""
+        return self._weights_read(1).bytes_per_weight
+
+    def _weights_read(self, rows: int) -> WeightsRead:
+        with self._lock:
+            self._look()
+            return weights_read(self.model, rows, self.executor.copies())
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which leaves the keys and values of its nodes in the cache.

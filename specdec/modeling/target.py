@@ -117,9 +117,12 @@ class Target:
 
     @property
     def bytes_per_weight(self) -> float:
-        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8."""
-        read = weights_read(self.model)
-        return read.bytes / read.weights
+        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8.
+
+        Counted as the model stores them. On a CPU an engine may read copies in fewer bits:
+        ``engine.runner.bytes_per_weight`` counts those.
+        """
+        return weights_read(self.model).bytes_per_weight
 
     @property
     def num_layers(self) -> int | None:
