@@ -88,6 +88,8 @@ def call_model(
     if "logits" not in output:
         last = [output.last_hidden_state]
     hidden = [last[0] if layer == -1 else output.hidden_states[layer] for layer in wants.hidden_layers]
+    # The layers of a model that is spread over devices leave them where they run.
+    hidden = [states.to(inputs[0].device) for states in hidden]
     if wants.logits == 0:
         return hidden
     logits = output.logits

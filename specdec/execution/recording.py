@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
-import torch
 from torch import Tensor
+
+from specdec.memory import ran_out
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,13 @@ class Recordings:
         self._times.clear()
         self._refused.clear()
 
+    def give_up(self) -> None:
+        """Drop all recordings and make none from now on, because memory has run out."""
+        if not self._full:
+            logger.warning("no memory is left for recordings: rounds run without them from now on")
+        self.clear()
+        self._full = True
+
     def run(self, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns what a stage returns, replayed if it came often.
 
@@ -88,13 +96,11 @@ class Recordings:
             return stage(*inputs)
         try:
             recording, outputs = self._recorder.record(stage, inputs)
-        except torch.OutOfMemoryError as error:
-            # Without recordings there may be room for the work itself.
-            self.clear()
-            self._full = True
-            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
-            return stage(*inputs)
-        except Exception as error:  # it depends on values, or does something that cannot be repeated: it runs as it is
+        except Exception as error:
+            if ran_out(error):  # without recordings there may be room for the work itself
+                self.give_up()
+                return stage(*inputs)
+            # It depends on values, or does something that cannot be repeated: it runs as it is.
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
             self._refused.add(key)
             return stage(*inputs)

@@ -10,9 +10,12 @@ from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.modeling.agreement import agreement_for
 from specdec.modeling.invariance import settle
+from specdec.modeling.parallel import group_of
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
+from specdec.placement import main_device
 from specdec.quantization.base import weights_read
 
 
@@ -42,6 +45,7 @@ class ModelRunner:
         executor: Runs forwards.
         kv_cache: Name of the format of keys and values; None for the model's dtype.
         invariant: As given.
+        agreement: Keeps the processes that share the model in step.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
@@ -83,6 +87,7 @@ class ModelRunner:
             max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
         )
         self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
+        self.agreement = agreement_for(group_of(model))
         self._version = 0
         self._settle()
 
@@ -139,9 +144,10 @@ class ModelRunner:
     def _plan_again(self) -> None:
         """Find a new plan for a model that was changed, and go on with the same cache."""
         before, model = self.plan, self.model
-        if (model.dtype, model.device) != (before.dtype, before.device):
+        device = main_device(model)
+        if (model.dtype, device) != (before.dtype, before.device):
             raise ValueError(
-                f"the {before.model_type} model was moved to {model.dtype} on {model.device} after this engine was "
+                f"the {before.model_type} model was moved to {model.dtype} on {device} after this engine was "
                 f"built for {before.dtype} on {before.device}: build a new engine"
             )
         plan = ModelPlan.find(model, attention=self._attention)
