@@ -256,7 +256,7 @@ class Engine:
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
                 raise
-            self._rounds.make_room()
+            self._rounds.make_room(error)
             return
         self._delivery.put(steps)
 

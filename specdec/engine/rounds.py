@@ -94,10 +94,10 @@ class Rounds:
         alone = take is not None and self._whole and (mode.drafter is None or followed)
         return Played(tree, judged, output.hidden_states, fetch, slots.alternatives, followed=followed, alone=alone)
 
-    def make_room(self) -> None:
-        """Give up recordings, because memory has run out."""
+    def make_room(self, error: BaseException) -> None:
+        """Give up recordings, because memory has run out, as an error says."""
         if self.recordings is not None:
-            self.recordings.give_up()
+            self.recordings.give_up(error)
             self._kinds.clear()
 
     def _look(self, mode: Mode) -> None:

@@ -23,6 +23,7 @@ class EagerExecutor(Executor):
 
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
+        self.check_recordable()
         cache.aim(batch)
         state = plan.attention.prepare(batch, cache, plan)
         with evaluating(self.freshness.training), plain_weights():

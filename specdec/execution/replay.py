@@ -12,11 +12,12 @@ from specdec.attention.base import AttentionState
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
-from specdec.execution.capture import NAME, CapturingCache, capture, recording_now
+from specdec.execution.capture import NAME, CapturingCache, capture
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears
 from specdec.execution.program import Program
+from specdec.execution.recording import recording_now
 from specdec.memory import ran_out
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class ReplayExecutor(Executor):
 
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
+        self.check_recordable()
         cache.aim(batch)
         self._now.plan, self._now.cache = plan, cache
         self._now.state = plan.attention.prepare(batch, cache, plan)

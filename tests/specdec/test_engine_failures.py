@@ -409,6 +409,24 @@ def test_going_on_without_a_drawn_draft_would_not(monkeypatch: pytest.MonkeyPatc
     assert p_value < 1e-6 and ended == 0
 
 
+def test_after_a_shortage_no_memory_is_kept_for_recordings(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    engine = Engine(target, max_length=64, recording="rounds")
+    engine.generate(PROMPTS, SAMPLING)
+    assert len(engine._rounds.recordings)
+    run, fails = engine.runner.run, [True]
+
+    def short(batch: Any) -> Any:
+        if fails.pop() if fails else False:
+            raise torch.OutOfMemoryError(CUDA_SHORTAGE)
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", short)
+    reasons = [done.finish_reason for done in engine.generate(PROMPTS, SAMPLING)]
+    assert reasons == ["error", "length", "length"]
+    assert len(engine._rounds.recordings) == 0
+
+
 CUDA_SHORTAGE = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.25 GiB is "
     "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use."
