@@ -22,8 +22,9 @@ from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
 from specdec.modeling import parallel
-from specdec.placement import check_device_map, device_of_map
+from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, foreign, quantization_of, quantize
+from specdec.quantization.checkpoint import stored_scheme
 
 HUB_OPTIONS = (
     "revision",
@@ -87,6 +88,7 @@ def load(
             config = AutoConfig.from_pretrained(config or path, **hub_options(options))
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
+        _check_own_scheme(config, device_map)
         method = foreign.quantized_by(config, options.get("quantization_config"))
         if method is not None:
             foreign.check_packages(method)
@@ -129,6 +131,8 @@ def load(
             raise ValueError(_too_large(name_or_path, error, where)) from error
     model = model.eval()
     stored = quantization_of(model)
+    if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
+        raise ValueError(f"cannot load the model {str(name_or_path)!r}: {_not_spread(stored)}")
     if stored is not None and inflate is not None:
         raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
     if inflate is not None:
@@ -232,6 +236,24 @@ def _place(
         if value is not None:
             raise ValueError(f"{option}={value!r} needs the whole model on one device: leave device_map out")
     return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
+
+
+def _check_own_scheme(config: PreTrainedConfig, device_map: str | Mapping[str, Any] | None) -> None:
+    """Refuse to spread a checkpoint in one of this project's schemes by a map that is given.
+
+    Raises:
+        ValueError: The map names more than one place.
+    """
+    scheme = stored_scheme(config)
+    if scheme is not None and isinstance(device_map, Mapping) and len({str(each) for each in device_map.values()}) > 1:
+        raise ValueError(_not_spread(scheme))
+
+
+def _not_spread(scheme: str) -> str:
+    return (
+        f"it is stored in this project's {scheme}, whose layers keep copies of their weights and have to be on one "
+        f"device: give device instead of device_map, or the checkpoint that it was made of"
+    )
 
 
 def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:

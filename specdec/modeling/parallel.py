@@ -1,7 +1,7 @@
 """Tensor parallelism: every process of a group holds a share of each layer, and all compute one forward together.
 
 transformers splits the model (``DistributedConfig``) and torchrun starts the processes. Every process runs the whole
-program: the same prompts, the same rounds, the same drafter. ``specdec/engine/agreement.py`` keeps them in step.
+program: the same prompts, the same rounds, the same drafter. ``specdec/modeling/agreement.py`` keeps them in step.
 """
 
 import os
@@ -15,7 +15,7 @@ from transformers.distributed import DistributedConfig
 
 from specdec.arguments import whole
 from specdec.placement import is_shared
-from specdec.quantization.checkpoint import METHOD
+from specdec.quantization.checkpoint import stored_scheme
 
 TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before it gives up. A process that ends is noticed at once; this is for one
@@ -78,9 +78,7 @@ def check_shares(config: PreTrainedConfig, size: int) -> None:
     Raises:
         ValueError: Names the type of the model, or its number of heads.
     """
-    stored: Any = getattr(config, "quantization_config", None)
-    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
-    if method == METHOD:
+    if stored_scheme(config) is not None:
         raise ValueError(
             "its weights are quantized by this project, and tensor_parallel cannot split them: load the "
             "checkpoint that it was made of"

@@ -14,14 +14,18 @@ from transformers import PreTrainedModel
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from specdec.attention import BACKENDS, TritonAttention
 from specdec.cache.base import LayerShape
 from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.execution.eager import EagerExecutor
+from specdec.execution.invariant import InvariantExecutor
 from specdec.interfaces import Drafter
+from specdec.modeling.invariance import settle
 from specdec.modeling.loading import load, load_tokenizer
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
-from specdec.placement import device_of_map, main_device
+from specdec.placement import device_of_map, is_divided, main_device
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from tests.components import medusa_heads
@@ -55,11 +59,11 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def outputs(model: PreTrainedModel, name: str, temperature: float) -> list[tuple[int, ...]]:
+def outputs(model: PreTrainedModel, name: str, temperature: float, **options: Any) -> list[tuple[int, ...]]:
     make = DRAFTERS[name]
     drafter = make(model) if make is not None else None
     rule = RejectionVerifier() if drafter is not None else None
-    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64) as engine:
+    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64, **options) as engine:
         sampling = SamplingParams(max_new_tokens=6, temperature=temperature, seed=5)
         return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
 
@@ -74,9 +78,38 @@ def test_layers_on_disk_decode_the_same(folder: str, drafter: str, tmp_path: Pat
         assert outputs(model, drafter, temperature) == outputs(whole, drafter, temperature)
 
 
-def test_a_spread_model_runs_its_own_code(folder: str, tmp_path: Path) -> None:
-    model = load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
-    assert isinstance(Engine(Target(model), max_length=32).runner.executor, EagerExecutor)
+@pytest.fixture
+def on_disk(folder: str, tmp_path: Path) -> PreTrainedModel:
+    return load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
+
+
+def test_a_spread_model_runs_its_own_code(on_disk: PreTrainedModel) -> None:
+    engine = Engine(Target(on_disk), max_length=32, recording="rounds")
+    assert isinstance(engine.runner.executor, EagerExecutor)
+    assert engine._rounds.recordings is None
+
+
+@pytest.mark.full
+def test_a_spread_drafter_takes_no_part_in_recordings(
+    folder: str, on_disk: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording would keep the weights that hooks have brought into memory for one forward."""
+    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    target = Target(load(folder, device="cpu").model)
+    drafter = ModelDrafter(on_disk, (2, 2))
+    engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    sampling = SamplingParams(max_new_tokens=20)
+    found = engine.generate(PROMPTS, sampling)
+    recordings = engine._rounds.recordings
+    assert recordings is not None and recordings.replays > 0
+    assert {key[0][0] for key in recordings._kept} == {"verify", "judge", "settle"}
+    assert found[0].token_ids == Engine(target, max_length=64).generate(PROMPTS, sampling)[0].token_ids
+
+
+@pytest.mark.full
+def test_offloaded_layers_keep_the_promise_of_invariant_mode(on_disk: PreTrainedModel) -> None:
+    whole = outputs(tiny_model(seed=7, scale=4.0), "plain", 0.0, invariant=True)
+    assert outputs(on_disk, "ngram", 0.0, invariant=True) == whole
 
 
 def test_a_map_with_one_device_is_that_device(folder: str) -> None:
@@ -131,6 +164,45 @@ def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
     assert found == {t: outputs(whole, drafter, t) for t in (0.0, 0.9)}
 
 
+@pytest.mark.full
+def test_quantized_keys_and_values_stay_there_too() -> None:
+    with FarDevice():
+        found = outputs(far_half(), "medusa", 0.0, kv_cache="int8")
+    assert found == outputs(tiny_model(seed=7, scale=4.0), "medusa", 0.0, kv_cache="int8")
+
+
+def on_two_gpus(model: PreTrainedModel) -> Any:
+    """A model that says that its layers run on two GPUs; it runs on neither."""
+    spread: Any = model
+    spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
+    return spread
+
+
+def test_layers_that_wait_elsewhere_run_on_the_main_device(on_disk: PreTrainedModel) -> None:
+    assert not is_divided(on_disk)
+    model = on_two_gpus(tiny_model())
+    assert is_divided(model)
+    model.hf_device_map["lm_head"] = 0
+    assert not is_divided(model)
+
+
+@pytest.mark.parametrize("attention", ["flex", "triton"])
+def test_attention_over_the_cache_wants_all_layers_on_one_device(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
+    reason = BACKENDS[attention].check(on_two_gpus(tiny_model()))
+    assert reason == "the model's layers run on several devices, and what its kernel needs to know is on one of them"
+
+
+def test_invariant_mode_wants_all_layers_on_one_device() -> None:
+    runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
+    assert isinstance(runner.executor, InvariantExecutor)
+    on_two_gpus(runner.model)
+    with pytest.raises(ValueError, match="invariant=True: this llama model runs on several devices or in several proc"):
+        settle(runner.plan, runner.executor)
+
+
 def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {torch.device("cpu"): 10**6, FAR: 1000}
     monkeypatch.setattr("specdec.cache.slot_cache.free_memory", free.__getitem__)
@@ -160,11 +232,14 @@ def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
     assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
 
 
-def test_our_own_quantized_checkpoint_takes_a_map(tmp_path: Path) -> None:
-    model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact")
+@pytest.mark.full
+def test_our_own_quantized_checkpoint_takes_a_map_of_one_device(tmp_path: Path) -> None:
+    model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact", check=False)
     model.save_pretrained(tmp_path)
-    spread = load(str(tmp_path), device_map={"": "cpu"}).model
+    spread = load(str(tmp_path), device_map={"": "cpu"}, quantization_check=False).model
     assert outputs(spread, "plain", 0.0) == outputs(model, "plain", 0.0)
+    with shapes_unchecked(), pytest.raises(ValueError, match="this project's int8_compact, whose layers keep copies"):
+        load(str(tmp_path), device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded"))
 
 
 @pytest.mark.parametrize(
