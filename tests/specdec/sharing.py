@@ -36,11 +36,11 @@ DRAFTERS: dict[str, Callable[[Any], Drafter] | None] = {
 }
 
 
-def outputs(model: Any, name: str, temperature: float, *, agree: bool = True) -> list[list[int]]:
+def outputs(model: Any, name: str, temperature: float, *, agree: bool = True, **options: Any) -> list[list[int]]:
     make = DRAFTERS[name]
     drafter = make(model) if make is not None else None
     rule = RejectionVerifier() if drafter is not None else None
-    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64) as engine:
+    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64, **options) as engine:
         if not agree:
             engine.runner.agreement = Agreement()
         sampling = SamplingParams(max_new_tokens=8, temperature=temperature, seed=5)
@@ -68,11 +68,17 @@ def main(folder: Path) -> None:
     whole = load(str(folder), dtype="float32").model
     found: dict[str, Any] = {"alone": every(whole, CASES)} if rank == 0 else {}
     shared = load(str(folder), dtype="float32", tensor_parallel=True).model
-    engine = Engine(Target(shared), max_length=32)
+    engine = Engine(Target(shared), max_length=32, recording="rounds")
     found["key heads"] = engine.runner.plan.layers[0].key_heads
     found["executor"] = type(engine.runner.executor).__name__
+    found["recorded"] = engine._rounds.recordings is not None
     found["bytes"] = engine.runner.weight_bytes()
     found["together"] = every(shared, CASES)
+    found["in int8"] = [outputs(shared, name, 0.0, kv_cache="int8") for name in ("plain", "ngram")]
+    try:
+        Engine(Target(shared), max_length=32, invariant=True)
+    except ValueError as error:
+        found["invariant"] = str(error)
     if rank == 1:  # from here on, the processes are of different opinions
         DRAFTERS["model"] = lambda model: ModelDrafter(tiny_model(seed=4), (2, 2))
         DRAFTERS["ngram"] = lambda model: NGramDrafter(4, branches=2, max_ngram=1)

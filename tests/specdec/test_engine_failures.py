@@ -479,3 +479,19 @@ def test_out_of_memory_ends_what_runs_and_keeps_the_rest(
     assert re.fullmatch(f"{said}; {lower}", done[1].error or "")
     # The engine is as good as new.
     assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are in the middle of a forward that needs this one: they must not wait for it."""
+    engine = Engine(target, max_length=64)
+    monkeypatch.setattr(engine.runner.agreement, "shared", True)
+    monkeypatch.setattr(engine.runner, "run", failing(torch.OutOfMemoryError(CUDA_SHORTAGE)))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate(PROMPTS, SAMPLING)
+
+
+def failing(error: Exception) -> Any:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail

@@ -13,6 +13,7 @@ import torch
 from specdec.modeling import parallel
 from specdec.modeling.loading import load
 from specdec.quantization import quantize
+from specdec.quantization.base import weights_read
 from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,20 @@ def test_a_process_keeps_only_its_own_heads(found: list[dict[str, Any]]) -> None
     whole = tiny_model()
     assert [each["key heads"] for each in found] == [whole.config.num_key_value_heads // 2] * 2
     assert [each["executor"] for each in found] == ["EagerExecutor"] * 2
+    assert not any(each["recorded"] for each in found)
+    bytes_of_all = weights_read(whole).bytes
+    assert all(each["bytes"] < 0.6 * bytes_of_all for each in found)
+
+
+def test_a_cache_in_one_byte_is_shared_too(found: list[dict[str, Any]]) -> None:
+    """Rounding to bytes may fall otherwise than in one process, so it is compared with plain decoding in both."""
+    plain, drafted = found[0]["in int8"]
+    assert plain == drafted
+    assert found[1]["in int8"] == [plain, drafted]
+
+
+def test_invariant_mode_is_not_for_shares(found: list[dict[str, Any]]) -> None:
+    assert all("invariant=True: this llama model runs on several devices or" in each["invariant"] for each in found)
 
 
 def test_what_the_first_process_decides_counts(found: list[dict[str, Any]]) -> None:
