@@ -34,6 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.full
 def test_two_processes_decode_what_one_does(found: list[dict[str, Any]]) -> None:
     first, second = found
     assert first["together"] == second["together"]
@@ -44,6 +45,7 @@ def test_two_processes_decode_what_one_does(found: list[dict[str, Any]]) -> None
     assert all(outputs == greedy[0] for outputs in greedy)
 
 
+@pytest.mark.full
 def test_a_process_keeps_only_its_own_heads(found: list[dict[str, Any]]) -> None:
     whole = tiny_model()
     assert [each["key heads"] for each in found] == [whole.config.num_key_value_heads // 2] * 2
@@ -53,6 +55,7 @@ def test_a_process_keeps_only_its_own_heads(found: list[dict[str, Any]]) -> None
     assert all(each["bytes"] < 0.6 * bytes_of_all for each in found)
 
 
+@pytest.mark.full
 def test_a_cache_in_one_byte_is_shared_too(found: list[dict[str, Any]]) -> None:
     """Rounding to bytes may fall otherwise than in one process, so it is compared with plain decoding in both."""
     plain, drafted = found[0]["in int8"]
@@ -60,10 +63,12 @@ def test_a_cache_in_one_byte_is_shared_too(found: list[dict[str, Any]]) -> None:
     assert found[1]["in int8"] == [plain, drafted]
 
 
+@pytest.mark.full
 def test_invariant_mode_is_not_for_shares(found: list[dict[str, Any]]) -> None:
     assert all("invariant=True: this llama model runs on several devices or" in each["invariant"] for each in found)
 
 
+@pytest.mark.full
 def test_what_the_first_process_decides_counts(found: list[dict[str, Any]]) -> None:
     """The second process has other drafts, and each of its own verdicts is wrong."""
     first, second = found
@@ -71,6 +76,7 @@ def test_what_the_first_process_decides_counts(found: list[dict[str, Any]]) -> N
     assert first["despite other opinions"].items() <= first["alone"].items()
 
 
+@pytest.mark.full
 def test_without_agreement_the_processes_part(found: list[dict[str, Any]]) -> None:
     """Even the first process is wrong then: its forwards mix its tokens with those of the other."""
     first, second = found
