@@ -1,6 +1,8 @@
 """How much memory a device has left, and what an error says that ran out of it."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -42,6 +44,17 @@ def shortage(error: BaseException, device: torch.device) -> str:
     free = _bytes(left) if left is not None else free_memory(torch.device(place))
     wanted = "more" if asked is None else written(_bytes(asked))
     return f"out of memory on {place}: {wanted} asked for, {written(free)} free"
+
+
+@contextmanager
+def one_sentence_if_short(device: torch.device, remedy: str) -> Iterator[None]:
+    """Turn an error of the ``with`` block that says that memory has run out into a ``ValueError`` with a remedy."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        raise ValueError(f"{shortage(error, device)}; {remedy}") from error
 
 
 def written(size: float) -> str:

@@ -10,6 +10,7 @@ from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.memory import one_sentence_if_short
 from specdec.modeling.agreement import agreement_for
 from specdec.modeling.invariance import settle
 from specdec.modeling.parallel import group_of
@@ -80,16 +81,18 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self._attention = attention
         self._lock = model_lock(model)
-        plan = ModelPlan.find(model, attention=attention)
-        check_length(model.config.get_text_config(decoder=True), max_length)
-        self.plan = plan
-        self.cache = plan.make_cache(
-            max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
-        )
-        self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
-        self.agreement = agreement_for(group_of(model))
-        self._version = 0
-        self._settle()
+        remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
+        with one_sentence_if_short(main_device(model), remedy):
+            plan = ModelPlan.find(model, attention=attention)
+            check_length(model.config.get_text_config(decoder=True), max_length)
+            self.plan = plan
+            self.cache = plan.make_cache(
+                max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
+            )
+            self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
+            self.agreement = agreement_for(group_of(model))
+            self._version = 0
+            self._settle()
 
     @property
     def vocab_size(self) -> int:

@@ -495,3 +495,16 @@ def failing(error: Exception) -> Any:
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
+@pytest.mark.parametrize("place", ["specdec.modeling.plan._trial", "specdec.cache.slot_cache._by_head"])
+def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
+    target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, failing(error))
+    said = (
+        r"out of memory on .* asked for, .* free; lower max_batch_size=2 or max_length=64, or load the model in fewer"
+    )
+    with pytest.raises(ValueError, match=said):
+        Engine(target, max_batch_size=2, max_length=64)
