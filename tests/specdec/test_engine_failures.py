@@ -409,6 +409,7 @@ def test_going_on_without_a_drawn_draft_would_not(monkeypatch: pytest.MonkeyPatc
     assert p_value < 1e-6 and ended == 0
 
 
+@pytest.mark.full
 def test_after_a_shortage_no_memory_is_kept_for_recordings(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
     engine = Engine(target, max_length=64, recording="rounds")
@@ -441,8 +442,14 @@ CPU_SHORTAGE = (
     ("error", "said"),
     [
         (torch.OutOfMemoryError(CUDA_SHORTAGE), r"out of memory on cuda:0: 2\.50 GiB asked for, 1\.25 GiB free"),
-        (RuntimeError(CPU_SHORTAGE), r"out of memory on cpu: 8\.00 GiB asked for, [\d.,]+ [GM]iB free"),
-        (MemoryError(), r"out of memory on cpu: more asked for, [\d.,]+ [GM]iB free"),
+        pytest.param(
+            RuntimeError(CPU_SHORTAGE),
+            r"out of memory on cpu: 8\.00 GiB asked for, [\d.,]+ [GM]iB free",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            MemoryError(), r"out of memory on cpu: more asked for, [\d.,]+ [GM]iB free", marks=pytest.mark.full
+        ),
     ],
 )
 @pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])

@@ -172,6 +172,7 @@ LIBRARIES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what these libraries warn about is theirs, and changes with their versions
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_quantized_checkpoint_decodes_as_it_is(library: str, tmp_path: Path) -> None:
