@@ -4,7 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781
 shares, Daliri et al. 2024 (arXiv 2408.07978).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
+from specdec.placement import main_device
+from specdec.quantization.stored import output_width
 from specdec.random import Purpose, shared_noise, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -107,6 +109,8 @@ class ModelDrafter(DeviceDrafter):
         temperature: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
         quantization: str | None = None,
         quantization_check: bool = True,
         attention: str = "auto",
@@ -122,6 +126,8 @@ class ModelDrafter(DeviceDrafter):
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
         options: dict[str, Any] = {
+            "device_map": device_map,
+            "max_memory": max_memory,
             "revision": revision,
             "subfolder": subfolder,
             "token": token,
@@ -160,11 +166,10 @@ class ModelDrafter(DeviceDrafter):
         """Check vocabulary and device, and allocate the cache."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
-            check_same_vocabulary(self.name, self.tokenizer, output.weight.shape[0], target)
-        if self.model.device != target.device:
-            raise ValueError(
-                f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
-            )
+            check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
+        device = main_device(self.model)
+        if device != target.device:
+            raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
         try:
             runner = ModelRunner(
                 self.model,

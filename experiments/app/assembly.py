@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
-from experiments.app import earlier
+from experiments.app import earlier, ranks
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.session import Plot, Session, check_finished, check_lossless
@@ -96,7 +96,7 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    tracker = build(config, "tracker") or NullTracker()
+    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"

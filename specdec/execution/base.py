@@ -8,6 +8,7 @@ from torch import nn
 from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.cache.base import Cache
 from specdec.execution.freshness import Change, Freshness
+from specdec.execution.recording import UnrecordableError, recording_now
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -36,6 +37,15 @@ class Executor(ABC):
         A copy may take fewer bytes than the parameter: 16 bits for a float32 weight that needs no more.
         """
         return {}
+
+    def check_recordable(self) -> None:
+        """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again.
+
+        Raises:
+            UnrecordableError: A stage is being recorded, and the model has such code.
+        """
+        if recording_now() and not self.freshness.known:
+            raise UnrecordableError("the model has modules or hooks from elsewhere")
 
     @abstractmethod
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:

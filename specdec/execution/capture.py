@@ -78,20 +78,8 @@ def capture(
 @contextmanager
 def recorded_steps() -> Iterator[list[Step]]:
     """Note the operations of the ``with`` block, which must not depend on values."""
-    token = _recording.set(True)
-    try:
-        with _NoValues(), _Capturer() as capturer, noted_products(capturer.product):
-            yield capturer.steps
-    finally:
-        _recording.reset(token)
-
-
-def recording_now() -> bool:
-    """Returns whether operations are being noted in this thread: nothing that is not part of them may run."""
-    return _recording.get()
-
-
-_recording: ContextVar[bool] = ContextVar("recording", default=False)
+    with _NoValues(), _Capturer() as capturer, noted_products(capturer.product):
+        yield capturer.steps
 
 
 def _called(step: Step, attend: Attend) -> Step:

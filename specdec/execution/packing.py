@@ -236,8 +236,11 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _packable(module: nn.Linear) -> bool:
-    # A layer with a `forward` of its own was changed on purpose: that function must be called.
-    if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
+    # A layer with a `forward` of its own was changed on purpose: that function must be called. So does a weight of a
+    # class of its own (another library's quantization) know best how it is multiplied.
+    if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
+        return False
+    if not can_pack(module.weight):
         return False
     return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
 

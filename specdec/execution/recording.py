@@ -9,10 +9,13 @@ slots and trees on a CPU, bit for bit, is known to be ready for a graph.
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-import torch
 from torch import Tensor
+
+from specdec.memory import ran_out
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +24,10 @@ Stage = Callable[..., tuple[Tensor, ...]]
 
 Recording = Callable[..., tuple[Tensor, ...]]
 """Does what its stage did, on other inputs of the same shapes."""
+
+
+class UnrecordableError(RuntimeError):
+    """A stage does something that a recording could not repeat."""
 
 
 class Recorder(ABC):
@@ -40,6 +47,24 @@ class Recorder(ABC):
         Raises:
             Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
         """
+
+
+@contextmanager
+def while_recording() -> Iterator[None]:
+    """Tell everybody, during the ``with`` block, that a stage is being recorded (``recording_now``)."""
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def recording_now() -> bool:
+    """Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
+    return _recording.get()
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
 class Recordings:
@@ -69,6 +94,13 @@ class Recordings:
         self._times.clear()
         self._refused.clear()
 
+    def give_up(self, error: BaseException) -> None:
+        """Drop all recordings and make none from now on, because memory has run out, as an error says."""
+        if not self._full:
+            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
+        self.clear()
+        self._full = True
+
     def run(self, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns what a stage returns, replayed if it came often.
 
@@ -88,13 +120,11 @@ class Recordings:
             return stage(*inputs)
         try:
             recording, outputs = self._recorder.record(stage, inputs)
-        except torch.OutOfMemoryError as error:
-            # Without recordings there may be room for the work itself.
-            self.clear()
-            self._full = True
-            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
-            return stage(*inputs)
-        except Exception as error:  # it depends on values, or does something that cannot be repeated: it runs as it is
+        except Exception as error:
+            if ran_out(error):  # without recordings there may be room for the work itself
+                self.give_up(error)
+                return stage(*inputs)
+            # It depends on values, or does something that cannot be repeated: it runs as it is.
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
             self._refused.add(key)
             return stage(*inputs)

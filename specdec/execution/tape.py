@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.execution.capture import UncapturableError, recorded_steps
 from specdec.execution.program import write_program
-from specdec.execution.recording import Recorder, Recording, Stage
+from specdec.execution.recording import Recorder, Recording, Stage, while_recording
 from specdec.host import without_looking
 
 
@@ -20,7 +20,7 @@ class TapeRecorder(Recorder):
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         """See ``Recorder.record``."""
-        with torch.inference_mode(), without_looking(), recorded_steps() as steps:
+        with torch.inference_mode(), without_looking(), while_recording(), recorded_steps() as steps:
             outputs = stage(*inputs)
         for step in steps:
             if step.function is torch.ops.aten.lift_fresh.default:

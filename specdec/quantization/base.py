@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdec.execution.freshness import Versioned
+from specdec.quantization.stored import is_packed, own_numel, packed_layer, stored_bytes
 
 
 class QuantizedLinear(nn.Module, Versioned):
@@ -74,7 +75,7 @@ def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int
     """
     copies = copies or {}
     output = model.get_output_embeddings()
-    shared = None if output is None else output.weight
+    shared = getattr(output, "weight", None)
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is not shared}
     counted: set[int] = set()
     size = weights = 0
@@ -82,12 +83,16 @@ def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int
         quantized = isinstance(module, QuantizedLinear)
         if quantized:
             size += module.bytes_read(rows)
+        elif is_packed(module):  # by another library
+            packed, count = packed_layer(module)
+            size, weights = size + packed, weights + count
+            continue
         for parameter in module.parameters(recurse=False):
             if id(parameter) in looked_up or id(parameter) in counted:
                 continue
             counted.add(id(parameter))
-            weights += module.num_weights if quantized and parameter is module.weight else parameter.numel()
-            size += 0 if quantized else copies.get(id(parameter), parameter.numel() * parameter.element_size())
+            weights += module.num_weights if quantized and parameter is module.weight else own_numel(parameter)
+            size += 0 if quantized else copies.get(id(parameter), stored_bytes(parameter))
     return WeightsRead(size, weights)
 
 

@@ -269,16 +269,35 @@ def test_a_request_that_is_dropped_while_its_round_is_in_flight_leaves_nothing_b
     assert engine.generate([[4, 5, 6]], SamplingParams(max_new_tokens=20))[0].token_ids == wanted
 
 
-def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_without_memory_for_recordings_rounds_go_on_without_them(error: Exception, caplog) -> None:
     class Full(Recorder):
         def record(self, stage, inputs):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error
 
     recordings = Recordings(Full(), after=1, most=2)
     for _ in range(3):
         assert recordings.run("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
     assert len(caplog.records) == 1
     assert "Tried to allocate 2.00 GiB" in caplog.text
+
+
+def test_a_hook_of_the_user_is_called_in_every_round() -> None:
+    model = tiny_model("llama", vocab_size=VOCAB)
+    calls = []
+    model.model.layers[0].register_forward_hook(lambda *given: calls.append(1))
+    engine = Engine(Target(model), max_length=64, recording="rounds")
+    calls.clear()
+    rounds = len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].steps)
+    assert rounds == 12
+    assert len(calls) >= rounds  # and one in the prompt's prefill
+    assert engine._rounds.recordings.replays > 0  # the other stages are recorded
 
 
 def test_a_change_of_the_rule_is_noticed(target) -> None:
