@@ -16,6 +16,17 @@ MOST_ENTRIES = 2**27
 parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
 
 
+def parts_of(count: int, entries: int) -> list[slice]:
+    """Returns the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
+
+    Args:
+        count: The number of nodes.
+        entries: How many entries the rows of one node have, in all rows of the batch.
+    """
+    together = max(1, MOST_ENTRIES // max(entries, 1))
+    return [slice(first, min(first + together, count)) for first in range(0, count, together)]
+
+
 def accept(
     verifier: Verifier,
     tree: DraftTree,
@@ -53,12 +64,10 @@ def _accept(
     stop, total = draw_with_total(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)
     next_token, next_total = draw_with_total(next_law, uniforms[:, 1])
-    depth = tree.depth
-    num_accepted = stop if tree.in_line else depth.gather(1, stop[:, None])[:, 0]
     return Verdict(
         path=path_to(tree, stop),
-        num_accepted=num_accepted,
-        expected_accepted=(stop_law * depth).sum(-1).float(),
+        num_accepted=_depth_of(tree, stop),
+        expected_accepted=(stop_law * tree.depth).sum(-1).float(),
         next_token=next_token,
         valid=_finite(total + next_total),
     )
@@ -82,9 +91,17 @@ def _without_draft(
     )
 
 
+def _depth_of(tree: DraftTree, stop: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    if tree.in_line:
+        return stop
+    if tree.topology.static:
+        return tree.topology.depth[0].index_select(0, stop)
+    return tree.depth.gather(1, stop[:, None])[:, 0]
+
+
 def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    """Returns which numbers are finite, in two operations; ``isfinite`` takes four."""
-    return total - total == 0
+    """Returns which sums of weights are finite, in one operation; ``isfinite`` takes four. None is negative."""
+    return total < torch.inf
 
 
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.certain import next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, drafted_laws, entries, groups_of
+from verifiers.families import Family, drafted_laws, entries
+from verifiers.groups import groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized, residual

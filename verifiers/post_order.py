@@ -11,7 +11,8 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
 from verifiers.certain import next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, groups_of, none_before, rows_of
+from verifiers.families import Family, none_before, rows_of
+from verifiers.groups import groups_of
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 

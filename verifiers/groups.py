@@ -1,0 +1,183 @@
+"""How the nodes of a static shape may be taken together: tables made once per shape, so that no round makes them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Nodes of a static shape that have children, the same in every row of a batch.
+
+    Attributes:
+        nodes: The nodes.
+        children: Their children in sibling order; 0, the root, where there is none.
+        place: Where the group's nodes stand in a table, if they stand side by side: first and last + 1.
+        having: How many of the nodes have a child of each rank.
+        by_rank: All first children, then all second ones, and so on; only where nodes with more children come first.
+        unsorted: Where the entries of ``children`` stand in ``by_rank``, node by node; one past the end for no child.
+        filled: The children of each rank, last rank first; a node's first child where there is none.
+        missing: Where ``filled`` stands for no child; None if every node has a child of every rank.
+    """
+
+    nodes: Int[Tensor, " some"]
+    children: Int[Tensor, "some rank"]
+    place: tuple[int, int] | None
+    having: tuple[int, ...]
+    by_rank: Int[Tensor, " child"]
+    unsorted: Int[Tensor, " entry"]
+    filled: Int[Tensor, "rank some"]
+    missing: Bool[Tensor, "rank some"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """How the nodes of a static shape may be taken together.
+
+    Attributes:
+        parents: All nodes that have children, those with most of them first.
+        siblings: The nodes with several children, those with most of them first; None if there are none.
+        levels: The nodes that have children, depth by depth; within a depth those with most of them first.
+        drafted: Which nodes are drafted: all but the root.
+        above: The parent of every node; the root's own is the root.
+        earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
+        has_child: Which nodes have a child.
+        first_child: The first child of every node; 0 where there is none.
+        place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
+        in_turn: The nodes of all ``levels``, one level after the other.
+        place_among_parents: Where every node stands in ``in_turn``; 0 if it is not there.
+        strictly_above: ``strictly_above[i, j]``: node j is above node i.
+        factors: Which numbers make the probability that a path ends at a node, if siblings are tried in turn: that of
+            accepting it and each node above it but the root (``factors[i, 0, j]``); that of rejecting their earlier
+            siblings, and its own children (``factors[i, 1, j]``).
+        earlier_in_post_order: ``earlier_in_post_order[i, j]``: node j is below or left of node i.
+        picks: Where the numbers of every node stand in the table of ``verifiers.thresholds``, if it is flattened: those
+            before its turn, those taken at its turn, and those after its children. Empty if no node has siblings.
+        signs: 1 and -1.
+        offsets: 0 and 1. With a probability c, ``offsets + signs c`` is c and 1 - c.
+    """
+
+    parents: Group
+    siblings: Group | None
+    levels: tuple[Group, ...]
+    drafted: Bool[Tensor, " node"]
+    above: Int[Tensor, " node"]
+    earlier: Bool[Tensor, "node node"]
+    has_child: Bool[Tensor, " node"]
+    first_child: Int[Tensor, " node"]
+    place_among_siblings: Int[Tensor, " node"]
+    in_turn: Int[Tensor, " parent"]
+    place_among_parents: Int[Tensor, " node"]
+    strictly_above: Bool[Tensor, "node node"]
+    factors: Bool[Tensor, "node 2 node"]
+    earlier_in_post_order: Bool[Tensor, "node node"]
+    picks: Int[Tensor, " pick"]
+    signs: Float[Tensor, "2 1"]
+    offsets: Float[Tensor, "2 1"]
+
+
+@lru_cache(maxsize=1024)
+def groups_of(topology: Topology) -> Groups:
+    """Returns the groups of a static topology; made once, so that no round looks at parents or copies an index."""
+    parents = topology.parents[0].tolist()
+    children: list[list[int]] = [[] for _ in parents]
+    depth = [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+            depth[node] = depth[parent] + 1
+    device = topology.parents.device
+
+    def group(nodes: list[int]) -> Group:
+        most = max((len(children[node]) for node in nodes), default=0)
+        table = [[*children[node], *[0] * (most - len(children[node]))] for node in nodes]
+        by_rank = [children[node][rank] for rank in range(most) for node in nodes if len(children[node]) > rank]
+        at = {child: place for place, child in enumerate(by_rank)}
+        unsorted = [at.get(child, len(by_rank)) for row in table for child in row]
+        filled = [[(children[node] + children[node][:1] * most)[rank] for node in nodes] for rank in range(most)][::-1]
+        missing = [[len(children[node]) <= rank for node in nodes] for rank in range(most)][::-1]
+        side_by_side = bool(nodes) and nodes == list(range(nodes[0], nodes[-1] + 1))
+        with torch.inference_mode(False):
+            return Group(
+                nodes=torch.tensor(nodes, dtype=torch.long, device=device),
+                children=torch.tensor(table, dtype=torch.long, device=device).view(len(nodes), most),
+                place=(nodes[0], nodes[-1] + 1) if side_by_side else None,
+                having=tuple(sum(len(children[node]) > rank for node in nodes) for rank in range(most)),
+                by_rank=torch.tensor(by_rank, dtype=torch.long, device=device),
+                unsorted=torch.tensor(unsorted, dtype=torch.long, device=device),
+                filled=torch.tensor(filled, dtype=torch.long, device=device).view(most, len(nodes)),
+                missing=torch.tensor(missing, device=device) if any(map(any, missing)) else None,
+            )
+
+    having = [node for node in range(len(parents)) if children[node]]
+    fullest_first = sorted(having, key=lambda node: -len(children[node]))
+    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
+    several = [node for node in fullest_first if len(children[node]) > 1]
+    with torch.inference_mode(False):
+        index = torch.arange(len(parents), device=device)
+        same = topology.parents[0][:, None] == topology.parents[0]
+        earlier = same.tril(-1)
+        above = topology.parents[0].clamp(min=0)
+        drafted = topology.parents[0] >= 0
+        first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
+        places = [several.index(node) if node in several else -1 for node in range(len(parents))]
+        place_among_siblings = torch.tensor(places, device=device)
+        in_turn = [node for level in by_level for node in level]
+        places = [in_turn.index(node) if node in in_turn else 0 for node in range(len(parents))]
+        place_among_parents = torch.tensor(places, device=device)
+        ancestors = topology.ancestors[0]
+        strictly_above = ancestors & ~torch.eye(len(parents), dtype=torch.bool, device=device)
+        # Sums of ones and zeros, so exact; booleans have no matrix product.
+        left_of_path = (ancestors.double() @ earlier.double()) > 0
+        below_left = (left_of_path.double() @ ancestors.T.double()) > 0
+        factors = torch.stack([ancestors & drafted, left_of_path | (topology.parents == index[:, None])], 1)
+        picks = torch.tensor(_picks(parents, children, several), dtype=torch.long, device=device)
+        signs = torch.tensor([[1.0], [-1.0]], device=device)
+    return Groups(
+        parents=group(fullest_first),
+        siblings=group(several) if several else None,
+        levels=tuple(group(level) for level in by_level),
+        drafted=drafted,
+        above=above,
+        earlier=earlier,
+        has_child=first_child > 0,
+        first_child=first_child,
+        place_among_siblings=place_among_siblings,
+        in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),
+        place_among_parents=place_among_parents,
+        strictly_above=strictly_above,
+        factors=factors,
+        earlier_in_post_order=below_left | strictly_above.T,
+        picks=picks,
+        signs=signs,
+        offsets=(1 - signs) / 2,
+    )
+
+
+def _picks(parents: list[int], children: list[list[int]], several: list[int]) -> list[int]:
+    """Returns where every node's three numbers stand in a table of 2 kinds, ranks from -1 on, and ``several`` nodes.
+
+    The first kind is what is taken at a rank, the second the sum up to and with that rank. A node without siblings gets
+    the numbers of any first child; so what is taken after an only child is what is taken at rank 0.
+    """
+    ranks = max((len(below) for below in children), default=0) + 1
+
+    def at(kind: int, rank: int, place: int) -> int:
+        return (kind * ranks + rank + 1) * len(several) + place
+
+    if not several:
+        return []
+    rank = [0 if parent < 0 else children[parent].index(node) for node, parent in enumerate(parents)]
+    place = [several.index(parent) if parent in several else 0 for parent in parents]
+    before = [at(1, r - 1, i) for r, i in zip(rank, place, strict=True)]
+    taken = [at(0, r, i) for r, i in zip(rank, place, strict=True)]
+    after = [
+        at(1, ranks - 2, several.index(node)) if node in several else at(1, len(below) - 1, 0)
+        for node, below in enumerate(children)
+    ]
+    return before + taken + after
