@@ -1,6 +1,7 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
 from dataclasses import fields
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.random import draw_with_total
+from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
 
@@ -64,9 +66,10 @@ def _accept(
     stop, total = draw_with_total(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)
     next_token, next_total = draw_with_total(next_law, uniforms[:, 1])
+    path, num_accepted = _path_and_depth(tree, stop)
     return Verdict(
-        path=path_to(tree, stop),
-        num_accepted=_depth_of(tree, stop),
+        path=path,
+        num_accepted=num_accepted,
         expected_accepted=(stop_law * tree.depth).sum(-1).float(),
         next_token=next_token,
         valid=_finite(total + next_total),
@@ -91,12 +94,22 @@ def _without_draft(
     )
 
 
-def _depth_of(tree: DraftTree, stop: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+def _path_and_depth(
+    tree: DraftTree, stop: Int[Tensor, " batch"]
+) -> tuple[Int[Tensor, "batch depth"], Int[Tensor, " batch"]]:
     if tree.in_line:
-        return stop
+        return path_to(tree, stop), stop
     if tree.topology.static:
-        return tree.topology.depth[0].index_select(0, stop)
-    return tree.depth.gather(1, stop[:, None])[:, 0]
+        both = _depth_and_path(tree.topology).index_select(0, stop)
+        return both[:, 1:], both[:, 0]
+    return path_to(tree, stop), tree.depth.gather(1, stop[:, None])[:, 0]
+
+
+@lru_cache(maxsize=1024)
+def _depth_and_path(topology: Topology) -> Int[Tensor, "node column"]:
+    """Returns every node's depth and, in the columns after it, its path; made once per static shape."""
+    with torch.inference_mode(False):
+        return torch.cat([topology.depth[0][:, None], topology.paths[0]], 1)
 
 
 def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:

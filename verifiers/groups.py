@@ -21,8 +21,10 @@ class Group:
         having: How many of the nodes have a child of each rank.
         by_rank: All first children, then all second ones, and so on; only where nodes with more children come first.
         unsorted: Where the entries of ``children`` stand in ``by_rank``, node by node; one past the end for no child.
-        filled: The children of each rank, last rank first; a node's first child where there is none.
-        missing: Where ``filled`` stands for no child; None if every node has a child of every rank.
+        last_first: The children of each rank, last rank first; 0, the root, where there is none.
+        filled: The same with a node's first child where there is none.
+        missing: Where there is none; None if every node has a child of every rank.
+        start: 1 for every node's first child, 0 for what comes before it and for later children.
     """
 
     nodes: Int[Tensor, " some"]
@@ -31,8 +33,10 @@ class Group:
     having: tuple[int, ...]
     by_rank: Int[Tensor, " child"]
     unsorted: Int[Tensor, " entry"]
+    last_first: Int[Tensor, "rank some"]
     filled: Int[Tensor, "rank some"]
     missing: Bool[Tensor, "rank some"] | None
+    start: Float[Tensor, "rank1 some"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +56,16 @@ class Groups:
         in_turn: The nodes of all ``levels``, one level after the other.
         place_among_parents: Where every node stands in ``in_turn``; 0 if it is not there.
         strictly_above: ``strictly_above[i, j]``: node j is above node i.
-        factors: Which numbers make the probability that a path ends at a node, if siblings are tried in turn: that of
-            accepting it and each node above it but the root (``factors[i, 0, j]``); that of rejecting their earlier
-            siblings, and its own children (``factors[i, 1, j]``).
+        no_factor: If siblings are tried in turn, the probability that a path ends at a node is a product: of accepting
+            it and each node above it but the root, and of rejecting their earlier siblings and its own children.
+            ``no_factor[i, 0, j]``: accepting node j is not a part of that of node i; ``no_factor[i, 1, j]``: nor is
+            rejecting it.
         earlier_in_post_order: ``earlier_in_post_order[i, j]``: node j is below or left of node i.
         picks: Where the numbers of every node stand in the table of ``verifiers.thresholds``, if it is flattened: those
-            before its turn, those taken at its turn, and those after its children. Empty if no node has siblings.
+            before its turn, those taken at its turn, and those after its children.
         signs: 1 and -1.
+        zero: 0, on the device. A number from Python would be copied there in every round.
+        infinite: Infinity.
         offsets: 0 and 1. With a probability c, ``offsets + signs c`` is c and 1 - c.
     """
 
@@ -74,11 +81,13 @@ class Groups:
     in_turn: Int[Tensor, " parent"]
     place_among_parents: Int[Tensor, " node"]
     strictly_above: Bool[Tensor, "node node"]
-    factors: Bool[Tensor, "node 2 node"]
+    no_factor: Bool[Tensor, "node 2 node"]
     earlier_in_post_order: Bool[Tensor, "node node"]
     picks: Int[Tensor, " pick"]
     signs: Float[Tensor, "2 1"]
     offsets: Float[Tensor, "2 1"]
+    zero: Float[Tensor, ""]
+    infinite: Float[Tensor, ""]
 
 
 @lru_cache(maxsize=1024)
@@ -110,6 +119,11 @@ def groups_of(topology: Topology) -> Groups:
                 having=tuple(sum(len(children[node]) > rank for node in nodes) for rank in range(most)),
                 by_rank=torch.tensor(by_rank, dtype=torch.long, device=device),
                 unsorted=torch.tensor(unsorted, dtype=torch.long, device=device),
+                start=torch.tensor([[float(rank == 0)] * len(nodes) for rank in range(-1, most)], device=device),
+                last_first=torch.tensor(table, dtype=torch.long, device=device)
+                .view(len(nodes), most)
+                .T.flip(0)
+                .contiguous(),
                 filled=torch.tensor(filled, dtype=torch.long, device=device).view(most, len(nodes)),
                 missing=torch.tensor(missing, device=device) if any(map(any, missing)) else None,
             )
@@ -135,8 +149,9 @@ def groups_of(topology: Topology) -> Groups:
         # Sums of ones and zeros, so exact; booleans have no matrix product.
         left_of_path = (ancestors.double() @ earlier.double()) > 0
         below_left = (left_of_path.double() @ ancestors.T.double()) > 0
-        factors = torch.stack([ancestors & drafted, left_of_path | (topology.parents == index[:, None])], 1)
-        picks = torch.tensor(_picks(parents, children, several), dtype=torch.long, device=device)
+        children_too = left_of_path | (topology.parents == index[:, None])
+        no_factor = ~torch.stack([ancestors & drafted, children_too], 1)
+        picks = torch.tensor(_picks(parents, children, fullest_first), dtype=torch.long, device=device)
         signs = torch.tensor([[1.0], [-1.0]], device=device)
     return Groups(
         parents=group(fullest_first),
@@ -151,33 +166,33 @@ def groups_of(topology: Topology) -> Groups:
         in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),
         place_among_parents=place_among_parents,
         strictly_above=strictly_above,
-        factors=factors,
+        no_factor=no_factor,
         earlier_in_post_order=below_left | strictly_above.T,
         picks=picks,
         signs=signs,
         offsets=(1 - signs) / 2,
+        zero=torch.zeros((), device=device),
+        infinite=torch.full((), torch.inf, device=device),
     )
 
 
-def _picks(parents: list[int], children: list[list[int]], several: list[int]) -> list[int]:
-    """Returns where every node's three numbers stand in a table of 2 kinds, ranks from -1 on, and ``several`` nodes.
+def _picks(parents: list[int], children: list[list[int]], having: list[int]) -> list[int]:
+    """Returns where every node's three numbers stand in a table of 2 kinds, ranks from -1 on, and the ``having`` nodes.
 
-    The first kind is what is taken at a rank, the second the sum up to and with that rank. A node without siblings gets
-    the numbers of any first child; so what is taken after an only child is what is taken at rank 0.
+    The first kind is what is taken at a rank, the second the sum up to and with that rank.
     """
     ranks = max((len(below) for below in children), default=0) + 1
+    place = {node: at for at, node in enumerate(having)}
 
-    def at(kind: int, rank: int, place: int) -> int:
-        return (kind * ranks + rank + 1) * len(several) + place
+    def at(kind: int, rank: int, node: int) -> int:
+        return (kind * ranks + rank + 1) * len(having) + place[node]
 
-    if not several:
+    if not having:
         return []
-    rank = [0 if parent < 0 else children[parent].index(node) for node, parent in enumerate(parents)]
-    place = [several.index(parent) if parent in several else 0 for parent in parents]
-    before = [at(1, r - 1, i) for r, i in zip(rank, place, strict=True)]
-    taken = [at(0, r, i) for r, i in zip(rank, place, strict=True)]
-    after = [
-        at(1, ranks - 2, several.index(node)) if node in several else at(1, len(below) - 1, 0)
-        for node, below in enumerate(children)
-    ]
+    # The root's own numbers are not read, and after a leaf nothing was taken.
+    known = [(parent, children[parent].index(node)) for node, parent in enumerate(parents) if parent >= 0]
+    above = [(having[0], 0), *known]
+    before = [at(1, rank - 1, parent) for parent, rank in above]
+    taken = [at(0, rank, parent) for parent, rank in above]
+    after = [at(1, ranks - 2, node) if children[node] else at(1, -1, having[0]) for node in range(len(parents))]
     return before + taken + after

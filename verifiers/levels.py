@@ -80,7 +80,7 @@ def law_in_turn(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Float[T
     groups = groups_of(tree.topology)
     # Every node is accepted or rejected; the law is a product of some of these probabilities.
     both = torch.addcmul(groups.offsets, chance[:, None], groups.signs)
-    return torch.where(groups.factors, both[:, None], 1.0).flatten(2).prod(-1)
+    return both[:, None].masked_fill(groups.no_factor, 1.0).flatten(2).prod(-1)
 
 
 def chances_in_turn(chances: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:

@@ -25,11 +25,13 @@ from torch import Tensor
 from specdec.acceptance import parts_of
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
-from verifiers.families import entries, rows_of
-from verifiers.groups import Group, groups_of
+from verifiers.families import Family, entries
+from verifiers.groups import Group, Groups, groups_of
 
 DRAWN = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 """The laws of drawn siblings. If the host knows that all nodes have one of these, nothing has to be done for others."""
+
+_LEAST = 1e-30  # of a mass that is divided by; some quotients can still be added
 
 
 def has_thresholds(tree: DraftTree) -> bool:
@@ -60,19 +62,17 @@ def thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"])
     q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
     if not tree.is_whole:
         drafted = tree.valid & groups.drafted
-        q = q.where(drafted, 0.0)
+        q = q.where(drafted, groups.zero)
     ratio = p / q
     if groups.siblings is None:
         chance = ratio
         exists = groups.has_child.expand_as(p) if drafted is None else drafted.index_select(1, groups.first_child)
         after = exists.to(p.dtype)
     else:
-        steps = _steps(tree, target_probs, groups.siblings, q, drafted)
+        steps = _steps(tree, target_probs, groups, q, drafted)
         picked = steps.flatten(1).index_select(1, groups.picks).unflatten(1, (3, -1))
         before, taken, after = picked.unbind(1)
         chance = (ratio - before) / taken
-        if drafted is not None:  # an only child may be invalid
-            after = after * (drafted.index_select(1, groups.first_child) | (groups.place_among_siblings >= 0))
     # A token that q excludes is not accepted, nor is any if nothing is left of p.
     return Thresholds(chance.nan_to_num_(nan=0.0, posinf=0.0).clamp_(min=0, max=1), after)
 
@@ -80,7 +80,7 @@ def thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"])
 def _steps(
     tree: DraftTree,
     target_probs: Float[Tensor, "batch node vocab"],
-    group: Group,
+    groups: Groups,
     q: Float[Tensor, "batch node"],
     drafted: Bool[Tensor, "batch node"] | None,
 ) -> Float[Tensor, "batch 2 rank some"]:
@@ -89,26 +89,26 @@ def _steps(
     Args:
         tree: The tree.
         target_probs: p at every node.
-        group: The nodes with several children, those with most of them first.
+        groups: Its nodes; some have several children.
         q: The probability q(x) of every node's token; 0 where it is not drafted.
         drafted: Which nodes are; None for all but the root.
     """
+    parents, group = groups.parents, groups.siblings
+    assert group is not None, "some nodes have several children"
     having = group.having
-    both = target_probs.new_empty(len(q), 2, len(having) + 1, len(group.nodes))
+    both = target_probs.new_empty(len(q), 2, len(having) + 1, len(parents.nodes))
     steps = both[:, 0]
-    steps.zero_()
+    steps.copy_(parents.start)
     exists = None
-    if drafted is None:
-        steps[:, 1].fill_(1)
-    else:
-        exists = drafted.index_select(1, group.filled.flatten()).to(q.dtype).view(len(q), *group.filled.shape)
+    if drafted is not None:
+        exists = drafted.index_select(1, parents.last_first.flatten()).view(len(q), *parents.last_first.shape)
         steps[:, 1] = exists[:, -1]
     for part in parts_of(len(group.nodes), target_probs[:, 0].numel()):
         p_rows, q_rows = (_rows(table, group, part) for table in (target_probs, tree.draft_probs))
         q_rows = q_rows.to(q.dtype)
         masses = None
         if tree.only_law is DraftSampling.WITHOUT_REPLACEMENT:
-            masses = _masses(tree, group, part, q_rows, q, exists)
+            masses = _masses(tree, groups, group, part, q_rows, q, exists)
         left = p_rows
         for rank, count in enumerate(having[1:], 1):
             some = min(count, part.stop) - part.start
@@ -122,7 +122,7 @@ def _steps(
             torch.sum(left, -1, out=taken)
             if masses is not None:
                 taken.div_(masses[:, -1 - rank, :some])
-            if exists is not None:
+            elif exists is not None:
                 taken.mul_(exists[:, -1 - rank, place])
     torch.cumsum(steps, 1, out=both[:, 1])
     return both
@@ -137,27 +137,33 @@ def _rows(table: Float[Tensor, "batch node vocab"], group: Group, part: slice) -
 
 def _masses(
     tree: DraftTree,
+    groups: Groups,
     group: Group,
     part: slice,
     q_rows: Float[Tensor, "batch some vocab"],
     q: Float[Tensor, "batch node"],
-    exists: Float[Tensor, "batch rank group"] | None,
-) -> Float[Tensor, "batch rank some"]:
-    """Returns how much of q every sibling's earlier siblings leave, the last rank first.
+    exists: Bool[Tensor, "batch rank group"] | None,
+) -> Float[Tensor, "batch left some"]:
+    """Returns how much of q every sibling's earlier siblings leave, the last rank first; infinity for no sibling.
 
     Summed from the small numbers to the large ones: what is left of q may be far below the precision of 1.
     """
-    index = group.filled[:, part]
+    index = (group.filled if exists is None else group.last_first)[:, part]
     tokens = tree.tokens.index_select(1, index.flatten()).view(len(q), *index.shape).transpose(1, 2)
     if exists is None:
         others = q_rows.scatter(-1, tokens, 0.0)
     else:  # an invalid sibling has any token, which must stay
-        gone = torch.where(exists[..., part].transpose(1, 2) > 0, 0.0, torch.inf).to(q.dtype)
+        gone = torch.where(exists[..., part].transpose(1, 2), groups.zero, groups.infinite).to(q.dtype)
         others = q_rows.scatter_reduce(-1, tokens, gone, "amin")
-    own = q.index_select(1, index.flatten()).view(len(q), *index.shape)
+    masses = q.new_empty(len(q), len(index) + 1, index.shape[1])
+    torch.sum(others, -1, out=masses[:, 0])
+    torch.index_select(q, 1, index.flatten(), out=masses.flatten(1)[:, index.shape[1] :])
+    if exists is not None:
+        return masses.cumsum(1)[:, 1:].where(exists[..., part], groups.infinite)
     if group.missing is not None:
-        own = own.masked_fill(group.missing[:, part], 0.0)
-    return (own.cumsum(1) + others.sum(-1)[:, None]).clamp_(min=torch.finfo(q.dtype).tiny)
+        masses[:, 1:].masked_fill_(group.missing[:, part], 0.0)
+    # Where nothing is left of q, the next step removes everything that could have been drawn, which is 0 already.
+    return masses.cumsum(1).clamp_(min=_LEAST)
 
 
 def law_of_next(
@@ -176,8 +182,9 @@ def law_of_next(
     """
     assert tree.draft_probs is not None, "nodes were drawn from something"
     c = after.gather(1, stop[:, None])
-    p, q = (rows_of(table, stop) for table in (target_probs, tree.draft_probs))
-    left = torch.addcmul(p, q.to(p.dtype), c, value=-1).clamp_(min=0)
+    here = Family(tree, target_probs, stop[:, None])
+    p, q = here.p[:, 0], here.q[:, 0]
+    left = torch.addcmul(p, q, c, value=-1).clamp_(min=0)
     total = left.sum(-1, keepdim=True)
     # A leaf's q may be anything, even NaN; a comparison with NaN is false.
     return (left / total).where(torch.minimum(total, c) > 0, p)
