@@ -10,12 +10,14 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.descent import descend, law_after
 from verifiers.families import Family, drafted_laws, entries
 from verifiers.groups import groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized, residual
 from verifiers.siblings import IN_TURN, by_rank, chance, share, try_in_turn
+from verifiers.thresholds import has_thresholds
 
 
 class _Chain(NamedTuple):
@@ -139,6 +141,25 @@ class TraversalVerifier(PostOrderVerifier):
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     takes_gaps = True
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        if not has_thresholds(tree) or tree.max_children == 0:
+            return super().stop_law(tree, target_probs)
+        tried = descend(tree, target_probs)
+        remember(self, tree, target_probs, tried)
+        return law_of_first_success(tree, tried.chance)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
+        if not has_thresholds(tree) or tree.max_children == 0:
+            return super().next_law(tree, target_probs, stop)
+        return law_after(tree, target_probs, stop, recall(self, tree, target_probs) or descend(tree, target_probs))
 
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]

@@ -40,6 +40,29 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
+class Level:
+    """The nodes of one depth that have children, and those children, which stand side by side.
+
+    Attributes:
+        nodes: The nodes, those with most children first.
+        siblings: Those of them with several children; None if there are none.
+        first: The first of the children.
+        last: One past the last of them.
+        above: Their parents, as they stand in the tree.
+        one_each: Whether the parents stand side by side, and each has one child.
+        picks: As ``Groups.picks``, but for the children alone, and with the sums up to and with their rank at the end.
+    """
+
+    nodes: Group
+    siblings: Group | None
+    first: int
+    last: int
+    above: Int[Tensor, " child"]
+    one_each: bool
+    picks: Int[Tensor, " pick"]
+
+
+@dataclass(frozen=True, eq=False)
 class Groups:
     """How the nodes of a static shape may be taken together.
 
@@ -47,6 +70,8 @@ class Groups:
         parents: All nodes that have children, those with most of them first.
         siblings: The nodes with several children, those with most of them first; None if there are none.
         levels: The nodes that have children, depth by depth; within a depth those with most of them first.
+        descent: The same nodes with their children, for rules that go down level by level.
+        children: The children of every node in sibling order; 0 where there is none.
         drafted: Which nodes are drafted: all but the root.
         above: The parent of every node; the root's own is the root.
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
@@ -60,7 +85,8 @@ class Groups:
             it and each node above it but the root, and of rejecting their earlier siblings and its own children.
             ``no_factor[i, 0, j]``: accepting node j is not a part of that of node i; ``no_factor[i, 1, j]``: nor is
             rejecting it.
-        earlier_in_post_order: ``earlier_in_post_order[i, j]``: node j is below or left of node i.
+        not_earlier: ``not_earlier[i, j]``: node j does not come before node i in post-order: it is not below it, nor
+            below or at an earlier sibling of it or of a node above it.
         picks: Where the numbers of every node stand in the table of ``verifiers.thresholds``, if it is flattened: those
             before its turn, those taken at its turn, and those after its children.
         signs: 1 and -1.
@@ -72,6 +98,8 @@ class Groups:
     parents: Group
     siblings: Group | None
     levels: tuple[Group, ...]
+    descent: tuple[Level, ...]
+    children: Int[Tensor, "node rank"]
     drafted: Bool[Tensor, " node"]
     above: Int[Tensor, " node"]
     earlier: Bool[Tensor, "node node"]
@@ -82,12 +110,15 @@ class Groups:
     place_among_parents: Int[Tensor, " node"]
     strictly_above: Bool[Tensor, "node node"]
     no_factor: Bool[Tensor, "node 2 node"]
-    earlier_in_post_order: Bool[Tensor, "node node"]
+    not_earlier: Bool[Tensor, "node node"]
     picks: Int[Tensor, " pick"]
     signs: Float[Tensor, "2 1"]
     offsets: Float[Tensor, "2 1"]
     zero: Float[Tensor, ""]
     infinite: Float[Tensor, ""]
+
+
+PICKED = ((1, 0), (0, 1), (1, 1))  # the kind of a number, and how many rows below that of the rank before
 
 
 @lru_cache(maxsize=1024)
@@ -128,11 +159,34 @@ def groups_of(topology: Topology) -> Groups:
                 missing=torch.tensor(missing, device=device) if any(map(any, missing)) else None,
             )
 
+    def descend(nodes: list[int]) -> Level:
+        below = sorted(child for node in nodes for child in children[node])
+        above = [parents[child] for child in below]
+        more = [node for node in nodes if len(children[node]) > 1]
+        assert below == list(range(below[0], below[-1] + 1)), "static shapes number their nodes level by level"
+        ranks, place = len(children[nodes[0]]) + 1, {node: at for at, node in enumerate(nodes)}
+        at = [
+            [(kind * ranks + children[node].index(child) + step) * len(nodes) + place[node] for kind, step in PICKED]
+            for child, node in zip(below, above, strict=True)
+        ]
+        with torch.inference_mode(False):
+            return Level(
+                nodes=group(nodes),
+                siblings=group(more) if more else None,
+                first=below[0],
+                last=below[-1] + 1,
+                above=torch.tensor(above, dtype=torch.long, device=device),
+                one_each=above == list(range(above[0], above[-1] + 1)),
+                picks=torch.tensor(at, dtype=torch.long, device=device).T.flatten().contiguous(),
+            )
+
     having = [node for node in range(len(parents)) if children[node]]
     fullest_first = sorted(having, key=lambda node: -len(children[node]))
     by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
     several = [node for node in fullest_first if len(children[node]) > 1]
+    most = max(map(len, children))
     with torch.inference_mode(False):
+        table = torch.tensor([below + [0] * (most - len(below)) for below in children], device=device).long()
         index = torch.arange(len(parents), device=device)
         same = topology.parents[0][:, None] == topology.parents[0]
         earlier = same.tril(-1)
@@ -157,6 +211,8 @@ def groups_of(topology: Topology) -> Groups:
         parents=group(fullest_first),
         siblings=group(several) if several else None,
         levels=tuple(group(level) for level in by_level),
+        descent=tuple(descend(level) for level in by_level),
+        children=table,
         drafted=drafted,
         above=above,
         earlier=earlier,
@@ -167,7 +223,7 @@ def groups_of(topology: Topology) -> Groups:
         place_among_parents=place_among_parents,
         strictly_above=strictly_above,
         no_factor=no_factor,
-        earlier_in_post_order=below_left | strictly_above.T,
+        not_earlier=~(below_left | strictly_above.T),
         picks=picks,
         signs=signs,
         offsets=(1 - signs) / 2,

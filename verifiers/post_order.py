@@ -155,9 +155,8 @@ def law_of_first_success(tree: DraftTree, chance: Float[Tensor, "batch node"]) -
     """
     fails = 1 - chance
     if tree.topology.static:
-        above = groups_of(tree.topology).strictly_above
-    else:
-        above = tree.ancestors & ~torch.eye(tree.width, dtype=torch.bool, device=chance.device)
+        return chance * fails[:, None].masked_fill(groups_of(tree.topology).not_earlier, 1.0).prod(-1)
+    above = tree.ancestors & ~torch.eye(tree.width, dtype=torch.bool, device=chance.device)
     # The probability that nothing strictly below the node succeeds.
     below = torch.where(above, fails[:, :, None], 1.0).prod(1)
     turn = below

@@ -1,0 +1,142 @@
+"""Traversal verification of drawn siblings: weights from the root down, level by level, then all nodes at once.
+
+The numbers are those of ``verifiers.thresholds``, with w p in the place of p and 1 - w added to every t: at a node of
+weight w, child r gets the weight min(1, (w p(x_r) - c_r q(x_r)) / (s_r q(x_r))). Once all weights are known, what is
+left of every node after its children, and its sum Z, are one pass over the vocabulary for all nodes together.
+
+One thing differs. Everything below a child may be rejected although the child's own weight is 1. So without replacement,
+something may be left of a drawn token, w p - c_{r+1} q, and that stays what it is while c grows for the other tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.acceptance import parts_of
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from verifiers.families import Family
+from verifiers.groups import Groups, groups_of
+from verifiers.thresholds import of_tokens, rows_of_group, steps_of
+
+
+@dataclass(frozen=True, eq=False)
+class Descended:
+    """What came of trying all nodes.
+
+    Attributes:
+        chance: The probability that each node succeeds once it is its turn; 0 at invalid nodes, 1 at the root.
+        weight: The weights.
+        after: c at every node after all of its children were rejected; 0 where there are none.
+        kept: What is left of w p at every node's token once it was rejected; 0 at the root and at invalid nodes. None
+            if nothing has to be known of that.
+    """
+
+    chance: Float[Tensor, "batch node"]
+    weight: Float[Tensor, "batch node"]
+    after: Float[Tensor, "batch node"]
+    kept: Float[Tensor, "batch node"] | None
+
+
+def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Descended:
+    """Try all nodes of a tree that ``has_thresholds``."""
+    groups = groups_of(tree.topology)
+    p, q, drafted = of_tokens(tree, target_probs)
+    keeps = tree.only_law is DraftSampling.WITHOUT_REPLACEMENT and groups.siblings is not None
+    # A token that q excludes is not accepted.
+    ratio = (p / q).nan_to_num_(nan=0.0, posinf=0.0)
+    weight = torch.ones_like(p)
+    through = torch.ones_like(p) if keeps else None
+    after = torch.empty_like(p)
+    after.copy_(groups.has_child if drafted is None else drafted.index_select(1, groups.first_child))
+    for level in groups.descent:
+        place = slice(level.first, level.last)
+        if level.one_each:
+            first = int(level.nodes.place[0]) if level.nodes.place is not None else 0
+            came = weight[:, first : first + level.last - level.first]
+        else:
+            came = weight.index_select(1, level.above)
+        value = came * ratio[:, place]
+        if level.siblings is None:
+            torch.clamp(value, max=1, out=weight[:, place])
+            continue
+        at_nodes = weight.index_select(1, level.nodes.nodes)
+        steps = steps_of(tree, target_probs, level.nodes, level.siblings, q, drafted, at_nodes)
+        before, taken, passed = steps.flatten(1).index_select(1, level.picks).unflatten(1, (3, -1)).unbind(1)
+        value = value.sub_(before).div_(taken).nan_to_num_(nan=0.0, posinf=0.0)
+        torch.clamp(value, min=0, max=1, out=weight[:, place])
+        after.index_copy_(1, level.nodes.nodes, steps[:, 1, -1])
+        if through is not None:
+            through[:, place] = passed
+    at_nodes = weight.index_select(1, groups.parents.nodes)
+    z = _left(tree, target_probs, groups, at_nodes, after.index_select(1, groups.parents.nodes))
+    kept = None
+    if through is not None:
+        kept, more = _kept(groups, weight, p, q, through, after)
+        z += more.index_select(1, groups.parents.children.flatten()).view(*z.shape, -1).sum(-1)
+        if drafted is not None:
+            kept *= drafted
+    own = z / (z + (1 - at_nodes)).clamp_(min=torch.finfo(z.dtype).tiny)
+    chance = weight.index_copy(1, groups.parents.nodes, own)
+    chance[:, 0].fill_(1)
+    if drafted is not None:  # p of an invalid node may be anything
+        chance = chance.where(tree.valid, groups.zero)
+    return Descended(chance, weight, after, kept)
+
+
+def _left(
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    groups: Groups,
+    weight: Float[Tensor, "batch some"],
+    after: Float[Tensor, "batch some"],
+) -> Float[Tensor, "batch some"]:
+    """Returns the sum of [w p - c q]+ at every node that has children."""
+    assert tree.draft_probs is not None, "nodes were drawn from something"
+    z = torch.empty_like(weight)
+    for part in parts_of(z.shape[1], target_probs[:, 0].numel()):
+        p_rows, q_rows = (rows_of_group(table, groups.parents, part) for table in (target_probs, tree.draft_probs))
+        left = (p_rows * weight[:, part, None]).addcmul_(q_rows.to(p_rows.dtype), after[:, part, None], value=-1)
+        torch.sum(left.clamp_(min=0), -1, out=z[:, part])
+    return z
+
+
+def _kept(
+    groups: Groups,
+    weight: Float[Tensor, "batch node"],
+    p: Float[Tensor, "batch node"],
+    q: Float[Tensor, "batch node"],
+    through: Float[Tensor, "batch node"],
+    after: Float[Tensor, "batch node"],
+) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch node"]]:
+    """Returns what is left at every node's token, and by how much it exceeds [w p - c q]+; 0 for the root."""
+    above = groups.above[1:]
+    mass = weight.index_select(1, above) * p[:, 1:]
+    kept, more = torch.zeros_like(p), torch.zeros_like(p)
+    kept[:, 1:] = torch.addcmul(mass, q[:, 1:], through[:, 1:], value=-1).clamp_(min=0)
+    live = torch.addcmul(mass, q[:, 1:], after.index_select(1, above), value=-1).clamp_(min=0)
+    torch.sub(kept[:, 1:], live, out=more[:, 1:])
+    return kept, more
+
+
+def law_after(
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    stop: Int[Tensor, " batch"],
+    tried: Descended,
+) -> Float[Tensor, "batch vocab"]:
+    """Returns the law of the next token at ``stop``; p itself, to the last bit, where no child was tried."""
+    at = stop[:, None]
+    c, w = tried.after.gather(1, at), tried.weight.gather(1, at)
+    here = Family(tree, target_probs, at)
+    p, q = here.p[:, 0], here.q[:, 0]
+    left = (p * w).addcmul_(q, c, value=-1).clamp_(min=0)
+    if tried.kept is not None:
+        children = groups_of(tree.topology).children.index_select(0, stop)
+        # It is never less than what the formula leaves; for no child it is 0.
+        left.scatter_reduce_(-1, tree.tokens.gather(1, children), tried.kept.gather(1, children), "amax")
+    total = left.sum(-1, keepdim=True)
+    # A leaf's q may be anything, even NaN; a comparison with NaN is false.
+    return (left / total).where(torch.minimum(total, c) > 0, p)
