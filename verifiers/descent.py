@@ -4,8 +4,9 @@ The numbers are those of ``verifiers.thresholds``, with w p in the place of p an
 weight w, child r gets the weight min(1, (w p(x_r) - c_r q(x_r)) / (s_r q(x_r))). Once all weights are known, what is
 left of every node after its children, and its sum Z, are one pass over the vocabulary for all nodes together.
 
-One thing differs. Everything below a child may be rejected although the child's own weight is 1. So without replacement,
-something may be left of a drawn token, w p - c_{r+1} q, and that stays what it is while c grows for the other tokens.
+One thing differs. Everything below a child may be rejected although the child's own weight is 1. So without
+replacement, something may be left of a drawn token, w p - c_{r+1} q, and that stays what it is while c grows for the
+other tokens.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers.families import Family
 from verifiers.groups import Groups, groups_of
-from verifiers.thresholds import of_tokens, rows_of_group, steps_of
+from verifiers.thresholds import drawn_below, fill_steps, new_steps, of_tokens, rows_of_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,17 +45,18 @@ def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) ->
     """Try all nodes of a tree that ``has_thresholds``."""
     groups = groups_of(tree.topology)
     p, q, drafted = of_tokens(tree, target_probs)
-    keeps = tree.only_law is DraftSampling.WITHOUT_REPLACEMENT and groups.siblings is not None
+    several, drawn = groups.siblings_in_turn, None
+    both, exists = new_steps(p, groups.parents_in_turn, drafted)
+    if several is not None and tree.only_law is DraftSampling.WITHOUT_REPLACEMENT:
+        some = None if drafted is None else drafted.index_select(1, several.last_first.flatten())
+        drawn = drawn_below(tree, several, q, None if some is None else some.view(len(p), *several.last_first.shape))
     # A token that q excludes is not accepted.
     ratio = (p / q).nan_to_num_(nan=0.0, posinf=0.0)
     weight = torch.ones_like(p)
-    through = torch.ones_like(p) if keeps else None
-    after = torch.empty_like(p)
-    after.copy_(groups.has_child if drafted is None else drafted.index_select(1, groups.first_child))
     for level in groups.descent:
-        place = slice(level.first, level.last)
+        place, columns = slice(level.first, level.last), level.columns
         if level.one_each:
-            first = int(level.nodes.place[0]) if level.nodes.place is not None else 0
+            first = level.nodes.place[0] if level.nodes.place is not None else 0
             came = weight[:, first : first + level.last - level.first]
         else:
             came = weight.index_select(1, level.above)
@@ -62,18 +64,25 @@ def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) ->
         if level.siblings is None:
             torch.clamp(value, max=1, out=weight[:, place])
             continue
-        at_nodes = weight.index_select(1, level.nodes.nodes)
-        steps = steps_of(tree, target_probs, level.nodes, level.siblings, q, drafted, at_nodes)
-        before, taken, passed = steps.flatten(1).index_select(1, level.picks).unflatten(1, (3, -1)).unbind(1)
+        fill_steps(
+            both[:, 0, :, columns],
+            tree,
+            target_probs,
+            level.siblings,
+            None if exists is None else exists[..., columns],
+            None if drawn is None else drawn.of(level.places),
+            weight.index_select(1, level.siblings.nodes),
+        )
+        torch.cumsum(both[:, 0, :, columns], 1, out=both[:, 1, :, columns])
+        before, taken = both.flatten(1).index_select(1, level.picks).unflatten(1, (2, -1)).unbind(1)
         value = value.sub_(before).div_(taken).nan_to_num_(nan=0.0, posinf=0.0)
         torch.clamp(value, min=0, max=1, out=weight[:, place])
-        after.index_copy_(1, level.nodes.nodes, steps[:, 1, -1])
-        if through is not None:
-            through[:, place] = passed
+    torch.cumsum(both[:, 0], 1, out=both[:, 1])
+    through, after = both.flatten(1).index_select(1, groups.ends_in_turn).unflatten(1, (2, -1)).unbind(1)
     at_nodes = weight.index_select(1, groups.parents.nodes)
     z = _left(tree, target_probs, groups, at_nodes, after.index_select(1, groups.parents.nodes))
     kept = None
-    if through is not None:
+    if drawn is not None:
         kept, more = _kept(groups, weight, p, q, through, after)
         z += more.index_select(1, groups.parents.children.flatten()).view(*z.shape, -1).sum(-1)
         if drafted is not None:
@@ -115,7 +124,7 @@ def _kept(
     above = groups.above[1:]
     mass = weight.index_select(1, above) * p[:, 1:]
     kept, more = torch.zeros_like(p), torch.zeros_like(p)
-    kept[:, 1:] = torch.addcmul(mass, q[:, 1:], through[:, 1:], value=-1).clamp_(min=0)
+    torch.addcmul(mass, q[:, 1:], through[:, 1:], value=-1, out=kept[:, 1:]).clamp_(min=0)
     live = torch.addcmul(mass, q[:, 1:], after.index_select(1, above), value=-1).clamp_(min=0)
     torch.sub(kept[:, 1:], live, out=more[:, 1:])
     return kept, more

@@ -46,20 +46,24 @@ class Level:
     Attributes:
         nodes: The nodes, those with most children first.
         siblings: Those of them with several children; None if there are none.
+        columns: Where the nodes stand in ``Groups.parents_in_turn``: first and last + 1.
+        places: Where ``siblings`` stand in ``Groups.siblings_in_turn``.
         first: The first of the children.
         last: One past the last of them.
         above: Their parents, as they stand in the tree.
         one_each: Whether the parents stand side by side, and each has one child.
-        picks: As ``Groups.picks``, but for the children alone, and with the sums up to and with their rank at the end.
+        picks: As ``Groups.picks``, but for the children alone, without the sums after all of them.
     """
 
     nodes: Group
     siblings: Group | None
+    columns: slice
+    places: slice
     first: int
     last: int
     above: Int[Tensor, " child"]
     one_each: bool
-    picks: Int[Tensor, " pick"]
+    picks: Int[Tensor, " place"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,10 @@ class Groups:
         siblings: The nodes with several children, those with most of them first; None if there are none.
         levels: The nodes that have children, depth by depth; within a depth those with most of them first.
         descent: The same nodes with their children, for rules that go down level by level.
+        parents_in_turn: The nodes of all levels, one level after the other.
+        siblings_in_turn: Those of them with several children; None if there are none.
+        ends_in_turn: As ``picks``, in the order of ``parents_in_turn``: the sums up to and with every node's rank, and
+            those after its children.
         children: The children of every node in sibling order; 0 where there is none.
         drafted: Which nodes are drafted: all but the root.
         above: The parent of every node; the root's own is the root.
@@ -99,6 +107,9 @@ class Groups:
     siblings: Group | None
     levels: tuple[Group, ...]
     descent: tuple[Level, ...]
+    parents_in_turn: Group
+    siblings_in_turn: Group | None
+    ends_in_turn: Int[Tensor, " end"]
     children: Int[Tensor, "node rank"]
     drafted: Bool[Tensor, " node"]
     above: Int[Tensor, " node"]
@@ -111,14 +122,11 @@ class Groups:
     strictly_above: Bool[Tensor, "node node"]
     no_factor: Bool[Tensor, "node 2 node"]
     not_earlier: Bool[Tensor, "node node"]
-    picks: Int[Tensor, " pick"]
+    picks: Int[Tensor, " place"]
     signs: Float[Tensor, "2 1"]
     offsets: Float[Tensor, "2 1"]
     zero: Float[Tensor, ""]
     infinite: Float[Tensor, ""]
-
-
-PICKED = ((1, 0), (0, 1), (1, 1))  # the kind of a number, and how many rows below that of the rank before
 
 
 @lru_cache(maxsize=1024)
@@ -159,31 +167,36 @@ def groups_of(topology: Topology) -> Groups:
                 missing=torch.tensor(missing, device=device) if any(map(any, missing)) else None,
             )
 
+    having = [node for node in range(len(parents)) if children[node]]
+    fullest_first = sorted(having, key=lambda node: -len(children[node]))
+    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
+    several = [node for node in fullest_first if len(children[node]) > 1]
+    in_turn = [node for level in by_level for node in level]
+    several_in_turn = [node for node in in_turn if len(children[node]) > 1]
+    before, taken, through, after = _picks(parents, children, in_turn)
+
+    def numbers(values: list[int]) -> Int[Tensor, " number"]:
+        with torch.inference_mode(False):
+            return torch.tensor(values, dtype=torch.long, device=device)
+
     def descend(nodes: list[int]) -> Level:
         below = sorted(child for node in nodes for child in children[node])
         above = [parents[child] for child in below]
         more = [node for node in nodes if len(children[node]) > 1]
         assert below == list(range(below[0], below[-1] + 1)), "static shapes number their nodes level by level"
-        ranks, place = len(children[nodes[0]]) + 1, {node: at for at, node in enumerate(nodes)}
-        at = [
-            [(kind * ranks + children[node].index(child) + step) * len(nodes) + place[node] for kind, step in PICKED]
-            for child, node in zip(below, above, strict=True)
-        ]
-        with torch.inference_mode(False):
-            return Level(
-                nodes=group(nodes),
-                siblings=group(more) if more else None,
-                first=below[0],
-                last=below[-1] + 1,
-                above=torch.tensor(above, dtype=torch.long, device=device),
-                one_each=above == list(range(above[0], above[-1] + 1)),
-                picks=torch.tensor(at, dtype=torch.long, device=device).T.flatten().contiguous(),
-            )
+        column, place = in_turn.index(nodes[0]), several_in_turn.index(more[0]) if more else 0
+        return Level(
+            nodes=group(nodes),
+            siblings=group(more) if more else None,
+            columns=slice(column, column + len(nodes)),
+            places=slice(place, place + len(more)),
+            first=below[0],
+            last=below[-1] + 1,
+            above=numbers(above),
+            one_each=above == list(range(above[0], above[-1] + 1)),
+            picks=numbers([table[child] for table in (before, taken) for child in below]),
+        )
 
-    having = [node for node in range(len(parents)) if children[node]]
-    fullest_first = sorted(having, key=lambda node: -len(children[node]))
-    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
-    several = [node for node in fullest_first if len(children[node]) > 1]
     most = max(map(len, children))
     with torch.inference_mode(False):
         table = torch.tensor([below + [0] * (most - len(below)) for below in children], device=device).long()
@@ -195,7 +208,6 @@ def groups_of(topology: Topology) -> Groups:
         first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
         places = [several.index(node) if node in several else -1 for node in range(len(parents))]
         place_among_siblings = torch.tensor(places, device=device)
-        in_turn = [node for level in by_level for node in level]
         places = [in_turn.index(node) if node in in_turn else 0 for node in range(len(parents))]
         place_among_parents = torch.tensor(places, device=device)
         ancestors = topology.ancestors[0]
@@ -205,13 +217,16 @@ def groups_of(topology: Topology) -> Groups:
         below_left = (left_of_path.double() @ ancestors.T.double()) > 0
         children_too = left_of_path | (topology.parents == index[:, None])
         no_factor = ~torch.stack([ancestors & drafted, children_too], 1)
-        picks = torch.tensor(_picks(parents, children, fullest_first), dtype=torch.long, device=device)
+        first, second, _, last = _picks(parents, children, fullest_first)
         signs = torch.tensor([[1.0], [-1.0]], device=device)
     return Groups(
         parents=group(fullest_first),
         siblings=group(several) if several else None,
         levels=tuple(group(level) for level in by_level),
         descent=tuple(descend(level) for level in by_level),
+        parents_in_turn=group(in_turn),
+        siblings_in_turn=group(several_in_turn) if several_in_turn else None,
+        ends_in_turn=numbers(through + after),
         children=table,
         drafted=drafted,
         above=above,
@@ -224,7 +239,7 @@ def groups_of(topology: Topology) -> Groups:
         strictly_above=strictly_above,
         no_factor=no_factor,
         not_earlier=~(below_left | strictly_above.T),
-        picks=picks,
+        picks=numbers(first + second + last),
         signs=signs,
         offsets=(1 - signs) / 2,
         zero=torch.zeros((), device=device),
@@ -232,23 +247,25 @@ def groups_of(topology: Topology) -> Groups:
     )
 
 
-def _picks(parents: list[int], children: list[list[int]], having: list[int]) -> list[int]:
-    """Returns where every node's three numbers stand in a table of 2 kinds, ranks from -1 on, and the ``having`` nodes.
+def _picks(parents: list[int], children: list[list[int]], having: list[int]) -> tuple[list[int], ...]:
+    """Returns where every node's four numbers stand in a table of 2 kinds, ranks from -1 on, and the ``having`` nodes.
 
-    The first kind is what is taken at a rank, the second the sum up to and with that rank.
+    The first kind is what is taken at a rank, the second the sum up to and with that rank. The four numbers are: the
+    sum before the node's turn, what is taken at its turn, the sum after its turn, and the sum after its own children.
     """
-    ranks = max((len(below) for below in children), default=0) + 1
+    if not having:
+        return [], [], [], []
+    ranks = max(map(len, children)) + 1
     place = {node: at for at, node in enumerate(having)}
 
     def at(kind: int, rank: int, node: int) -> int:
         return (kind * ranks + rank + 1) * len(having) + place[node]
 
-    if not having:
-        return []
     # The root's own numbers are not read, and after a leaf nothing was taken.
     known = [(parent, children[parent].index(node)) for node, parent in enumerate(parents) if parent >= 0]
     above = [(having[0], 0), *known]
     before = [at(1, rank - 1, parent) for parent, rank in above]
     taken = [at(0, rank, parent) for parent, rank in above]
+    through = [at(1, rank, parent) for parent, rank in above]
     after = [at(1, ranks - 2, node) if children[node] else at(1, -1, having[0]) for node in range(len(parents))]
-    return before + taken + after
+    return before, taken, through, after

@@ -64,8 +64,13 @@ def thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"])
         exists = groups.has_child.expand_as(p) if drafted is None else drafted.index_select(1, groups.first_child)
         after = exists.to(p.dtype)
     else:
-        steps = steps_of(tree, target_probs, groups.parents, groups.siblings, q, drafted)
-        picked = steps.flatten(1).index_select(1, groups.picks).unflatten(1, (3, -1))
+        several, drawn = groups.siblings, None
+        both, exists = new_steps(p, groups.parents, drafted)
+        if tree.only_law is DraftSampling.WITHOUT_REPLACEMENT:
+            drawn = drawn_below(tree, several, q, None if exists is None else exists[..., : len(several.nodes)])
+        fill_steps(both[:, 0], tree, target_probs, several, exists, drawn)
+        torch.cumsum(both[:, 0], 1, out=both[:, 1])
+        picked = both.flatten(1).index_select(1, groups.picks).unflatten(1, (3, -1))
         before, taken, after = picked.unbind(1)
         chance = (ratio - before) / taken
     # A token that q excludes is not accepted, nor is any if nothing is left of p.
@@ -90,50 +95,61 @@ def of_tokens(
     return p, q.where(drafted, groups.zero), drafted
 
 
-def steps_of(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    parents: Group,
-    several: Group,
-    q: Float[Tensor, "batch node"],
-    drafted: Bool[Tensor, "batch node"] | None,
-    weight: Float[Tensor, "batch some"] | None = None,
-) -> Float[Tensor, "batch 2 rank some"]:
-    """Returns s and its sums, rank by rank, with a row of zeros before rank 0.
+def new_steps(
+    p: Float[Tensor, "batch node"], parents: Group, drafted: Bool[Tensor, "batch node"] | None
+) -> tuple[Float[Tensor, "batch 2 rank1 some"], Bool[Tensor, "batch rank some"] | None]:
+    """Returns a table for s and its sums, rank by rank, with a row of zeros before rank 0; s is set at rank 0.
+
+    Besides, it returns which children exist, the last rank first; None if all do.
 
     Args:
+        p: Anything of the rules' dtype.
+        parents: The nodes that have children.
+        drafted: Which nodes are drafted; None for all but the root.
+    """
+    both = p.new_empty(len(p), 2, *parents.start.shape)
+    both[:, 0] = parents.start
+    if drafted is None:
+        return both, None
+    exists = drafted.index_select(1, parents.last_first.flatten()).view(len(p), *parents.last_first.shape)
+    both[:, 0, 1] = exists[:, -1]
+    return both, exists
+
+
+def fill_steps(
+    steps: Float[Tensor, "batch rank1 some"],
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    several: Group,
+    exists: Bool[Tensor, "batch rank some"] | None,
+    drawn: "Drawn | None",
+    weight: Float[Tensor, "batch group"] | None = None,
+) -> None:
+    """Write s at all ranks but the first.
+
+    Args:
+        steps: Where to. The nodes with several children come first, those with most of them before the others.
         tree: The tree.
         target_probs: p at every node.
-        parents: Nodes that have children, those with most of them first.
-        several: Those of them that have several.
-        q: The probability q(x) of every node's token; 0 where it is not drafted.
-        drafted: Which nodes are; None for all but the root.
-        weight: The weights of ``parents``, so much of p is to be emitted there; None if all are 1. With weights, a child
-            that is certain may be followed by others, so q is set to 0 at the tokens of earlier siblings.
+        several: Those nodes.
+        exists: Which children exist, the last rank first; None if all do.
+        drawn: What has to be known of siblings drawn without replacement; None for independent ones.
+        weight: The weights of ``several``, so much of p is to be emitted there; None if all are 1. With weights, a
+            child that is certain may be followed by others, so q is set to 0 at the tokens of earlier siblings.
     """
-    having, swor = several.having, tree.only_law is DraftSampling.WITHOUT_REPLACEMENT
-    both = target_probs.new_empty(len(q), 2, len(having) + 1, len(parents.nodes))
-    steps = both[:, 0]
-    steps.copy_(parents.start)
-    exists = None
-    if drafted is not None:
-        exists = drafted.index_select(1, parents.last_first.flatten()).view(len(q), *parents.last_first.shape)
-        steps[:, 1] = exists[:, -1]
+    assert tree.draft_probs is not None, "nodes were drawn from something"
     slack = None if weight is None else 1 - weight
     for part in parts_of(len(several.nodes), target_probs[:, 0].numel()):
         p_rows, q_rows = (rows_of_group(table, several, part) for table in (target_probs, tree.draft_probs))
-        q_rows = q_rows.to(q.dtype)
-        drawn = None
-        if swor:
-            drawn = _drawn(tree, several, part, q_rows, q, exists)
+        q_rows = q_rows.to(p_rows.dtype)
         left = p_rows if weight is None else p_rows * weight[:, part, None]
-        for rank, count in enumerate(having[1:], 1):
+        for rank, count in enumerate(several.having[1:], 1):
             some = min(count, part.stop) - part.start
             if some <= 0:
                 break
             place = slice(part.start, part.start + some)
             if drawn is not None and weight is not None and rank > 1:
-                q_rows = drawn.remove(q_rows, 2 - rank - 1, some, in_place=rank > 2)
+                q_rows = drawn.remove(q_rows[:, :some], place, rank - 2, in_place=rank > 2)
             now, step = left[:, :some], steps[:, rank, place, None]
             subtract = now.addcmul if left is p_rows else now.addcmul_
             left = subtract(q_rows[:, :some], step, value=-1).clamp_(min=0)
@@ -142,11 +158,9 @@ def steps_of(
             if slack is not None:
                 taken.add_(slack[:, place])
             if drawn is not None:
-                taken.div_(drawn.masses[:, -1 - rank, :some])
+                taken.div_(drawn.masses[:, -1 - rank, place])
             elif exists is not None:
                 taken.mul_(exists[:, -1 - rank, place])
-    torch.cumsum(steps, 1, out=both[:, 1])
-    return both
 
 
 def rows_of_group(
@@ -159,7 +173,7 @@ def rows_of_group(
 
 
 @dataclass(frozen=True, eq=False)
-class _Drawn:
+class Drawn:
     """Siblings that were drawn without replacement, the last rank first.
 
     Attributes:
@@ -172,47 +186,59 @@ class _Drawn:
     gone: Float[Tensor, "batch some rank"] | None
     masses: Float[Tensor, "batch left some"]
 
+    def of(self, part: slice) -> "Drawn":
+        """Returns the siblings below some of the nodes."""
+        gone = None if self.gone is None else self.gone[:, part]
+        return Drawn(self.tokens[:, part], gone, self.masses[..., part])
+
     def remove(
-        self, q_rows: Float[Tensor, "batch some vocab"], column: int, count: int, *, in_place: bool
-    ) -> Float[Tensor, "batch rest vocab"]:
-        """Returns q without the tokens in one column, for the first few nodes."""
-        q_rows, tokens = q_rows[:, :count], self.tokens[:, :count, column, None]
+        self, q_rows: Float[Tensor, "batch few vocab"], nodes: slice, rank: int, *, in_place: bool
+    ) -> Float[Tensor, "batch few vocab"]:
+        """Returns q at some nodes without the tokens of their children of one rank."""
+        tokens = self.tokens[:, nodes, -1 - rank, None]
         if self.gone is None:
             return q_rows.scatter_(-1, tokens, 0.0) if in_place else q_rows.scatter(-1, tokens, 0.0)
-        gone = self.gone[:, :count, column, None]
         scatter = q_rows.scatter_reduce_ if in_place else q_rows.scatter_reduce
-        return scatter(-1, tokens, gone, "amin")
+        return scatter(-1, tokens, self.gone[:, nodes, -1 - rank, None], "amin")
 
 
-def _drawn(
+def drawn_below(
     tree: DraftTree,
-    group: Group,
-    part: slice,
-    q_rows: Float[Tensor, "batch some vocab"],
+    several: Group,
     q: Float[Tensor, "batch node"],
-    exists: Bool[Tensor, "batch rank parent"] | None,
-) -> _Drawn:
+    exists: Bool[Tensor, "batch rank some"] | None,
+) -> Drawn:
     """Returns what has to be known of siblings drawn without replacement.
 
     Masses are summed from the small numbers to the large ones: what is left of q may be far below the precision of 1.
+
+    Args:
+        tree: The tree.
+        several: Nodes that have several children.
+        q: The probability q(x) of every node's token; 0 where it is not drafted.
+        exists: Which of their children exist, the last rank first; None if all do.
     """
+    assert tree.draft_probs is not None, "nodes were drawn from something"
     groups, gone = groups_of(tree.topology), None
-    index = (group.filled if exists is None else group.last_first)[:, part]
+    index = several.filled if exists is None else several.last_first
     tokens = tree.tokens.index_select(1, index.flatten()).view(len(q), *index.shape).transpose(1, 2)
-    if exists is None:
-        others = q_rows.scatter(-1, tokens, 0.0)
-    else:  # an invalid sibling has any token, which must stay
-        gone = torch.where(exists[..., part].transpose(1, 2), groups.zero, groups.infinite).to(q.dtype)
-        others = q_rows.scatter_reduce(-1, tokens, gone, "amin")
+    if exists is not None:  # an invalid sibling has any token, which must stay
+        gone = torch.where(exists.transpose(1, 2), groups.zero, groups.infinite).to(q.dtype)
     masses = q.new_empty(len(q), len(index) + 1, index.shape[1])
-    torch.sum(others, -1, out=masses[:, 0])
+    for part in parts_of(len(several.nodes), tree.draft_probs[:, 0].numel()):
+        q_rows = rows_of_group(tree.draft_probs, several, part).to(q.dtype)
+        if gone is None:
+            others = q_rows.scatter(-1, tokens[:, part], 0.0)
+        else:
+            others = q_rows.scatter_reduce(-1, tokens[:, part], gone[:, part], "amin")
+        torch.sum(others, -1, out=masses[:, 0, part])
     torch.index_select(q, 1, index.flatten(), out=masses.flatten(1)[:, index.shape[1] :])
     if exists is not None:
-        return _Drawn(tokens, gone, masses.cumsum(1)[:, 1:].where(exists[..., part], groups.infinite))
-    if group.missing is not None:
-        masses[:, 1:].masked_fill_(group.missing[:, part], 0.0)
+        return Drawn(tokens, gone, masses.cumsum(1)[:, 1:].where(exists, groups.infinite))
+    if several.missing is not None:
+        masses[:, 1:].masked_fill_(several.missing, 0.0)
     # Where nothing is left of q, the next step removes everything that could have been drawn, which is 0 already.
-    return _Drawn(tokens, gone, masses.cumsum(1).clamp_(min=_LEAST))
+    return Drawn(tokens, None, masses.cumsum(1).clamp_(min=_LEAST))
 
 
 def law_of_next(
