@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.acceptance import parts_of
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
@@ -57,7 +58,11 @@ class BlockVerifier(Verifier):
             return stop_law_of_certain(tree, target_probs)
         chain = self._weights(tree, target_probs)
         remember(self, tree, target_probs, chain)
-        z = torch.addcmul(-tree.draft_probs, chain.weight[..., None], target_probs).clamp_(min=0).sum(-1)
+        z = torch.empty_like(chain.weight)
+        for part in parts_of(tree.width, target_probs[:, 0].numel()):
+            p, q = target_probs[:, part], tree.draft_probs[:, part]
+            left = torch.addcmul(-q, chain.weight[:, part, None], p).clamp_(min=0)
+            torch.sum(left, -1, out=z[:, part])
         if tree.only_law not in IN_TURN:
             certain = tree.law.gather(1, chain.child) == DraftSampling.DETERMINISTIC
             z = torch.where(certain, chain.weight * (1 - chain.p.gather(1, chain.child)), z)

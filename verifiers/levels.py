@@ -33,7 +33,12 @@ class LevelVerifier(Verifier):
         family = Family.of_parents(tree, target_probs)
         chances, left = self._try_children(family)
         remember(self, tree, target_probs, (family.nodes, left))
-        return law_of_levels(family, chances_in_turn(chances))
+        if not tree.topology.static:
+            return law_of_levels(family, chances_in_turn(chances))
+        # Children that do not exist are written to the root, which is not read.
+        chance = torch.zeros_like(target_probs[:, :, 0]).scatter_(1, family.flat_index, chances.flatten(1))
+        # p of an invalid node may be anything.
+        return law_in_turn(tree, chance if tree.is_whole else chance.masked_fill_(~tree.valid, 0.0))
 
     def next_law(
         self,
