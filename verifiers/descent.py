@@ -4,9 +4,9 @@ The numbers are those of ``verifiers.thresholds``, with w p in the place of p an
 weight w, child r gets the weight min(1, (w p(x_r) - c_r q(x_r)) / (s_r q(x_r))). Once all weights are known, what is
 left of every node after its children, and its sum Z, are one pass over the vocabulary for all nodes together.
 
-One thing differs. Everything below a child may be rejected although the child's own weight is 1. So without
-replacement, something may be left of a drawn token, w p - c_{r+1} q, and that stays what it is while c grows for the
-other tokens.
+Here, too, nothing has to be done about the tokens of earlier siblings that were drawn without replacement. Everything
+below a child is rejected only if its weight is less than 1, because a node of weight 1 is accepted itself if nothing
+below it is. So w p(x_r) < (c_r + s_r) q(x_r), and nothing is left of p there.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers.families import Family
 from verifiers.groups import Groups, groups_of
-from verifiers.thresholds import drawn_below, fill_steps, new_steps, of_tokens, rows_of_group
+from verifiers.thresholds import fill_steps, masses_left, new_steps, of_tokens, rows_of_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +31,22 @@ class Descended:
         chance: The probability that each node succeeds once it is its turn; 0 at invalid nodes, 1 at the root.
         weight: The weights.
         after: c at every node after all of its children were rejected; 0 where there are none.
-        kept: What is left of w p at every node's token once it was rejected; 0 at the root and at invalid nodes. None
-            if nothing has to be known of that.
     """
 
     chance: Float[Tensor, "batch node"]
     weight: Float[Tensor, "batch node"]
     after: Float[Tensor, "batch node"]
-    kept: Float[Tensor, "batch node"] | None
 
 
 def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Descended:
     """Try all nodes of a tree that ``has_thresholds``."""
     groups = groups_of(tree.topology)
     p, q, drafted = of_tokens(tree, target_probs)
-    several, drawn = groups.siblings_in_turn, None
+    several, masses = groups.siblings_in_turn, None
     both, exists = new_steps(p, groups.parents_in_turn, drafted)
     if several is not None and tree.only_law is DraftSampling.WITHOUT_REPLACEMENT:
         some = None if drafted is None else drafted.index_select(1, several.last_first.flatten())
-        drawn = drawn_below(tree, several, q, None if some is None else some.view(len(p), *several.last_first.shape))
+        masses = masses_left(tree, several, q, None if some is None else some.view(len(p), *several.last_first.shape))
     # A token that q excludes is not accepted.
     ratio = (p / q).nan_to_num_(nan=0.0, posinf=0.0)
     weight = torch.ones_like(p)
@@ -70,7 +67,7 @@ def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) ->
             target_probs,
             level.siblings,
             None if exists is None else exists[..., columns],
-            None if drawn is None else drawn.of(level.places),
+            None if masses is None else masses[..., level.places],
             weight.index_select(1, level.siblings.nodes),
         )
         torch.cumsum(both[:, 0, :, columns], 1, out=both[:, 1, :, columns])
@@ -78,21 +75,15 @@ def descend(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) ->
         value = value.sub_(before).div_(taken).nan_to_num_(nan=0.0, posinf=0.0)
         torch.clamp(value, min=0, max=1, out=weight[:, place])
     torch.cumsum(both[:, 0], 1, out=both[:, 1])
-    through, after = both.flatten(1).index_select(1, groups.ends_in_turn).unflatten(1, (2, -1)).unbind(1)
+    after = both.flatten(1).index_select(1, groups.ends_in_turn)
     at_nodes = weight.index_select(1, groups.parents.nodes)
     z = _left(tree, target_probs, groups, at_nodes, after.index_select(1, groups.parents.nodes))
-    kept = None
-    if drawn is not None:
-        kept, more = _kept(groups, weight, p, q, through, after)
-        z += more.index_select(1, groups.parents.children.flatten()).view(*z.shape, -1).sum(-1)
-        if drafted is not None:
-            kept *= drafted
     own = z / (z + (1 - at_nodes)).clamp_(min=torch.finfo(z.dtype).tiny)
     chance = weight.index_copy(1, groups.parents.nodes, own)
     chance[:, 0].fill_(1)
     if drafted is not None:  # p of an invalid node may be anything
         chance = chance.where(tree.valid, groups.zero)
-    return Descended(chance, weight, after, kept)
+    return Descended(chance, weight, after)
 
 
 def _left(
@@ -112,24 +103,6 @@ def _left(
     return z
 
 
-def _kept(
-    groups: Groups,
-    weight: Float[Tensor, "batch node"],
-    p: Float[Tensor, "batch node"],
-    q: Float[Tensor, "batch node"],
-    through: Float[Tensor, "batch node"],
-    after: Float[Tensor, "batch node"],
-) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch node"]]:
-    """Returns what is left at every node's token, and by how much it exceeds [w p - c q]+; 0 for the root."""
-    above = groups.above[1:]
-    mass = weight.index_select(1, above) * p[:, 1:]
-    kept, more = torch.zeros_like(p), torch.zeros_like(p)
-    torch.addcmul(mass, q[:, 1:], through[:, 1:], value=-1, out=kept[:, 1:]).clamp_(min=0)
-    live = torch.addcmul(mass, q[:, 1:], after.index_select(1, above), value=-1).clamp_(min=0)
-    torch.sub(kept[:, 1:], live, out=more[:, 1:])
-    return kept, more
-
-
 def law_after(
     tree: DraftTree,
     target_probs: Float[Tensor, "batch node vocab"],
@@ -142,10 +115,6 @@ def law_after(
     here = Family(tree, target_probs, at)
     p, q = here.p[:, 0], here.q[:, 0]
     left = (p * w).addcmul_(q, c, value=-1).clamp_(min=0)
-    if tried.kept is not None:
-        children = groups_of(tree.topology).children.index_select(0, stop)
-        # It is never less than what the formula leaves; for no child it is 0.
-        left.scatter_reduce_(-1, tree.tokens.gather(1, children), tried.kept.gather(1, children), "amax")
     total = left.sum(-1, keepdim=True)
     # A leaf's q may be anything, even NaN; a comparison with NaN is false.
     return (left / total).where(torch.minimum(total, c) > 0, p)

@@ -77,9 +77,7 @@ class Groups:
         descent: The same nodes with their children, for rules that go down level by level.
         parents_in_turn: The nodes of all levels, one level after the other.
         siblings_in_turn: Those of them with several children; None if there are none.
-        ends_in_turn: As ``picks``, in the order of ``parents_in_turn``: the sums up to and with every node's rank, and
-            those after its children.
-        children: The children of every node in sibling order; 0 where there is none.
+        ends_in_turn: As ``picks``, in the order of ``parents_in_turn``: the sums after every node's children.
         drafted: Which nodes are drafted: all but the root.
         above: The parent of every node; the root's own is the root.
         earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
@@ -110,7 +108,6 @@ class Groups:
     parents_in_turn: Group
     siblings_in_turn: Group | None
     ends_in_turn: Int[Tensor, " end"]
-    children: Int[Tensor, "node rank"]
     drafted: Bool[Tensor, " node"]
     above: Int[Tensor, " node"]
     earlier: Bool[Tensor, "node node"]
@@ -173,7 +170,7 @@ def groups_of(topology: Topology) -> Groups:
     several = [node for node in fullest_first if len(children[node]) > 1]
     in_turn = [node for level in by_level for node in level]
     several_in_turn = [node for node in in_turn if len(children[node]) > 1]
-    before, taken, through, after = _picks(parents, children, in_turn)
+    before, taken, after = _picks(parents, children, in_turn)
 
     def numbers(values: list[int]) -> Int[Tensor, " number"]:
         with torch.inference_mode(False):
@@ -197,9 +194,7 @@ def groups_of(topology: Topology) -> Groups:
             picks=numbers([table[child] for table in (before, taken) for child in below]),
         )
 
-    most = max(map(len, children))
     with torch.inference_mode(False):
-        table = torch.tensor([below + [0] * (most - len(below)) for below in children], device=device).long()
         index = torch.arange(len(parents), device=device)
         same = topology.parents[0][:, None] == topology.parents[0]
         earlier = same.tril(-1)
@@ -217,7 +212,7 @@ def groups_of(topology: Topology) -> Groups:
         below_left = (left_of_path.double() @ ancestors.T.double()) > 0
         children_too = left_of_path | (topology.parents == index[:, None])
         no_factor = ~torch.stack([ancestors & drafted, children_too], 1)
-        first, second, _, last = _picks(parents, children, fullest_first)
+        first, second, last = _picks(parents, children, fullest_first)
         signs = torch.tensor([[1.0], [-1.0]], device=device)
     return Groups(
         parents=group(fullest_first),
@@ -226,8 +221,7 @@ def groups_of(topology: Topology) -> Groups:
         descent=tuple(descend(level) for level in by_level),
         parents_in_turn=group(in_turn),
         siblings_in_turn=group(several_in_turn) if several_in_turn else None,
-        ends_in_turn=numbers(through + after),
-        children=table,
+        ends_in_turn=numbers(after),
         drafted=drafted,
         above=above,
         earlier=earlier,
@@ -248,13 +242,13 @@ def groups_of(topology: Topology) -> Groups:
 
 
 def _picks(parents: list[int], children: list[list[int]], having: list[int]) -> tuple[list[int], ...]:
-    """Returns where every node's four numbers stand in a table of 2 kinds, ranks from -1 on, and the ``having`` nodes.
+    """Returns where every node's three numbers stand in a table of 2 kinds, ranks from -1 on, and the ``having`` nodes.
 
-    The first kind is what is taken at a rank, the second the sum up to and with that rank. The four numbers are: the
-    sum before the node's turn, what is taken at its turn, the sum after its turn, and the sum after its own children.
+    The first kind is what is taken at a rank, the second the sum up to and with that rank. The three numbers are:
+    the sum before the node's turn, what is taken at its turn, and the sum after its own children.
     """
     if not having:
-        return [], [], [], []
+        return [], [], []
     ranks = max(map(len, children)) + 1
     place = {node: at for at, node in enumerate(having)}
 
@@ -266,6 +260,5 @@ def _picks(parents: list[int], children: list[list[int]], having: list[int]) -> 
     above = [(having[0], 0), *known]
     before = [at(1, rank - 1, parent) for parent, rank in above]
     taken = [at(0, rank, parent) for parent, rank in above]
-    through = [at(1, rank, parent) for parent, rank in above]
     after = [at(1, ranks - 2, node) if children[node] else at(1, -1, having[0]) for node in range(len(parents))]
-    return before, taken, through, after
+    return before, taken, after

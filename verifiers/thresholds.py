@@ -64,11 +64,11 @@ def thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"])
         exists = groups.has_child.expand_as(p) if drafted is None else drafted.index_select(1, groups.first_child)
         after = exists.to(p.dtype)
     else:
-        several, drawn = groups.siblings, None
+        several, masses = groups.siblings, None
         both, exists = new_steps(p, groups.parents, drafted)
         if tree.only_law is DraftSampling.WITHOUT_REPLACEMENT:
-            drawn = drawn_below(tree, several, q, None if exists is None else exists[..., : len(several.nodes)])
-        fill_steps(both[:, 0], tree, target_probs, several, exists, drawn)
+            masses = masses_left(tree, several, q, None if exists is None else exists[..., : len(several.nodes)])
+        fill_steps(both[:, 0], tree, target_probs, several, exists, masses)
         torch.cumsum(both[:, 0], 1, out=both[:, 1])
         picked = both.flatten(1).index_select(1, groups.picks).unflatten(1, (3, -1))
         before, taken, after = picked.unbind(1)
@@ -122,7 +122,7 @@ def fill_steps(
     target_probs: Float[Tensor, "batch node vocab"],
     several: Group,
     exists: Bool[Tensor, "batch rank some"] | None,
-    drawn: "Drawn | None",
+    masses: Float[Tensor, "batch left group"] | None,
     weight: Float[Tensor, "batch group"] | None = None,
 ) -> None:
     """Write s at all ranks but the first.
@@ -133,9 +133,8 @@ def fill_steps(
         target_probs: p at every node.
         several: Those nodes.
         exists: Which children exist, the last rank first; None if all do.
-        drawn: What has to be known of siblings drawn without replacement; None for independent ones.
-        weight: The weights of ``several``, so much of p is to be emitted there; None if all are 1. With weights, a
-            child that is certain may be followed by others, so q is set to 0 at the tokens of earlier siblings.
+        masses: What is left of q for every sibling drawn without replacement; None for independent ones.
+        weight: The weights of ``several``, so much of p is to be emitted there; None if all are 1.
     """
     assert tree.draft_probs is not None, "nodes were drawn from something"
     slack = None if weight is None else 1 - weight
@@ -148,8 +147,6 @@ def fill_steps(
             if some <= 0:
                 break
             place = slice(part.start, part.start + some)
-            if drawn is not None and weight is not None and rank > 1:
-                q_rows = drawn.remove(q_rows[:, :some], place, rank - 2, in_place=rank > 2)
             now, step = left[:, :some], steps[:, rank, place, None]
             subtract = now.addcmul if left is p_rows else now.addcmul_
             left = subtract(q_rows[:, :some], step, value=-1).clamp_(min=0)
@@ -157,8 +154,8 @@ def fill_steps(
             torch.sum(left, -1, out=taken)
             if slack is not None:
                 taken.add_(slack[:, place])
-            if drawn is not None:
-                taken.div_(drawn.masses[:, -1 - rank, place])
+            if masses is not None:
+                taken.div_(masses[:, -1 - rank, place])
             elif exists is not None:
                 taken.mul_(exists[:, -1 - rank, place])
 
@@ -172,43 +169,13 @@ def rows_of_group(
     return table.index_select(1, group.nodes[part])
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """Siblings that were drawn without replacement, the last rank first.
-
-    Attributes:
-        tokens: Their tokens.
-        gone: 0 for a sibling, infinity where there is none; None if all of them exist.
-        masses: How much of q every sibling's earlier siblings leave; infinity where there is no sibling.
-    """
-
-    tokens: Int[Tensor, "batch some rank"]
-    gone: Float[Tensor, "batch some rank"] | None
-    masses: Float[Tensor, "batch left some"]
-
-    def of(self, part: slice) -> "Drawn":
-        """Returns the siblings below some of the nodes."""
-        gone = None if self.gone is None else self.gone[:, part]
-        return Drawn(self.tokens[:, part], gone, self.masses[..., part])
-
-    def remove(
-        self, q_rows: Float[Tensor, "batch few vocab"], nodes: slice, rank: int, *, in_place: bool
-    ) -> Float[Tensor, "batch few vocab"]:
-        """Returns q at some nodes without the tokens of their children of one rank."""
-        tokens = self.tokens[:, nodes, -1 - rank, None]
-        if self.gone is None:
-            return q_rows.scatter_(-1, tokens, 0.0) if in_place else q_rows.scatter(-1, tokens, 0.0)
-        scatter = q_rows.scatter_reduce_ if in_place else q_rows.scatter_reduce
-        return scatter(-1, tokens, self.gone[:, nodes, -1 - rank, None], "amin")
-
-
-def drawn_below(
+def masses_left(
     tree: DraftTree,
     several: Group,
     q: Float[Tensor, "batch node"],
     exists: Bool[Tensor, "batch rank some"] | None,
-) -> Drawn:
-    """Returns what has to be known of siblings drawn without replacement.
+) -> Float[Tensor, "batch left some"]:
+    """Returns how much of q every sibling's earlier siblings leave, the last rank first; infinity for no sibling.
 
     Masses are summed from the small numbers to the large ones: what is left of q may be far below the precision of 1.
 
@@ -219,7 +186,7 @@ def drawn_below(
         exists: Which of their children exist, the last rank first; None if all do.
     """
     assert tree.draft_probs is not None, "nodes were drawn from something"
-    groups, gone = groups_of(tree.topology), None
+    groups, gone = groups_of(tree.topology), None  # what a write of the smaller number does to a token
     index = several.filled if exists is None else several.last_first
     tokens = tree.tokens.index_select(1, index.flatten()).view(len(q), *index.shape).transpose(1, 2)
     if exists is not None:  # an invalid sibling has any token, which must stay
@@ -234,11 +201,11 @@ def drawn_below(
         torch.sum(others, -1, out=masses[:, 0, part])
     torch.index_select(q, 1, index.flatten(), out=masses.flatten(1)[:, index.shape[1] :])
     if exists is not None:
-        return Drawn(tokens, gone, masses.cumsum(1)[:, 1:].where(exists, groups.infinite))
+        return masses.cumsum(1)[:, 1:].where(exists, groups.infinite)
     if several.missing is not None:
         masses[:, 1:].masked_fill_(several.missing, 0.0)
     # Where nothing is left of q, the next step removes everything that could have been drawn, which is 0 already.
-    return Drawn(tokens, None, masses.cumsum(1).clamp_(min=_LEAST))
+    return masses.cumsum(1).clamp_(min=_LEAST)
 
 
 def law_of_next(

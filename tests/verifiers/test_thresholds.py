@@ -10,12 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.launches import SHAPES
 from specdec.acceptance import accept
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import IID, SWOR
+from tests.verifiers.cases import BIASED, EXACT, IID, SWOR
 from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TraversalVerifier
-from verifiers.thresholds import has_thresholds
+from verifiers.thresholds import fill_steps, has_thresholds, masses_left
 
 RULES: dict[str, Verifier] = {"rejection": RejectionVerifier(), "traversal": TraversalVerifier()}
 MORE_SHAPES = {
@@ -147,3 +149,28 @@ def test_one_row_is_judged_in_parts_of_its_nodes(rule: str, law: DraftSampling) 
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
     if rule != "kseq":  # which keeps the next law of every node with children
         assert 2000 <= largest.entries <= 4000, f"a table of {largest.entries} entries"
+
+
+def whole_q(*args: Any) -> Tensor:
+    return torch.ones_like(masses_left(*args))
+
+
+def no_slack(*args: Any) -> None:
+    fill_steps(*args[:-1], torch.ones_like(args[-1]))
+
+
+MISTAKES = {
+    "q is not smaller for later siblings": (RejectionVerifier(), "verifiers.thresholds.masses_left", whole_q),
+    "the same in traversal": (TraversalVerifier(), "verifiers.descent.masses_left", whole_q),
+    "all weights are 1 among siblings": (TraversalVerifier(), "verifiers.descent.fill_steps", no_slack),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_enumeration_rejects(mistake: str) -> None:
+    rule, place, wrong = MISTAKES[mistake]
+    tables = Tables.random(4, 2, seed=1, kinds=("dense",))
+    shape = TreeShape.branching(1, 3)
+    assert enumerate_outcome(rule, tables, shape, SWOR).tv < EXACT
+    with mock.patch(place, wrong):
+        assert enumerate_outcome(rule, tables, shape, SWOR).tv > BIASED
