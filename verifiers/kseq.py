@@ -84,26 +84,25 @@ def _run(
 
 
 def _smallest_rho(
-    p: Float[Tensor, "batch some vocab"], q: Float[Tensor, "batch some vocab"], k: Float[Tensor, "batch some"]
-) -> Float[Tensor, "batch some"]:
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"]
+) -> Float[Tensor, "*rows"]:
     """Returns an exact rho that is hardly larger than the smallest one.
 
     Few steps of several places take fewer operations than halving the interval, which is quicker for large tables on a
     CPU.
     """
     ways, steps = _HALVINGS if p.device.type == "cpu" and p.numel() > _SMALL else _FEW_STEPS
-    parts = parts_of(p.shape[1], (ways - 1) * p[:, 0].numel())
-    found = [_search(p[:, part], q[:, part], k[:, part], ways, steps) for part in parts]
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+    parts = parts_of(k.numel(), (ways - 1) * p.shape[-1])
+    if len(parts) == 1:
+        return _search(p, q, k, ways, steps)
+    tables = p.flatten(0, -2), q.flatten(0, -2), k.flatten()
+    found = [_search(*(table[part] for table in tables), ways, steps) for part in parts]
+    return torch.cat(found).view(k.shape)
 
 
 def _search(
-    p: Float[Tensor, "batch some vocab"],
-    q: Float[Tensor, "batch some vocab"],
-    k: Float[Tensor, "batch some"],
-    ways: int,
-    steps: int,
-) -> Float[Tensor, "batch some"]:
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"], ways: int, steps: int
+) -> Float[Tensor, "*rows"]:
     """Returns an exact rho that is hardly larger than the smallest one.
 
     Every step looks at one place or several in the interval that is left, and keeps the part whose upper end is exact
