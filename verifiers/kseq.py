@@ -95,8 +95,8 @@ def _smallest_rho(
     parts = parts_of(k.numel(), (ways - 1) * p.shape[-1])
     if len(parts) == 1:
         return _search(p, q, k, ways, steps)
-    tables = p.flatten(0, -2), q.flatten(0, -2), k.flatten()
-    found = [_search(*(table[part] for table in tables), ways, steps) for part in parts]
+    p, q, each = p.flatten(0, -2), q.flatten(0, -2), k.flatten()
+    found = [_search(p[part], q[part], each[part], ways, steps) for part in parts]
     return torch.cat(found).view(k.shape)
 
 

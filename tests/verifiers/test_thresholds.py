@@ -155,8 +155,8 @@ def whole_q(*args: Any) -> Tensor:
     return torch.ones_like(masses_left(*args))
 
 
-def no_slack(*args: Any) -> None:
-    fill_steps(*args[:-1], torch.ones_like(args[-1]))
+def no_slack(steps: Tensor, tree: DraftTree, p: Tensor, several: Any, exists: Any, masses: Any, weight: Tensor) -> None:
+    fill_steps(steps, tree, p, several, exists, masses, torch.ones_like(weight))
 
 
 MISTAKES = {
