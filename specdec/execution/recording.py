@@ -34,7 +34,7 @@ class Recorder(ABC):
     """One way of recording."""
 
     @abstractmethod
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, tuple[Tensor, ...]]:
         """Do a stage's work and record it.
 
         Args:
@@ -42,7 +42,8 @@ class Recorder(ABC):
             inputs: Its inputs.
 
         Returns:
-            The recording, and the outputs for these inputs.
+            The recording, and the outputs for these inputs. The recording is None if the stage has run and cannot be
+            repeated.
 
         Raises:
             Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
@@ -128,6 +129,9 @@ class Recordings:
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
             self._refused.add(key)
             return stage(*inputs)
+        if recording is None:  # it is not done again: it may have moved what it would then move once more
+            self._refused.add(key)
+            return outputs
         self._kept[key] = recording
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)

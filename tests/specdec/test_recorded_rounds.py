@@ -24,6 +24,7 @@ from specdec.host import without_looking
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.types import Decided
 from tests.components import DRAFTERS, VERIFIERS, perturbed, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, VOCAB, prompts
@@ -71,6 +72,7 @@ class Comparing(Recorder):
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         recording, outputs = self.inner.record(stage, inputs)
+        assert recording is not None, "every stage of this project can be repeated"
 
         def replay(*given: Tensor) -> tuple[Tensor, ...]:
             state = state_of(self.engine)
@@ -202,6 +204,7 @@ class FixedAddresses(Recorder):
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         recording, outputs = self.inner.record(stage, inputs)
+        assert recording is not None
         places, fixed = [each.clone() for each in inputs], tuple(each.clone() for each in outputs)
 
         def replay(*given: Tensor) -> tuple[Tensor, ...]:
@@ -267,6 +270,31 @@ def test_a_request_that_is_dropped_while_its_round_is_in_flight_leaves_nothing_b
         engine.step()
     engine.abort(dropped)
     assert engine.generate([[4, 5, 6]], SamplingParams(max_new_tokens=20))[0].token_ids == wanted
+
+
+@pytest.mark.parametrize(
+    "unrepeatable",
+    [lambda decided: torch.tensor([1, 2]), lambda decided: decided.counts.tolist(), lambda decided: torch.rand(2)],
+    ids=["the host's numbers", "a look at values", "random numbers"],
+)
+def test_a_stage_that_cannot_be_repeated_is_done_once(target, unrepeatable) -> None:
+    """It has moved keys in the caches by the time this is found out; to move them again would spoil the output."""
+
+    class Mine(ModelDrafter):
+        def follow(self, decided: Decided) -> None:
+            unrepeatable(decided)
+            super().follow(decided)
+
+    prompts, params = [[1, 2, 3], [4, 5, 6, 7]], SamplingParams(max_new_tokens=30)
+    wanted = Engine(target, max_batch_size=2, max_length=64).generate(prompts, params)
+    drafter = Mine(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic")
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="rounds") as engine:
+        found = engine.generate(prompts, params)
+        refused = {key[0][0] for key in engine._rounds.recordings._refused}
+        assert engine._rounds.recordings.replays > 0
+    assert refused == {"settle"}
+    assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
+    assert sum(step.accepted for done in found for step in done.steps) > 20
 
 
 @pytest.mark.parametrize(
