@@ -18,8 +18,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.specdec-installed
 
 PACKAGES := specdec drafters verifiers experiments
-# Shapes in annotations are checked in these packages while tests run. Not in experiments, which has no tensor code of
-# its own on the main path; its tests switch the checks off (tests/experiments/conftest.py).
+# Shapes in annotations are checked in these packages while tests run, at the beginning of every test
+# (tests/shapes.py). Not in experiments, which has no tensor code of its own on the main path; its tests switch the
+# checks off (tests/experiments/conftest.py).
 SHAPES := --jaxtyping-packages=specdec,drafters,verifiers,tests.check_types
 # In processes that take over each other's tests at the end, each with one thread for its tiny tensors.
 PARALLEL := -n $(JOBS) --dist worksteal

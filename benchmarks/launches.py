@@ -49,11 +49,15 @@ def drafted(
     p, q = torch.rand(2, batch, nodes, VOCAB, generator=generator).softmax(-1)
     tokens = torch.randint(0, VOCAB, (batch, nodes), generator=generator)
     draft_probs = None if law is DraftSampling.DETERMINISTIC else q
+    # Without replacement, q may run out of tokens: drafters say which siblings exist.
+    marked = law is DraftSampling.WITHOUT_REPLACEMENT and not shape.is_chain
+    valid = torch.ones_like(tokens, dtype=torch.bool) if marked else None
     if not per_row:
-        return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs), p
+        return DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid), p
     tree = DraftTree.build(
         tokens,
         torch.tensor([shape.parents]).repeat(batch, 1),
+        valid=valid,
         sampling=law,
         draft_probs=draft_probs,
         max_depth=shape.max_depth,

@@ -35,7 +35,6 @@ from specdec.inflate import SHAPES
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, dispatch, quantize
-from specdec.quantization.base import weights_read
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.hardware import hardware, obstacle
 from specdec.tree import DraftTree, TreeShape
@@ -95,7 +94,7 @@ def layers_table(options: Options, dtype: torch.dtype) -> Table:
         generator = torch.Generator().manual_seed(0)
         count = max(1, _WEIGHTS // (out * width))
         weights = [torch.randn(out, width, generator=generator).to(dtype) for _ in range(count)]
-        packed = [PackedWeight(weight) for weight in weights] if can_pack(weights[0]) else []
+        packed = [PackedWeight(weight, [weight]) for weight in weights] if can_pack(weights[0]) else []
         quantized = {scheme: [METHODS[scheme](weight, None) for weight in weights] for scheme in options.schemes}
         for rows in options.rows:
             inputs = torch.randn(rows, width, generator=generator).to(dtype)
@@ -177,9 +176,8 @@ def model_table(options: Options, dtype: torch.dtype) -> tuple[Table, list[str]]
         )
     lines = []
     for each, side in sides.items():
-        read = weights_read(side.model)
-        per = read.bytes / read.weights
-        lines.append(f"{each}: {per:.3f} bytes per weight for one token ({read.bytes / 1e6:.0f} MB)")
+        per, read = side.runner.bytes_per_weight, side.runner.weight_bytes()
+        lines.append(f"{each}: {per:.3f} bytes per weight for one token ({read / 1e6:.0f} MB)")
     return table, lines
 
 

@@ -4,6 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192) for chains, SpecInfer (arXiv 2305.09781
 shares, Daliri et al. 2024 (arXiv 2408.07978).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from specdec.modeling.loading import load_model, load_tokenizer
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
+from specdec.placement import main_device
+from specdec.quantization.stored import output_width
 from specdec.types import DraftSampling
 
 
@@ -79,6 +82,8 @@ class ModelDrafter(ScoredDrafter):
         temperature: float | None = None,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
         quantization: str | None = None,
         quantization_check: bool = True,
         attention: str = "auto",
@@ -94,6 +99,8 @@ class ModelDrafter(ScoredDrafter):
     ) -> "ModelDrafter":
         """Load the model and its tokenizer; arguments as for ``Target.from_pretrained`` and the class."""
         options: dict[str, Any] = {
+            "device_map": device_map,
+            "max_memory": max_memory,
             "revision": revision,
             "subfolder": subfolder,
             "token": token,
@@ -132,11 +139,10 @@ class ModelDrafter(ScoredDrafter):
         """Check vocabulary and device, and allocate the cache."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
-            check_same_vocabulary(self.name, self.tokenizer, output.weight.shape[0], target)
-        if self.model.device != target.device:
-            raise ValueError(
-                f"the drafter is on {self.model.device} and the target on {target.device}: load both on one device"
-            )
+            check_same_vocabulary(self.name, self.tokenizer, output_width(output), target)
+        device = main_device(self.model)
+        if device != target.device:
+            raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
         try:
             runner = ModelRunner(
                 self.model,

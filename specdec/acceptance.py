@@ -1,6 +1,7 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
 from dataclasses import fields
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,12 +9,24 @@ from torch import Tensor
 
 from specdec.interfaces import Verifier
 from specdec.random import draw_with_total
+from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import Exactness, Verdict
 
 MOST_ENTRIES = 2**27
 """Rows are judged together as long as p has at most this many entries (512 MiB in float32); a larger batch is judged in
 parts. A rule makes a few tables of that size at most (k-seq ten), so its memory does not grow with the batch."""
+
+
+def parts_of(count: int, entries: int) -> list[slice]:
+    """Returns the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
+
+    Args:
+        count: The number of nodes.
+        entries: How many entries the rows of one node have, in all rows of the batch.
+    """
+    together = max(1, MOST_ENTRIES // max(entries, 1))
+    return [slice(first, min(first + together, count)) for first in range(0, count, together)]
 
 
 def accept(
@@ -53,12 +66,11 @@ def _accept(
     stop, total = draw_with_total(stop_law, uniforms[:, 0])
     next_law = verifier.next_law(tree, target_probs, stop)
     next_token, next_total = draw_with_total(next_law, uniforms[:, 1])
-    depth = tree.depth
-    num_accepted = stop if tree.in_line else depth.gather(1, stop[:, None])[:, 0]
+    path, num_accepted = _path_and_depth(tree, stop)
     return Verdict(
-        path=path_to(tree, stop),
+        path=path,
         num_accepted=num_accepted,
-        expected_accepted=(stop_law * depth).sum(-1).float(),
+        expected_accepted=(stop_law * tree.depth).sum(-1).float(),
         next_token=next_token,
         valid=_finite(total + next_total),
     )
@@ -82,9 +94,27 @@ def _without_draft(
     )
 
 
+def _path_and_depth(
+    tree: DraftTree, stop: Int[Tensor, " batch"]
+) -> tuple[Int[Tensor, "batch depth"], Int[Tensor, " batch"]]:
+    if tree.in_line:
+        return path_to(tree, stop), stop
+    if tree.topology.static:
+        both = _depth_and_path(tree.topology).index_select(0, stop)
+        return both[:, 1:], both[:, 0]
+    return path_to(tree, stop), tree.depth.gather(1, stop[:, None])[:, 0]
+
+
+@lru_cache(maxsize=1024)
+def _depth_and_path(topology: Topology) -> Int[Tensor, "node column"]:
+    """Returns every node's depth and, in the columns after it, its path; made once per static shape."""
+    with torch.inference_mode(False):
+        return torch.cat([topology.depth[0][:, None], topology.paths[0]], 1)
+
+
 def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    """Returns which numbers are finite, in two operations; ``isfinite`` takes four."""
-    return total - total == 0
+    """Returns which sums of weights are finite, in one operation; ``isfinite`` takes four. None is negative."""
+    return total < torch.inf
 
 
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:

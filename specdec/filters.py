@@ -55,6 +55,24 @@ def keep_top(
     return nucleus_by_sorting(logits, top_p)
 
 
+def largest(
+    values: Float[Tensor, "*rows vocab"], count: int
+) -> tuple[Float[Tensor, "*rows rank"], Int[Tensor, "*rows rank"]]:
+    """Returns the largest values in descending order, and their ids; of equal values the lower ids come first.
+
+    It sorts only as many values as are asked for. ``topk`` alone leaves open which of equal values it returns.
+    """
+    vocab = values.shape[-1]
+    least = values.topk(count, dim=-1).values[..., -1:]
+    equal = values == least
+    room = count - (values > least).sum(-1, keepdim=True)
+    chosen = (values > least) | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))
+    backwards = torch.arange(vocab, 0, -1, device=values.device, dtype=torch.int32)
+    ids = (vocab - (backwards * chosen).topk(count, dim=-1).values).clamp_(max=vocab - 1).long()  # ascending
+    ordered, place = values.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(-1, place)
+
+
 def nucleus_by_sorting(
     logits: Float[Tensor, "batch node vocab"], top_p: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch node vocab"]:

@@ -5,13 +5,16 @@ The checker is beartype, told what PEP 484 says of numbers: an ``int`` is fine w
 package. It is imported on first use: the tests that need a GPU also run on machines without beartype.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from tests.shapes import counted
 
-def check_types(checked: Any) -> Any:
-    """Returns a function or class that checks the types of its arguments."""
-    return _checker()(checked)
+
+def check_types(checked: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that checks the types of its arguments, at the beginning of every test."""
+    return counted(_checker()(checked))
 
 
 @cache

@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.shapes import begin_checks
+
 # Without a GPU, Triton's kernels run in its interpreter. Before triton is imported, which transformers does.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -48,8 +50,9 @@ def pytest_collectstart() -> None:
 
 @pytest.fixture(autouse=True)
 def _fresh_start() -> None:
-    """Every test begins with the same random state and one thread, whichever tests ran before it."""
+    """Every test begins with the same random state, one thread and its checks, whichever tests ran before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a program under test may have set what fits the machine
+    begin_checks()

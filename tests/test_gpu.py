@@ -5,9 +5,11 @@ import warnings
 import pytest
 import torch
 
+from drafters.ngram import NGramDrafter
 from specdec.engine import rounds
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.modeling.loading import load
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.components import DRAFTERS, VERIFIERS, fitting, skip_unfit, tried
@@ -86,3 +88,34 @@ def test_graphs_take_a_bounded_share_of_memory(model, monkeypatch: pytest.Monkey
         sizes.append(torch.cuda.memory_reserved())
     assert len(engine._rounds.recordings) <= 8
     assert sizes[-1] <= sizes[1] + 2**26  # what is dropped is used again
+
+
+def test_layers_on_the_gpu_and_in_the_memory_of_the_host(tmp_path) -> None:
+    """Offloaded layers run on the GPU, too; their weights travel there in every forward."""
+    tiny_model().save_pretrained(tmp_path)
+    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 0, "lm_head": 0}
+    device_map |= {f"model.layers.{layer}": 0 if layer % 2 else "cpu" for layer in range(4)}
+    spread = load(str(tmp_path), device_map=device_map).model
+    target = Target(spread)
+    assert target.device == torch.device("cuda", 0)
+    engine = Engine(target, NGramDrafter(4), RejectionVerifier(), max_batch_size=2, max_length=64)
+    sampling = SamplingParams(max_new_tokens=20)
+    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
+    whole = tiny_model().cuda()
+    assert outputs == [reference_decode(whole, prompt, sampling) for prompt in PROMPTS]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("drafter", ["medusa", "model_tree_iid"])
+def test_layers_on_two_gpus(drafter: str, tmp_path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    device_map = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
+    device_map |= {f"model.layers.{layer}": layer // 2 for layer in range(4)}
+    spread = load(str(tmp_path), device_map=device_map).model
+    whole = tiny_model().cuda()
+    made = DRAFTERS[drafter](whole)
+    engine = Engine(Target(spread), made, fitting(made), max_batch_size=2, max_length=64)
+    assert {tensor.device.index for tensor in engine.runner.cache.tensors} == {0, 1}
+    sampling = SamplingParams(max_new_tokens=20)
+    outputs = [list(output.token_ids) for output in engine.generate(PROMPTS, sampling)]
+    assert outputs == [reference_decode(whole, prompt, sampling) for prompt in PROMPTS]

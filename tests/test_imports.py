@@ -16,7 +16,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("arguments", "origin", "host", "roofline"),
-    ("types", "random", "filters", "bundled", "memory", "machine", "shape", "exports"),
+    ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
     ("batch", "slots", "coupling", "tree_parts"),

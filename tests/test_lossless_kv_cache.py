@@ -105,8 +105,8 @@ class Fresh(QuantizedSlotCache):
         if self._codes._start >= 0:
             cells = torch.arange(key_states.shape[2])[None] + self._codes._start
         else:
-            assert self._codes._index is not None
-            cells = self._codes._index[1]
+            (index,) = self._codes._indices.values()
+            cells = index[1]
         rows = torch.arange(len(keys))[:, None]
         keys.transpose(1, 2)[rows, cells] = key_states.transpose(1, 2)
         values.transpose(1, 2)[rows, cells] = value_states.transpose(1, 2)

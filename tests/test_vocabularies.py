@@ -18,7 +18,7 @@ from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 ONE_OF_EACH_KIND = [
-    complete(name, strong=name in (None, "ngram", "medusa", STRONGEST["rejection"])) for name in (None, *DRAFTERS)
+    complete(name, strong=name in (None, "ngram", STRONGEST["rejection"])) for name in (None, *DRAFTERS)
 ]
 PROMPTS = ([1, 2, 3, 1, 2], [7], [9, 8] * 5)
 

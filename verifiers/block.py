@@ -6,15 +6,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.acceptance import parts_of
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.certain import next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, drafted_laws, entries, groups_of
+from verifiers.descent import descend, law_after
+from verifiers.families import Family, drafted_laws, entries
+from verifiers.groups import groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized, residual
 from verifiers.siblings import IN_TURN, by_rank, chance, share, try_in_turn
+from verifiers.thresholds import has_thresholds
 
 
 class _Chain(NamedTuple):
@@ -54,7 +58,11 @@ class BlockVerifier(Verifier):
             return stop_law_of_certain(tree, target_probs)
         chain = self._weights(tree, target_probs)
         remember(self, tree, target_probs, chain)
-        z = torch.addcmul(-tree.draft_probs, chain.weight[..., None], target_probs).clamp_(min=0).sum(-1)
+        z = torch.empty_like(chain.weight)
+        for part in parts_of(tree.width, target_probs[:, 0].numel()):
+            p, q = target_probs[:, part], tree.draft_probs[:, part]
+            left = torch.addcmul(-q, chain.weight[:, part, None], p).clamp_(min=0)
+            torch.sum(left, -1, out=z[:, part])
         if tree.only_law not in IN_TURN:
             certain = tree.law.gather(1, chain.child) == DraftSampling.DETERMINISTIC
             z = torch.where(certain, chain.weight * (1 - chain.p.gather(1, chain.child)), z)
@@ -138,6 +146,25 @@ class TraversalVerifier(PostOrderVerifier):
     laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     takes_gaps = True
+
+    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+        """Probability, given this tree, that the accepted path ends at each node."""
+        if not has_thresholds(tree) or tree.max_children == 0:
+            return super().stop_law(tree, target_probs)
+        tried = descend(tree, target_probs)
+        remember(self, tree, target_probs, tried)
+        return law_of_first_success(tree, tried.chance)
+
+    def next_law(
+        self,
+        tree: DraftTree,
+        target_probs: Float[Tensor, "batch node vocab"],
+        stop: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
+        if not has_thresholds(tree) or tree.max_children == 0:
+            return super().next_law(tree, target_probs, stop)
+        return law_after(tree, target_probs, stop, recall(self, tree, target_probs) or descend(tree, target_probs))
 
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]

@@ -27,7 +27,7 @@ def next_law_of_certain(
     node_p = rows_of(target_probs, stop)
     below = (tree.parents == stop[:, None]) & tree.valid
     # Adding minus infinity, not writing zero: nodes elsewhere may have the same token and would undo a write.
-    certain = torch.where(below, -torch.inf, 0.0).to(node_p.dtype)
+    certain = torch.zeros_like(tree.tokens, dtype=node_p.dtype).masked_fill_(below, -torch.inf)
     left = node_p.scatter_add(1, tree.tokens, certain).clamp_(min=0)
     return normalized(left, node_p, below.any(-1, keepdim=True))
 

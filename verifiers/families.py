@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8, Shaped
 from torch import Tensor
 
-from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+from verifiers.groups import Group, groups_of
 from verifiers.residuals import without
 
 
@@ -34,8 +34,14 @@ def _row_index(nodes: Int[Tensor, "batch ..."], width: int) -> Int[Tensor, " row
     """Returns where the nodes stand in a table whose batch and node axes (of this width) are flattened."""
     if nodes.shape[0] == 1:
         return nodes.flatten()
-    offsets = torch.arange(0, nodes.shape[0] * width, width, device=nodes.device)
-    return (nodes + offsets.view(-1, *[1] * (nodes.ndim - 1))).flatten()
+    return (nodes + _first_rows(nodes.shape[0], width, nodes.device).view(-1, *[1] * (nodes.ndim - 1))).flatten()
+
+
+@lru_cache(maxsize=1024)
+def _first_rows(batch: int, width: int, device: torch.device) -> Int[Tensor, " batch"]:
+    """Returns where every batch row begins in a table whose batch and node axes are flattened; made once."""
+    with torch.inference_mode(False):
+        return torch.arange(0, batch * width, width, device=device)
 
 
 def _select(
@@ -43,121 +49,6 @@ def _select(
 ) -> Float[Tensor, "batch ... vocab"]:
     # index_select copies whole rows; gather would read an index per entry.
     return table.flatten(0, 1).index_select(0, row).view(*nodes.shape, -1)
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Nodes of a static shape that have children, the same in every row of a batch.
-
-    Attributes:
-        nodes: The nodes.
-        children: Their children in sibling order; 0, the root, where there is none.
-        place: Where the group's nodes stand in a table, if they stand side by side: first and last + 1.
-        having: How many of the nodes have a child of each rank.
-        by_rank: All first children, then all second ones, and so on; only where nodes with more children come first.
-        unsorted: Where the entries of ``children`` stand in ``by_rank``, node by node; one past the end for no child.
-    """
-
-    nodes: Int[Tensor, " some"]
-    children: Int[Tensor, "some rank"]
-    place: tuple[int, int] | None
-    having: tuple[int, ...]
-    by_rank: Int[Tensor, " child"]
-    unsorted: Int[Tensor, " entry"]
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """How the nodes of a static shape may be taken together.
-
-    Attributes:
-        parents: All nodes that have children, those with most of them first.
-        siblings: The nodes with several children, those with most of them first; None if there are none.
-        levels: The nodes that have children, depth by depth; within a depth those with most of them first.
-        drafted: Which nodes are drafted: all but the root.
-        above: The parent of every node; the root's own is the root.
-        earlier: ``earlier[i, j]``: node j is an earlier sibling of node i.
-        has_child: Which nodes have a child.
-        first_child: The first child of every node; 0 where there is none.
-        place_among_siblings: Where every node stands in ``siblings``; -1 if it is not there.
-        in_turn: The nodes of all ``levels``, one level after the other.
-        place_among_parents: Where every node stands in ``in_turn``; 0 if it is not there.
-        strictly_above: ``strictly_above[i, j]``: node j is above node i.
-    """
-
-    parents: Group
-    siblings: Group | None
-    levels: tuple[Group, ...]
-    drafted: Bool[Tensor, " node"]
-    above: Int[Tensor, " node"]
-    earlier: Bool[Tensor, "node node"]
-    has_child: Bool[Tensor, " node"]
-    first_child: Int[Tensor, " node"]
-    place_among_siblings: Int[Tensor, " node"]
-    in_turn: Int[Tensor, " parent"]
-    place_among_parents: Int[Tensor, " node"]
-    strictly_above: Bool[Tensor, "node node"]
-
-
-@lru_cache(maxsize=1024)
-def groups_of(topology: Topology) -> Groups:
-    """Returns the groups of a static topology; made once, so that no round looks at parents or copies an index."""
-    parents = topology.parents[0].tolist()
-    children: list[list[int]] = [[] for _ in parents]
-    depth = [0] * len(parents)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            children[parent].append(node)
-            depth[node] = depth[parent] + 1
-    device = topology.parents.device
-
-    def group(nodes: list[int]) -> Group:
-        most = max((len(children[node]) for node in nodes), default=0)
-        table = [[*children[node], *[0] * (most - len(children[node]))] for node in nodes]
-        by_rank = [children[node][rank] for rank in range(most) for node in nodes if len(children[node]) > rank]
-        at = {child: place for place, child in enumerate(by_rank)}
-        unsorted = [at.get(child, len(by_rank)) for row in table for child in row]
-        side_by_side = bool(nodes) and nodes == list(range(nodes[0], nodes[-1] + 1))
-        with torch.inference_mode(False):
-            return Group(
-                nodes=torch.tensor(nodes, dtype=torch.long, device=device),
-                children=torch.tensor(table, dtype=torch.long, device=device).view(len(nodes), most),
-                place=(nodes[0], nodes[-1] + 1) if side_by_side else None,
-                having=tuple(sum(len(children[node]) > rank for node in nodes) for rank in range(most)),
-                by_rank=torch.tensor(by_rank, dtype=torch.long, device=device),
-                unsorted=torch.tensor(unsorted, dtype=torch.long, device=device),
-            )
-
-    having = [node for node in range(len(parents)) if children[node]]
-    fullest_first = sorted(having, key=lambda node: -len(children[node]))
-    by_level = [[node for node in fullest_first if depth[node] == level] for level in range(max(depth))]
-    several = [node for node in fullest_first if len(children[node]) > 1]
-    with torch.inference_mode(False):
-        same = topology.parents[0][:, None] == topology.parents[0]
-        earlier = same.tril(-1)
-        above = topology.parents[0].clamp(min=0)
-        drafted = topology.parents[0] >= 0
-        first_child = torch.tensor([(below or [0])[0] for below in children], device=device)
-        places = [several.index(node) if node in several else -1 for node in range(len(parents))]
-        place_among_siblings = torch.tensor(places, device=device)
-        in_turn = [node for level in by_level for node in level]
-        places = [in_turn.index(node) if node in in_turn else 0 for node in range(len(parents))]
-        place_among_parents = torch.tensor(places, device=device)
-        strictly_above = topology.ancestors[0] & ~torch.eye(len(parents), dtype=torch.bool, device=device)
-    return Groups(
-        parents=group(fullest_first),
-        siblings=group(several) if several else None,
-        levels=tuple(group(level) for level in by_level),
-        drafted=drafted,
-        above=above,
-        earlier=earlier,
-        has_child=first_child > 0,
-        first_child=first_child,
-        place_among_siblings=place_among_siblings,
-        in_turn=torch.tensor(in_turn, dtype=torch.long, device=device),
-        place_among_parents=place_among_parents,
-        strictly_above=strictly_above,
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from specdec.acceptance import parts_of
 from specdec.types import DraftSampling
 from verifiers.families import Family
 from verifiers.levels import LevelVerifier
@@ -87,19 +88,36 @@ def _smallest_rho(
 ) -> Float[Tensor, "*rows"]:
     """Returns an exact rho that is hardly larger than the smallest one.
 
-    Every step looks at one place or several in the interval that is left, and keeps the part whose upper end is exact
-    and whose lower end is not. Few steps of several places take fewer
-    operations than halving the interval, which is quicker for large tables on a CPU.
+    Few steps of several places take fewer operations than halving the interval, which is quicker for large tables on a
+    CPU.
     """
     ways, steps = _HALVINGS if p.device.type == "cpu" and p.numel() > _SMALL else _FEW_STEPS
+    parts = parts_of(k.numel(), (ways - 1) * p.shape[-1])
+    if len(parts) == 1:
+        return _search(p, q, k, ways, steps)
+    p, q, each = p.flatten(0, -2), q.flatten(0, -2), k.flatten()
+    found = [_search(p[part], q[part], each[part], ways, steps) for part in parts]
+    return torch.cat(found).view(k.shape)
+
+
+def _search(
+    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"], ways: int, steps: int
+) -> Float[Tensor, "*rows"]:
+    """Returns an exact rho that is hardly larger than the smallest one.
+
+    Every step looks at one place or several in the interval that is left, and keeps the part whose upper end is exact
+    and whose lower end is not.
+    """
     part, place = _parts(ways, steps, k.dtype, k.device)
     span = (k - 1)[..., None, None]
     width, places = span * part, span * place
     low, exponent = torch.ones_like(k)[..., None], k[..., None]
+    one = low
     for step in range(steps):
         rho = low + places[..., step, :]
         spent = torch.minimum(q[..., None, :] * rho[..., None], p[..., None, :]).sum(-1)  # rho b
-        fails = (1 - spent / rho).clamp_(min=0).pow_(exponent).add_(spent) < 1
+        # 1 - b may fall below 0 by rounding. That does no harm: k is an integer, so the power stays as small.
+        fails = torch.addcdiv(one, spent, rho, value=-1).pow_(exponent).add_(spent) < 1
         low = torch.addcmul(low, width[..., step, :], fails.sum(-1, keepdim=True))
     return (low + width[..., -1, :])[..., 0]
 

@@ -10,10 +10,11 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
 from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, rows_of
+from verifiers.families import Family, none_before, rows_of
+from verifiers.groups import groups_of
 from verifiers.remembered import recall, remember
 
-__all__ = ["LevelVerifier", "chances_in_turn", "law_of_levels", "law_of_steps"]
+__all__ = ["LevelVerifier", "chances_in_turn", "law_in_turn", "law_of_levels", "law_of_steps"]
 
 
 class LevelVerifier(Verifier):
@@ -32,7 +33,12 @@ class LevelVerifier(Verifier):
         family = Family.of_parents(tree, target_probs)
         chances, left = self._try_children(family)
         remember(self, tree, target_probs, (family.nodes, left))
-        return law_of_levels(family, chances_in_turn(chances))
+        if not tree.topology.static:
+            return law_of_levels(family, chances_in_turn(chances))
+        # Children that do not exist are written to the root, which is not read.
+        chance = torch.zeros_like(target_probs[:, :, 0]).scatter_(1, family.flat_index, chances.flatten(1))
+        # p of an invalid node may be anything.
+        return law_in_turn(tree, chance if tree.is_whole else chance.masked_fill_(~tree.valid, 0.0))
 
     def next_law(
         self,
@@ -62,6 +68,24 @@ class LevelVerifier(Verifier):
             The probability of accepting every child, given that its earlier siblings were rejected (0 where there is no
             child); and the law of the next token, given that all children were rejected (p where there is no child).
         """
+
+
+def law_in_turn(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> Float[Tensor, "batch node"]:
+    """Returns the law of the last node if siblings are tried in turn.
+
+    Args:
+        tree: The tree.
+        chance: The probability of accepting each node, given that its parent and none of its earlier siblings was
+            accepted; 0 at invalid nodes. The root's is not read.
+    """
+    if not tree.topology.static:
+        step = chance * none_before(tree, 1 - chance)
+        step[:, 0].fill_(1)
+        return law_of_steps(tree, step)
+    groups = groups_of(tree.topology)
+    # Every node is accepted or rejected; the law is a product of some of these probabilities.
+    both = torch.addcmul(groups.offsets, chance[:, None], groups.signs)
+    return both[:, None].masked_fill(groups.no_factor, 1.0).flatten(2).prod(-1)
 
 
 def chances_in_turn(chances: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:

@@ -11,7 +11,8 @@ from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
 from verifiers.certain import next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, groups_of, none_before, rows_of
+from verifiers.families import Family, none_before, rows_of
+from verifiers.groups import groups_of
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 
@@ -154,9 +155,8 @@ def law_of_first_success(tree: DraftTree, chance: Float[Tensor, "batch node"]) -
     """
     fails = 1 - chance
     if tree.topology.static:
-        above = groups_of(tree.topology).strictly_above
-    else:
-        above = tree.ancestors & ~torch.eye(tree.width, dtype=torch.bool, device=chance.device)
+        return chance * fails[:, None].masked_fill(groups_of(tree.topology).not_earlier, 1.0).prod(-1)
+    above = tree.ancestors & ~torch.eye(tree.width, dtype=torch.bool, device=chance.device)
     # The probability that nothing strictly below the node succeeds.
     below = torch.where(above, fails[:, :, None], 1.0).prod(1)
     turn = below

@@ -7,11 +7,13 @@ from torch import Tensor
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, drafted_laws, entries, groups_of, none_before, rows_of, with_siblings
+from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.families import Family, drafted_laws, entries, rows_of, with_siblings
+from verifiers.levels import law_in_turn
 from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
+from verifiers.thresholds import has_thresholds, law_of_next, thresholds
 
 
 class RejectionVerifier(Verifier):
@@ -43,17 +45,19 @@ class RejectionVerifier(Verifier):
             return step
         if tree.draft_probs is None:
             return stop_law_of_certain(tree, target_probs)
+        if has_thresholds(tree):
+            tried = thresholds(tree, target_probs)
+            remember(self, tree, target_probs, tried)
+            return law_in_turn(tree, tried.chance)
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
-        # The probability that a path which has reached the parent goes on to the node.
-        step = chance(p, share(q, drafted_laws(tree), tree.only_law))
+        # The probability of accepting each node as if it were a first child.
+        chances = chance(p, share(q, drafted_laws(tree), tree.only_law))
         several = with_siblings(tree, target_probs)
         if several is not None:
-            step, left = _in_turn(tree, several, step)
-            remember(self, tree, target_probs, left)
-        step[:, 0].fill_(1)
-        return law_of_steps(tree, step)
+            chances = _in_turn(tree, several, chances)
+        return law_in_turn(tree, chances)
 
     def next_law(
         self,
@@ -66,9 +70,9 @@ class RejectionVerifier(Verifier):
             return rows_of(target_probs, stop)
         if tree.draft_probs is None:
             return next_law_of_certain(tree, target_probs, stop)
-        known = recall(self, tree, target_probs)
-        if known is not None and tree.topology.static:
-            return _after_siblings(tree, target_probs, stop, known)
+        if has_thresholds(tree):
+            tried = recall(self, tree, target_probs) or thresholds(tree, target_probs)
+            return law_of_next(tree, target_probs, stop, tried.after)
         family = Family(tree, target_probs, stop[:, None])
         most = family.laws.shape[-1]
         if most == 1:
@@ -83,50 +87,19 @@ class RejectionVerifier(Verifier):
 def _in_turn(
     tree: DraftTree,
     several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]],
-    step: Float[Tensor, "batch node"],
-) -> tuple[Float[Tensor, "batch node"], Float[Tensor, "batch some vocab"]]:
-    """Returns the acceptance probabilities of all nodes, and what nodes with several children have left of p.
+    chances: Float[Tensor, "batch node"],
+) -> Float[Tensor, "batch node"]:
+    """Returns the probability of accepting each node, given that its earlier siblings were rejected.
 
     Args:
         tree: The tree.
         several: The nodes that have several children, and those (``families.with_siblings``).
-        step: Acceptance probability of every node as if it were a first child; 0 at invalid nodes.
+        chances: The probability of accepting every node as if it were a first child; 0 at invalid nodes.
     """
     family, having, index = several
     siblings = Siblings(having, tree.tokens.gather(1, index), drafted_laws(tree).gather(1, index), tree.only_law)
     tried = try_in_turn(family.p, family.q, siblings)
-    # Children that do not exist are written to the root, which is overwritten later.
-    step = step.scatter(1, index, tried.chances)
-    if not tree.is_whole:  # p of an invalid node may be anything
-        step = step.masked_fill_(~tree.valid, 0.0)
-    return step * none_before(tree, 1 - step), tried.left
-
-
-def _after_siblings(
-    tree: DraftTree,
-    target_probs: Float[Tensor, "batch node vocab"],
-    stop: Int[Tensor, " batch"],
-    left: Float[Tensor, "batch some vocab"],
-) -> Float[Tensor, "batch vocab"]:
-    """Returns the law of the token that follows, in a static shape.
-
-    Args:
-        tree: The tree.
-        target_probs: p at every node.
-        stop: Where the path ends.
-        left: What is left of p at the nodes with several children, not normalized.
-    """
-    groups = groups_of(tree.topology)
-    family = Family(tree, target_probs, stop[:, None])
-    child = groups.first_child.index_select(0, stop)[:, None]
-    law = drafted_laws(tree).gather(1, child)
-    once = rejected(family.p, family.q, tree.tokens.gather(1, child), law, tree.only_law)
-    place = groups.place_among_siblings.index_select(0, stop)[:, None]
-    several = rows_of(left, place.clamp(min=0))
-    result = several.where((place >= 0)[..., None], once)
-    if tree.is_whole:
-        exists = child > 0
-    else:
-        exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
-    # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
-    return normalized(result, family.p, exists[..., None])[:, 0]
+    # Children that do not exist are written to the root, which is not read.
+    chances = chances.scatter(1, index, tried.chances)
+    # p of an invalid node may be anything.
+    return chances if tree.is_whole else chances.masked_fill_(~tree.valid, 0.0)

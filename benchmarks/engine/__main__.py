@@ -28,7 +28,7 @@ from benchmarks.engine.models import BUNDLED, dtype_for, make_target
 from benchmarks.engine.peers import measure_peers
 from benchmarks.engine.pictures import draw
 from benchmarks.engine.roof import Measured, measure_roof
-from benchmarks.engine.rounds import measure_rounds
+from benchmarks.engine.rounds import measure_rounds, measure_ways
 from benchmarks.engine.settings import Grid, Options
 from benchmarks.engine.steps import measure_prefill, measure_steps
 from benchmarks.engine.weights import decode_large, measure_weights
@@ -38,11 +38,11 @@ from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
 from specdec.memory import free_memory
 from specdec.modeling.loading import resolve_device
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
-from specdec.quantization.base import weights_read
 from specdec.roofline.transformer import DecoderShape
 
-SHARES = {"steps": 0.34, "weights": 0.14, "rounds": 0.14, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
+SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
 """How the time is divided; what a section does not need is left for the others."""
 
 
@@ -112,14 +112,15 @@ def _measure(
     context = grid.context[0]
     if section == "steps":
         results["prefill"] = measure_prefill(target, budget.share(budget.left / 6), repeats=options.repeats)
-        results["steps"] = measure_steps(target, grid, budget, repeats=options.repeats)
+        results["steps"] = measure_steps(target, grid, budget, repeats=options.repeats, invariant=options.invariant)
     elif section == "weights":
         if options.quantization is not None:
             budget.skip("quantizations", f"the model itself is in {options.quantization}")
             return
         results["weights"] = measure_weights(name, target, grid, options, budget)
     elif section == "rounds":
-        results["rounds"] = measure_rounds(target, context, options, budget)
+        results["rounds"] = measure_rounds(target, context, options, budget.share(0.6 * budget.left))
+        results["ways"] = measure_ways(target, context, options, budget)
     elif section == "synthetic":
         found = [measure_acceptance(target, context, options, budget, batch=batch) for batch in (1, 4)]
         results["synthetic"] = [each for each in found if each is not None]
@@ -147,14 +148,16 @@ def _device_facts(device: torch.device, roof: Measured) -> dict[str, Any]:
 
 
 def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
-    shape, read = DecoderShape.of(target.model.config), weights_read(target.model)
+    shape = DecoderShape.of(target.model.config)
+    # What a runner reads: its copies of weights may take fewer bytes than the model's own.
+    runner = ModelRunner(target.model, max_batch_size=1, max_length=1)
     return {
         "name": name,
         "title": target.name if name != BUNDLED else "bundled target",
         "dtype": dtype_name(target.dtype),
         "quantization": options.quantization,
         "parameters": target.num_parameters,
-        "weight_bytes": read.bytes,
+        "weight_bytes": runner.weight_bytes(),
         "kv_bytes_per_token": int(shape.kv_bytes_per_token(target.dtype.itemsize)),
         "shape": asdict(shape),
     }

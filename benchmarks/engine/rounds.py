@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -36,6 +36,18 @@ PAIRS = (
     ("tree", "weighted_transport"),
 )
 """Drafters and rules, by name."""
+
+
+WAYS = (("none", "none"), ("ngram", "rejection"), ("chain", "rejection"))
+"""Drafters and rules whose rounds are played in every way of recording, and in invariant mode."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an engine plays its rounds (``Engine``'s arguments of the same names)."""
+
+    recording: str = "auto"
+    invariant: bool = False
 
 
 @dataclass
@@ -79,7 +91,34 @@ def measure_rounds(
     Returns:
         A record per pair: seconds per round and stage, the share of a round outside its forwards, operations and reads.
     """
-    rules = make_rules(tuple(dict.fromkeys(rule for _, rule in PAIRS if rule != "none")))
+    return _measure(target, context, options, budget, [(pair, Way()) for pair in PAIRS], batch=batch)
+
+
+def measure_ways(
+    target: Target, context: int, options: Options, budget: Budget, *, batch: int = 1
+) -> list[dict[str, Any]]:
+    """Time rounds of every pair of ``WAYS``, recorded in every way that was asked for, and in invariant mode.
+
+    Returns:
+        Records as from ``measure_rounds``, each with its ``recording`` and ``invariant``.
+    """
+    ways = [Way(recording) for recording in options.recordings]
+    if options.invariant:
+        ways.append(Way(invariant=True))
+    return _measure(target, context, options, budget, [(pair, way) for pair in WAYS for way in ways], batch=batch)
+
+
+def _measure(
+    target: Target,
+    context: int,
+    options: Options,
+    budget: Budget,
+    cells: Sequence[tuple[tuple[str, str], Way]],
+    *,
+    batch: int,
+) -> list[dict[str, Any]]:
+    """Time rounds of every cell: a drafter and a rule by name, and how the engine plays its rounds."""
+    rules = make_rules(tuple(dict.fromkeys(rule for (_, rule), _ in cells if rule != "none")))
     draft_model = make_draft_model(target)
     makers: dict[str, Callable[[], Drafter | None]] = {
         "none": lambda: None,
@@ -88,17 +127,18 @@ def measure_rounds(
         "tree": lambda: ModelDrafter(draft_model, TREE, sampling="iid"),
     }
     records = []
-    for number, (drafter, rule) in enumerate(PAIRS):
-        what = f"rounds of {drafter} with {rule}"
+    for number, ((drafter, rule), way) in enumerate(cells):
+        how = "" if way == Way() else f", recording={way.recording}, invariant={str(way.invariant).lower()}"
+        what = f"rounds of {drafter} with {rule}{how}"
         if budget.left <= 0:
             budget.skip(what, "no time left")
             continue
         temperature = 0.0 if drafter in ("none", "ngram") else 1.0
-        about = {"drafter": drafter, "rule": rule, "batch": batch, "temperature": temperature}
-        limit = budget.left / (len(PAIRS) - number)
+        about = {"drafter": drafter, "rule": rule, "batch": batch, "temperature": temperature, **asdict(way)}
+        limit = budget.left / (len(cells) - number)
         try:
             played = _rounds_of(
-                target, makers[drafter](), rules.get(rule), context, temperature, batch, options.tokens, limit
+                target, makers[drafter](), rules.get(rule), context, temperature, batch, options.tokens, limit, way
             )
         except ValueError as error:
             budget.skip(what, str(error))
@@ -122,6 +162,7 @@ def _rounds_of(
     batch: int,
     count: int,
     limit: float,
+    way: Way,
 ) -> dict[str, Any]:
     """Play some rounds of requests that go on all the time, and time and count those in the middle.
 
@@ -134,6 +175,7 @@ def _rounds_of(
         batch: Rows.
         count: Rounds that are timed, at most.
         limit: Seconds for timing, about.
+        way: How the engine plays its rounds.
     """
     device = target.device
     deepest = 1 if drafter is None else drafter.max_depth + 1
@@ -141,7 +183,16 @@ def _rounds_of(
     max_length = min(target.max_length, context + wanted + 1)
     sampling = SamplingParams(max_new_tokens=max(1, max_length - context - 1), temperature=temperature, ignore_eos=True)
     prompts = [repetitive(context, target.vocab_size, row) for row in range(batch)]
-    with Engine(target, drafter, rule, max_batch_size=batch, max_length=max_length, timing=True) as engine:
+    with Engine(
+        target,
+        drafter,
+        rule,
+        max_batch_size=batch,
+        max_length=max_length,
+        recording=way.recording,
+        invariant=way.invariant,
+        timing=True,
+    ) as engine:
         own = getattr(drafter, "runner", None)
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
         with captured_at_once():
@@ -157,7 +208,7 @@ def _rounds_of(
             outside = 1 - spent[0] / sum(inside.walls)
         elif timed.walls:  # rounds that are replayed as a whole: the same forwards, one by one
             width = 1 if drafter is None else drafter.max_nodes + 1
-            forwards = _single(runners[0], Setting(batch, width, context), target)
+            forwards = _single(runners[0], Setting(batch, width, context, invariant=way.invariant), target)
             levels = 0 if drafter is None else drafter.max_depth
             forwards += sum(levels * _single(each, Setting(batch, 1, context), target) for each in runners[1:])
             outside = max(0.0, 1 - forwards / timed.seconds)

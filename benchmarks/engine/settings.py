@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.engine.models import BUNDLED, SHAPES
 from benchmarks.options import option
+from specdec.engine.rounds import RECORDING
 from specdec.quantization import METHODS
 
 SECTIONS = ("steps", "weights", "rounds", "synthetic", "peers", "memory")
@@ -42,6 +43,10 @@ class Options:
     depth: int = option(4, "tokens per draft", least=1)
     seconds: int = option(420, "time for everything; grids are cut to it, and it is said where", least=1)
     compile_seconds: int = option(90, "time for torch.compile in transformers' generate; 0 leaves it out", least=0)
+    recordings: tuple[str, ...] = option(
+        ("off", "decisions", "rounds"), "ways of recording rounds to compare", choices=RECORDING[1:]
+    )
+    invariant: bool = option(True, "measure the invariant executor, too")
     threads: int | None = option(None, "CPU threads; null: one per core", least=1)
     out: Path = option(Path("outputs/engine"), "folder for results.json and the pictures")
 

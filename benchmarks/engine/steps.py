@@ -35,6 +35,7 @@ class Setting:
         context: Tokens in the cache of every row.
         attention: Name of the backend.
         optimize: Whether the runner may use its fast executor.
+        invariant: Whether a token's logits may depend on nothing but the tokens that it sees.
     """
 
     batch: int
@@ -42,17 +43,22 @@ class Setting:
     context: int
     attention: str = "auto"
     optimize: bool = True
+    invariant: bool = False
 
     def __str__(self) -> str:
-        how = "" if self.optimize else ", not optimized"
+        how = ("" if self.optimize else ", not optimized") + (", invariant" if self.invariant else "")
         return f"{self.nodes} nodes x {self.batch} rows at context {self.context} (attention={self.attention}{how})"
 
 
-def settings(grid: Grid) -> list[Setting]:
+def settings(grid: Grid, *, invariant: bool = True) -> list[Setting]:
     """Returns the points of a grid, the most telling ones first.
 
     These are all nodes at every batch size and the first context; plain and verify steps at the other contexts; and
     every backend and executor at a few nodes.
+
+    Args:
+        grid: The sizes.
+        invariant: Whether the invariant executor is among the executors.
     """
     base = grid.context[0]
     some = [n for n in grid.nodes if n in (1, 5, 9, 16, 64)] or list(grid.nodes[:2])
@@ -60,8 +66,12 @@ def settings(grid: Grid) -> list[Setting]:
     for attention in BACKENDS:
         points += [Setting(grid.batch[0], nodes, base, attention) for nodes in some]
     points += [Setting(grid.batch[0], nodes, base, optimize=False) for nodes in some]
+    if invariant:
+        points += [Setting(grid.batch[0], nodes, base, invariant=True) for nodes in some if nodes <= 16]
     points += [Setting(grid.batch[0], nodes, context) for context in grid.context[1:] for nodes in some[:4]]
     points += [Setting(batch, nodes, base) for batch in grid.batch[1:] for nodes in grid.nodes]
+    if invariant:
+        points += [Setting(batch, nodes, base, invariant=True) for batch in grid.batch[1:2] for nodes in some]
     # Where attention itself is the cost: many rows with a long context.
     wide = max((n for n in some if n <= 16), default=1)
     for batch in grid.batch[1:2]:
@@ -69,8 +79,17 @@ def settings(grid: Grid) -> list[Setting]:
     return list(dict.fromkeys(points))
 
 
-def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -> list[dict[str, Any]]:
+def measure_steps(
+    target: Target, grid: Grid, budget: Budget, *, repeats: int, invariant: bool = True
+) -> list[dict[str, Any]]:
     """Time every point that the budget has room for.
+
+    Args:
+        target: The model.
+        grid: The sizes.
+        budget: Seconds.
+        repeats: How often a point is timed, at most four times as often.
+        invariant: Whether the invariant executor is measured, too.
 
     Returns:
         A record per point: the setting, ``seconds``, ``bytes`` (weights and KV that must move), ``flops`` and
@@ -80,7 +99,7 @@ def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -
     refused: set[str] = set()
     runner: ModelRunner | None = None
     made_for: tuple[object, ...] = ()
-    for setting in settings(grid):
+    for setting in settings(grid, invariant=invariant):
         if setting.attention in refused or (records and _is_backend(setting.attention, records[0]["backend"])):
             continue  # it cannot run, or it is what "auto" has chosen
         if budget.left <= 0:
@@ -93,7 +112,7 @@ def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -
         fast = target.device.type == "cuda"
         # On a GPU whole rows are read, so they must not have room for more than this forward.
         most = setting.nodes if fast else max(grid.nodes)
-        key = (setting.batch, setting.attention, setting.optimize, setting.context, most)
+        key = (*(getattr(setting, name) for name in _RUNNER), most)
         if key != made_for or runner is None:
             runner = None  # the old cache goes before the new one comes
             try:
@@ -113,6 +132,10 @@ def measure_steps(target: Target, grid: Grid, budget: Budget, *, repeats: int) -
     return records
 
 
+_RUNNER = ("batch", "attention", "optimize", "invariant", "context")
+"""What a runner is made for; it takes forwards of any number of nodes."""
+
+
 def make_runner(target: Target, setting: Setting, nodes: int) -> ModelRunner:
     """Returns a runner whose cache is full of random keys and values.
 
@@ -126,6 +149,7 @@ def make_runner(target: Target, setting: Setting, nodes: int) -> ModelRunner:
         max_nodes=nodes,
         attention=setting.attention,
         optimize=setting.optimize,
+        invariant=setting.invariant,
     )
     fill(runner.cache, len(runner.plan.layers))
     return runner
@@ -136,7 +160,7 @@ def measure_step(runner: ModelRunner, setting: Setting, *, repeats: int, limit: 
     batch = step_batch(setting, runner.vocab_size, runner.device)
     executor, captured = type(runner.executor).__name__, None
     run: Callable[[], object] = lambda: runner.run(batch)  # noqa: E731
-    if setting.optimize and runner.device.type == "cuda":
+    if setting.optimize and not setting.invariant and runner.device.type == "cuda":
         try:
             run, executor, captured = as_graph(runner, batch), "CudaGraph", True
         except RuntimeError:  # a part of this forward cannot be captured: it is timed as it is

@@ -11,7 +11,8 @@ from experiments.reporting.table import Cell, Column, Emphasis, Table
 def tables(results: Results) -> Iterator[Table]:
     """Yields the tables of all sections that were measured; the figures to reach come last."""
     makers = {
-        "steps": _steps, "prefill": _prefill, "weights": _weights, "rounds": _rounds, "synthetic": _synthetic,
+        "steps": _steps, "prefill": _prefill, "weights": _weights, "rounds": _rounds, "ways": _ways,
+        "synthetic": _synthetic,
         "peers": _peers, "llama_cpp": _llama_cpp, "memory": _memory,
     }  # fmt: skip
     for section, make in makers.items():
@@ -122,6 +123,28 @@ def _rounds(records: Sequence[dict[str, Any]]) -> Table:
         table.add(
             each["drafter"], each["rule"], _ms(each["seconds"]), *[_ms(each["stages"][s]) for s in stages], outside,
             str(each["launches"]), str(each["launches_outside"]), str(each["reads"]),
+        )  # fmt: skip
+    return table
+
+
+def _ways(records: Sequence[dict[str, Any]]) -> Table:
+    columns = [
+        Column("drafter", "left"), Column("rule", "left"), Column("recording", "left"), Column("invariant", "left"),
+        Column("round, ms"), Column("/ first", "right"), Column("verify, ms"), Column("outside\nforwards, %"),
+        Column("host\nreads"),
+    ]  # fmt: skip
+    table = Table(columns, "The same rounds, recorded in other ways, and in invariant mode")
+    first: dict[tuple[str, str], float] = {}
+    for each in records:
+        pair = each["drafter"], each["rule"]
+        if table.rows and pair not in first:
+            table.sections.add(len(table.rows) - 1)
+        base = first.setdefault(pair, each["seconds"])
+        outside = NOTHING if each["outside"] is None else _percent(each["outside"])
+        table.add(
+            *pair, each["recording"], "yes" if each["invariant"] else "no", _ms(each["seconds"]),
+            f"{each['seconds'] / base:.2f}" if base else NOTHING, _ms(each["stages"]["verify"]), outside,
+            str(each["reads"]),
         )  # fmt: skip
     return table
 

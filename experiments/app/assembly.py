@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
-from experiments.app import earlier
+from experiments.app import earlier, ranks
 from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import paced, settle_costs
@@ -98,7 +98,7 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    tracker = build(config, "tracker") or NullTracker()
+    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
@@ -219,7 +219,7 @@ def facts_of(
         "target": {
             "name": target.name,
             "parameters": target.num_parameters,
-            "bytes_per_weight": round(target.bytes_per_weight, 4),
+            "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
             "kv_cache": baseline.runner.kv_cache,
             "kv_bytes_per_position": baseline.runner.bytes_per_token,
         },

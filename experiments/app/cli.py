@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+from experiments.app import ranks
 from experiments.app.command_line import overrides_first
 from experiments.app.completion import completing, pass_flags_on
 from experiments.app.config import CONF
@@ -66,7 +67,8 @@ def launch(
         _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
         _note(None)
         try:
-            result = task(config)
+            with ranks.in_silence(), ranks.taking_part(config):
+                result = task(config)
             return objective(config, result) if objective is not None else None
         except Exception as error:
             _note(error)
@@ -81,7 +83,7 @@ def launch(
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
     try:
-        sys.argv[1:] = without_nulls(sys.argv[1:])
+        sys.argv[1:] = ranks.arguments(without_nulls(sys.argv[1:]))
         application()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -117,7 +119,8 @@ def rewrite_command_line(rewrite: Callable[[list[str]], list[str]]) -> None:
 
 def show(error: BaseException) -> None:
     """Print an error as one sentence. ``launch`` then ends with exit code 1."""
-    _shown.append(sentence(error))
+    _shown.append(ranks.whose(ranks.explained(error) or sentence(error)))
+    ranks.let_the_first_speak()
     print(f"error: {_shown[-1]}", file=sys.stderr)
 
 

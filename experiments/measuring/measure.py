@@ -221,6 +221,8 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
             seconds = time.perf_counter() - begin - watch.seconds
             load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
+        if isinstance(engine, Engine) and engine.runner.agreement.shared:
+            raise  # the other processes of this target may be in the middle of a forward that needs this one
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)

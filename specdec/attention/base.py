@@ -103,3 +103,10 @@ class AttentionBackend(ABC):
     def check(self, model: Any) -> str | None:
         """Returns why a model cannot use this backend, or None. A trial shows later whether its numbers are right."""
         return None
+
+
+def refuses_attention_functions(model: Any) -> str | None:
+    """Returns why a model takes no attention function, or None if it takes one. Models say so themselves."""
+    if getattr(model, "_supports_attention_backend", False):
+        return None
+    return f"{model.config.model_type} does not take an attention function"

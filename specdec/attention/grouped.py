@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.attention.base import AttentionBackend, AttentionState
+from specdec.attention.base import AttentionBackend, AttentionState, refuses_attention_functions
 from specdec.attention.codes import attend_codes, reads_codes
 from specdec.attention.masks import dense_masks
 from specdec.attention.softmax import attention_weights
@@ -73,10 +73,8 @@ class GroupedAttention(AttentionBackend):
         return torch.cat(outputs)
 
     def check(self, model: Any) -> str | None:
-        """See ``AttentionBackend.check``. Models say themselves whether they take an attention function."""
-        if getattr(model, "_supports_attention_backend", False):
-            return None
-        return f"{model.config.model_type} does not take an attention function"
+        """See ``AttentionBackend.check``."""
+        return refuses_attention_functions(model)
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.attention.base import AttentionBackend, AttentionState, Reach
+from specdec.attention.base import AttentionBackend, AttentionState, Reach, refuses_attention_functions
 from specdec.attention.grouped import check_arguments, note_groups
 from specdec.cache.base import Cache, OwnLayout
+from specdec.placement import is_divided, is_shared
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -85,9 +86,9 @@ class OverCache(AttentionBackend):
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
-        if getattr(model, "_supports_attention_backend", False):
-            return None
-        return f"{model.config.model_type} does not take an attention function"
+        if is_divided(model) and not is_shared(model):
+            return "the model's layers run on several devices, and what its kernel needs to know is on one of them"
+        return refuses_attention_functions(model)
 
 
 class _Forward(OwnLayout):

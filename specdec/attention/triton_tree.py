@@ -12,6 +12,7 @@ from specdec.attention.base import AttentionState, Reach
 from specdec.attention.over_cache import OverCache, ReachState, register, stand_ins
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.placement import main_device
 
 if TYPE_CHECKING:
     from specdec.attention.tree_attention import Seen, Tiles
@@ -91,14 +92,15 @@ class TritonAttention(OverCache):
 
     def automatic(self, model: Any) -> bool:
         """See ``AttentionBackend.automatic``. Interpreted kernels are for tests."""
-        return model.device.type == "cuda"
+        return main_device(model).type == "cuda"
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""
         if missing := self.missing():
             return missing
-        if model.device.type != "cuda" and not _interpreted():
-            return f"its kernel is compiled for GPUs, and the model is on {model.device}"
+        device = main_device(model)
+        if device.type != "cuda" and not _interpreted():
+            return f"its kernel is compiled for GPUs, and the model is on {device}"
         if model.dtype not in DTYPES:
             return f"its kernel computes in float32, float16 or bfloat16, and the model is in {model.dtype}"
         return super().check(model)

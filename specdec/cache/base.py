@@ -17,13 +17,18 @@ from specdec.batch import ForwardBatch
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores per position."""
+    """What one layer stores per position.
+
+    Attributes:
+        device: Where the layer runs; None for the device of the cache.
+    """
 
     key_heads: int
     key_dim: int
     value_heads: int
     value_dim: int
     dtype: torch.dtype
+    device: torch.device | None = None
 
     @property
     def bytes_per_position(self) -> int:

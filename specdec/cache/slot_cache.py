@@ -9,7 +9,7 @@ branches, of which the path 2, 3 is accepted::
     commit     p0  p1  p2  r   n2  n3  n3      new length 6, the rest is garbage
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Int
@@ -24,7 +24,8 @@ class SlotCache(Cache):
     """Keys and values of all slots and layers, a row per slot.
 
     Layers of equal shape share two tensors, ``[layer, slot, position, kv_head, head_dim]`` for K and V, so that
-    a commit is one gather and one scatter per tensor.
+    a commit is one gather and one scatter per tensor. Layers on different devices share none: a layer's entries stay
+    where it runs.
 
     Args:
         shapes: One shape per layer that stores keys and values.
@@ -56,7 +57,7 @@ class SlotCache(Cache):
         self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        check_memory(self.bytes_per_position, self.slots, self.positions, device)
+        check_memory(kept, self.slots, self.positions, device)
         # Zeros, not empty: a masked position still enters 0 * value, and garbage could be NaN.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -64,13 +65,16 @@ class SlotCache(Cache):
         with torch.inference_mode(False):  # an engine may be built in inference mode and used outside
             for shape in dict.fromkeys(shapes.values()):
                 size = self._place(shapes, shape, self._where, len(self.keys))
-                self.keys.append(_by_head(size, shape.key_heads, shape.key_dim, shape.dtype, device))
-                self.values.append(_by_head(size, shape.value_heads, shape.value_dim, shape.dtype, device))
+                self.keys.append(_by_head(size, shape.key_heads, shape.key_dim, shape.dtype, shape.device or device))
+                self.values.append(
+                    _by_head(size, shape.value_heads, shape.value_dim, shape.dtype, shape.device or device)
+                )
             self.indexer_keys: list[Tensor] = []
             self._where_indexed: dict[int, tuple[int, int]] = {}
             for shape in dict.fromkeys(indexers.values()):
                 size = self._place(indexers, shape, self._where_indexed, len(self.indexer_keys))
-                self.indexer_keys.append(torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=device))
+                place = shape.device or device
+                self.indexer_keys.append(torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=place))
             self._cells = torch.arange(self.positions, device=device)
         self._views: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
         self.segments: tuple[Segment, ...] = ()
@@ -78,7 +82,8 @@ class SlotCache(Cache):
         self._batch: ForwardBatch | None = None
         self._gathered = False
         self._start = -1
-        self._index: tuple[Tensor, Tensor] | None = None
+        self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._places = [place for place in places_of(kept, device) if place != self._cells.device]
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _place(
@@ -124,7 +129,10 @@ class SlotCache(Cache):
             self._start = -1
             cells = batch.lengths[:, None] + self._cells[width - nodes : width]
             # This index holds however the rows are cut into segments.
-            self._index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))
+            index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))
+            self._indices = {cells.device: index}
+            for place in self._places:  # one copy for all layers there
+                self._indices[place] = (index[0].to(place), index[1].to(place))
 
     def views(self, segment: Segment) -> dict[int, tuple[Tensor, Tensor]]:
         """Returns keys and values of every layer in a run of slots, ``[slot, kv_head, position, head_dim]``."""
@@ -149,13 +157,13 @@ class SlotCache(Cache):
             kept_keys.narrow(2, self._start, nodes).copy_(keys)
             kept_values.narrow(2, self._start, nodes).copy_(values)
         else:
-            assert self._index is not None
             stack, place = self._where[layer]
             kept_keys, kept_values = self.keys[stack][place], self.values[stack][place]
+            index = self._indices[kept_keys.device]
             if keys.dtype is not kept_keys.dtype or values.dtype is not kept_values.dtype:  # under autocast
                 keys, values = keys.to(kept_keys.dtype), values.to(kept_values.dtype)
-            kept_keys[self._index] = keys.transpose(1, 2)
-            kept_values[self._index] = values.transpose(1, 2)
+            kept_keys[index] = keys.transpose(1, 2)
+            kept_values[index] = values.transpose(1, 2)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns all that attention may see: a view if the slots are consecutive, otherwise a copy."""
@@ -188,11 +196,10 @@ class SlotCache(Cache):
             row = kept[self.segments[0].slots]
             row.narrow(1, self._start, indexer_key_states.shape[1]).copy_(indexer_key_states)
         else:
-            assert self._index is not None
-            kept[self._index] = indexer_key_states
+            kept[self._indices[kept.device]] = indexer_key_states
         if len(self.segments) == 1 and not self._gathered:
             return kept[self.segments[0].slots].narrow(1, 0, self.length)
-        return kept.index_select(0, self._batch.slots).narrow(1, 0, self.length)
+        return kept.index_select(0, self._batch.slots.to(kept.device)).narrow(1, 0, self.length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns 0, which a model must not rely on: every row has its own length, and positions and masks are given.
@@ -225,8 +232,11 @@ class SlotCache(Cache):
         goal = lengths[:, None] + self._cells[1 : depth + 1]
         # Padding moves a position onto itself; length + depth <= (max_length - 1) + max_nodes is inside the row.
         source = torch.where(path >= 0, lengths[:, None] + path, goal)
-        rows = slots[:, None]
+        moves = {lengths.device: (slots[:, None], goal, source)}
+        for place in self._places:
+            moves[place] = (slots[:, None].to(place), goal.to(place), source.to(place))
         for tensor in self.tensors:
+            rows, goal, source = moves[tensor.device]
             tensor[:, rows, goal] = tensor[:, rows, source]
 
     def clear(self, slot: int, *, start: int = 0, stop: int | None = None) -> None:
@@ -235,19 +245,34 @@ class SlotCache(Cache):
             tensor[:, slot, start:stop] = 0
 
 
-def check_memory(bytes_per_position: int, slots: int, positions: int, device: torch.device) -> None:
-    """Refuse a cache that does not fit into a device's free memory.
+def places_of(shapes: Iterable[LayerShape], device: torch.device) -> dict[torch.device, int]:
+    """Returns the devices that layers of these shapes run on, with their bytes per position."""
+    bytes_on: dict[torch.device, int] = {}
+    for shape in shapes:
+        place = shape.device or device
+        bytes_on[place] = bytes_on.get(place, 0) + shape.bytes_per_position
+    return bytes_on
+
+
+def check_memory(shapes: Iterable[LayerShape], slots: int, positions: int, device: torch.device) -> None:
+    """Refuse a cache that does not fit into the free memory of one of its devices.
+
+    Args:
+        shapes: What every layer stores.
+        slots: The number of slots.
+        positions: Positions per slot.
+        device: Where layers run that have no device of their own.
 
     Raises:
         ValueError: Says how much it needs and how much there is.
     """
-    needed, free = bytes_per_position * positions * slots, free_memory(device)
-    if needed > free:
-        raise ValueError(
-            f"the KV cache needs {needed / 2**30:.2f} GiB ({slots} slots x {positions} positions x "
-            f"{bytes_per_position} bytes), but {device} has {free / 2**30:.2f} GiB free: "
-            f"lower max_batch_size or max_length"
-        )
+    for place, size in places_of(shapes, device).items():
+        needed, free = size * positions * slots, free_memory(place)
+        if needed > free:
+            raise ValueError(
+                f"the KV cache needs {needed / 2**30:.2f} GiB ({slots} slots x {positions} positions x {size} bytes), "
+                f"but {place} has {free / 2**30:.2f} GiB free: lower max_batch_size or max_length"
+            )
 
 
 _MOST_VIEWS = 256  # runs of slots whose views are kept

@@ -9,12 +9,15 @@ import torch
 from specdec import machine
 from specdec.attention.triton_tree import TritonAttention
 from specdec.execution.half_weights import half_products
+from specdec.execution.native import SWITCH, native_library
 from specdec.execution.packing import can_pack
 from specdec.machine import Cpu, choose_dtype, dtype_name
 
 Rows = list[tuple[str, str]]
 
 GIB = 2**30
+
+NO_C = f"torch's kernels: a C compiler and AVX2 would make them faster ({SWITCH}=0 forbids it)"
 
 OPTIONAL = {
     "hydra-core": "needed by experiments",
@@ -73,6 +76,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
         ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
         ("float32, 16-bit checkpoint", "weights stay in 16 bits" if halves else "weights take 32 bits"),
+        ("products of one row", "this project's C, compiled here" if native_library() is not None else NO_C),
     ]
     return rows
 

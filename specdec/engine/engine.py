@@ -17,6 +17,7 @@ from specdec.engine.doors import check_drafter, check_scheduler, check_target, c
 from specdec.engine.flight import Flight, told_of
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
+from specdec.engine.out_of_memory import explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
@@ -232,8 +233,9 @@ class Engine:
     def step(self) -> list[Step]:
         """Run one turn: fill free slots, prefill a chunk of each new prompt, and play a round for all others.
 
-        A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. If something fails that
-        concerns all requests (the model, the drafter), the error is raised, and the next call returns their last steps.
+        A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. So do all that run when
+        memory runs out; others go on. If something else fails that concerns all requests (the model, the drafter), the
+        error is raised, and the next call returns their last steps.
 
         Returns:
             The steps of submitted requests. Calls of ``generate`` and ``stream`` get the steps of their own requests.
@@ -249,8 +251,13 @@ class Engine:
             with torch.inference_mode(), steady():
                 steps = self._turn()
         except BaseException as error:
-            self._delivery.put(self._fail(error))
-            raise
+            no_memory = explained(error, self)
+            self._delivery.put(self._fail(error, no_memory or described(error)))
+            # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
+            if no_memory is None or self.runner.agreement.shared:
+                raise
+            self._rounds.make_room(error)
+            return
         self._delivery.put(steps)
 
     def _turn(self) -> list[Step]:
@@ -393,9 +400,8 @@ class Engine:
             self._drafted_for.discard(request.id)
             self.drafter.release(request.slot)
 
-    def _fail(self, error: BaseException) -> list[Step]:
+    def _fail(self, error: BaseException, message: str) -> list[Step]:
         """End all running requests, whose state is unknown after an error; returns their last steps."""
-        message = described(error)
         self._flight = None
         steps = []
         for request in self._running:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.filters import largest
 from specdec.tree import DraftTree
 from specdec.types import Verdict
 
@@ -128,6 +129,5 @@ def _raw_logprobs(
     chosen = rows.gather(2, emitted[..., None])
     if not alternatives:
         return chosen
-    # A stable sort, because topk leaves open which of equal tokens comes first; here it is the lower id, as everywhere.
-    values, tokens = rows.sort(dim=-1, descending=True, stable=True)
-    return torch.cat([chosen, tokens[..., :alternatives].to(wide), values[..., :alternatives]], dim=-1)
+    values, tokens = largest(rows, alternatives)
+    return torch.cat([chosen, tokens.to(wide), values], dim=-1)

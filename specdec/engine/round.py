@@ -15,6 +15,7 @@ from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
 from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.agreement import ALONE, Agreement
 from specdec.modeling.runner import ModelRunner
 from specdec.random import Purpose, uniforms
 from specdec.sampling import adjust, distribution, path_tokens
@@ -139,16 +140,23 @@ def verify(mode: Mode, tree: DraftTree, slots: Slots, runner: ModelRunner) -> Fo
     )
 
 
-def judge(mode: Mode, tree: DraftTree, logits: Float[Tensor, "batch node vocab"], slots: Slots) -> Judged:
-    """Decide what is accepted, and draw the token that follows."""
+def judge(
+    mode: Mode,
+    tree: DraftTree,
+    logits: Float[Tensor, "batch node vocab"],
+    slots: Slots,
+    agreement: Agreement = ALONE,
+) -> Judged:
+    """Decide what is accepted, and draw the token that follows: the same in all processes that share the target."""
     scores = _processed(logits, tree, slots)
     target_probs = distribution(scores, slots.sampling)
     evidence = mode.evidence(scores, target_probs, tree, slots)
-    verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+    uniform = uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2)
+    verdict = agreement.on_verdict(accept(mode.verifier, tree, evidence, uniform))
     nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
     tokens = tree.tokens.gather(1, nodes)
     valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
-    return Judged(evidence, verdict, tokens, valid, packed)
+    return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
 
 
 def repeatable(played: Played) -> np.ndarray:

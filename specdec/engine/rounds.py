@@ -17,6 +17,7 @@ from specdec.execution.recording import Recorder, Recordings, Stage
 from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner
+from specdec.placement import is_spread
 from specdec.sampling import SamplingTensors
 from specdec.slots import Slots
 from specdec.tree import DraftTree, along_path
@@ -78,6 +79,8 @@ class Rounds:
             seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + ahead + mode.most_nodes + 1))
         with self._timer.stage("draft"):
             tree = self._draft(take, mode, slots, seen)
+            if mode.drafter is not None:
+                tree = self._runner.agreement.on_tree(tree, fixed=isinstance(mode.drafter, DeviceDrafter))
         kind = TreeKind.of(tree)
         with self._timer.stage("verify"):
             output = self._verify(take, mode, kind, tree, seen)
@@ -90,6 +93,12 @@ class Rounds:
         fetch = Fetch(judged.packed)
         alone = take is not None and self._whole and (mode.drafter is None or followed)
         return Played(tree, judged, output, fetch, slots.alternatives, followed=followed, alone=alone)
+
+    def make_room(self, error: BaseException) -> None:
+        """Give up recordings, because memory has run out, as an error says."""
+        if self.recordings is not None:
+            self.recordings.give_up(error)
+            self._kinds.clear()
 
     def _look(self, mode: Mode) -> None:
         """Drop the recordings of models that have changed since: nothing may keep old weights alive."""
@@ -158,7 +167,7 @@ class Rounds:
         seen: Slots,
     ) -> Judged:
         if take is None:
-            return judge(mode, tree, logits, seen)
+            return judge(mode, tree, logits, seen, self._runner.agreement)
 
         def stage(*inputs: Tensor) -> tuple[Tensor, ...]:
             drafted, (scores,) = kind.tree(inputs)
@@ -230,9 +239,14 @@ def check_recording(recording: object) -> None:
 
 
 def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, recording: str, optimize: bool) -> Rounds:
-    """Returns the rounds of an engine (``Engine``'s ``recording`` and ``optimize``)."""
+    """Returns the rounds of an engine (``Engine``'s ``recording`` and ``optimize``).
+
+    Nothing is recorded for a model that is spread over devices or shared by processes: hooks move its weights and its
+    tensors, and processes agree on every round before the next one begins.
+    """
     device = runner.device.type
-    if recording == "off" or not optimize or device not in ("cpu", "cuda"):
+    off = recording == "off" or not optimize or is_spread(runner.model) or runner.agreement.shared
+    if off or device not in ("cpu", "cuda"):
         return Rounds(runner, table, timer, recorder=None)
     recorder = TapeRecorder() if device == "cpu" else CudaGraphRecorder(runner.device)
     whole = recording == "rounds" or (recording == "auto" and device == "cuda")

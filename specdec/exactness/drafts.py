@@ -212,7 +212,8 @@ def _draft(
     tree = DraftTree.from_shape(
         shape,
         tokens,
-        sampling=law.expand(len(tokens), -1),
+        # As in the engine, the host knows of a law that all nodes have; rules may use that.
+        sampling=declared if isinstance(declared, DraftSampling) else law.expand(len(tokens), -1),
         draft_probs=None if not law.any() else draft_probs,
         valid=None if valid.all() else valid,
     )

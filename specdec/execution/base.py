@@ -8,6 +8,7 @@ from torch import nn
 from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.cache.base import Cache
 from specdec.execution.freshness import Change, Freshness
+from specdec.execution.recording import UnrecordableError, recording_now
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -29,6 +30,22 @@ class Executor(ABC):
 
     def weights_changed(self) -> None:  # noqa: B027 (many keep nothing)
         """Drop everything that was derived from weights, after a change that ``look`` cannot see."""
+
+    def copies(self) -> dict[int, int]:
+        """Returns the bytes of the copies that forwards read in the place of parameters, by the parameter's ``id``.
+
+        A copy may take fewer bytes than the parameter: 16 bits for a float32 weight that needs no more.
+        """
+        return {}
+
+    def check_recordable(self) -> None:
+        """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again.
+
+        Raises:
+            UnrecordableError: A stage is being recorded, and the model has such code.
+        """
+        if recording_now() and not self.freshness.known:
+            raise UnrecordableError("the model has modules or hooks from elsewhere")
 
     @abstractmethod
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:

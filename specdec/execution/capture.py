@@ -14,6 +14,7 @@ What was captured is rewritten in fewer operations (``fusion.py``) and becomes a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def capture(
         Exception: The model cannot be captured; any error that tracing has raised.
     """
     with torch.inference_mode():
-        with _capturing(cache), _NoValues(), _Capturer() as capturer, noted_products(capturer.product):
+        with _capturing(cache), _NoValues(_raise), _Capturer(_raise) as capturer, noted_products(capturer.product):
             outputs = call(*inputs)
         if cache.waiting is not None:
             raise UncapturableError("a layer's keys do not go to the attention function")
@@ -75,40 +76,53 @@ def capture(
     return write_program([_called(step, attend) for step in steps], inputs, outputs)
 
 
+@dataclass(eq=False)
+class Noted:
+    """The operations of a piece of work that was noted while it ran.
+
+    Attributes:
+        steps: The operations.
+        refusal: Why they cannot be repeated, if they cannot.
+    """
+
+    steps: list[Step]
+    refusal: str | None = None
+
+    def refuse(self, reason: str) -> None:
+        """Note that the work cannot be repeated. It goes on: half of it may have changed something already."""
+        self.refusal = self.refusal or reason
+
+
 @contextmanager
-def recorded_steps() -> Iterator[list[Step]]:
-    """Note the operations of the ``with`` block, which must not depend on values."""
-    token = _recording.set(True)
-    try:
-        with _NoValues(), _Capturer() as capturer:
-            yield capturer.steps
-    finally:
-        _recording.reset(token)
+def recorded_steps() -> Iterator[Noted]:
+    """Note the operations of the ``with`` block."""
+    noted = Noted([])
+    with _NoValues(noted.refuse), _Capturer(noted.refuse) as capturer, noted_products(capturer.product):
+        noted.steps = capturer.steps
+        yield noted
 
 
-def recording_now() -> bool:
-    """Returns whether operations are being noted in this thread: nothing that is not part of them may run."""
-    return _recording.get()
-
-
-_recording: ContextVar[bool] = ContextVar("recording", default=False)
+def _raise(reason: str) -> None:
+    raise UncapturableError(reason)
 
 
 def _called(step: Step, attend: Attend) -> Step:
     """Returns a step with the function that a program calls for it."""
-    function = step.function
-    if isinstance(function, StoredWeight):
-        function = function.multiply
-    elif function is torch.ops.specdec.attend.default:
-        function = attend
-    return Step(function, step.arguments, step.named, step.outputs)
+    if step.function is not torch.ops.specdec.attend.default:
+        return step
+    return Step(attend, step.arguments, step.named, step.outputs)
 
 
 class _Capturer(TorchDispatchMode):
-    """Notes every operation, and keeps its tensors so that each is known by its identity."""
+    """Notes every operation, and keeps its tensors so that each is known by its identity.
 
-    def __init__(self) -> None:
+    Args:
+        refuse: Is told why the operations cannot be repeated.
+    """
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
         super().__init__()
+        self._refuse = refuse
         self.steps: list[Step] = []
         self._inside = False
 
@@ -116,12 +130,12 @@ class _Capturer(TorchDispatchMode):
         if self._inside:
             return func(*args, **(kwargs or {}))
         if depends_on_values(func, args):
-            raise UncapturableError(f"{func} depends on values")
+            self._refuse(f"{func} depends on values")
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args, kwargs):
             if outputs is not args[0]:
-                raise UncapturableError(f"{func} draws random numbers")
+                self._refuse(f"{func} draws random numbers")
             return outputs  # dropout, which is off
         self.steps.append(Step(func, args, kwargs, outputs))
         return outputs
@@ -149,9 +163,13 @@ def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
 class _NoValues(TorchFunctionMode):
     """Refuses calls that show a tensor's values without being operations, unlike ``item`` and branches."""
 
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SHOWS_VALUES:
-            raise UncapturableError(f"{func.__name__} depends on values")
+            self._refuse(f"{func.__name__} depends on values")
         return func(*args, **(kwargs or {}))
 
 

@@ -8,6 +8,7 @@ depend on lengths.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +48,22 @@ class Work:
 def counted() -> Iterator[Work]:
     """Count the work of the ``with`` block, in this thread."""
     work = Work()
-    with _Reads(work), _Operations(work):
-        yield work
+    token = _counting.set((*_counting.get(), work))
+    try:
+        with _Reads(work), _Operations(work):
+            yield work
+    finally:
+        _counting.reset(token)
+
+
+def count_operation(name: str) -> None:
+    """Count an operation that torch does not know, because it is not torch's."""
+    for work in _counting.get():
+        work.operations[name] += 1
+
+
+# Of this thread: who counts.
+_counting: ContextVar[tuple[Work, ...]] = ContextVar("counting", default=())
 
 
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.execution.recording import Recorder, Recording, Stage
+from specdec.execution.recording import Recorder, Recording, Stage, while_recording
 from specdec.host import without_looking
 
 
@@ -36,6 +36,7 @@ class CudaGraphRecorder(Recorder):
             with (
                 torch.inference_mode(),
                 without_looking(),
+                while_recording(),
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
             ):
                 outputs = stage(*places)

@@ -23,6 +23,7 @@ class EagerExecutor(Executor):
 
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
+        self.check_recordable()
         cache.aim(batch)
         state = plan.attention.prepare(batch, cache, plan)
         with evaluating(self.freshness.training), plain_weights():
@@ -88,6 +89,8 @@ def call_model(
     if "logits" not in output:
         last = [output.last_hidden_state]
     hidden = [last[0] if layer == -1 else output.hidden_states[layer] for layer in wants.hidden_layers]
+    # The layers of a model that is spread over devices leave them where they run.
+    hidden = [states.to(inputs[0].device) for states in hidden]
     if wants.logits == 0:
         return hidden
     logits = output.logits

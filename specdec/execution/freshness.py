@@ -9,7 +9,7 @@ import copy
 import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -71,8 +71,8 @@ class Freshness:
     Attributes:
         modules: All modules, as of the last look.
         training: The modules that are in training mode.
-        known: Whether all modules and hooks are code of torch, transformers or this project. Other code may keep a
-            state whose changes a captured forward would not see.
+        known: Whether all modules, parameters and hooks are code of torch, transformers or this project. Other code may
+            keep a state whose changes a captured forward would not see.
     """
 
     def __init__(self, model: nn.Module):
@@ -144,7 +144,7 @@ class Freshness:
         ]
 
 
-def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+def _tables(module: nn.Module) -> tuple[Mapping[Any, Any], ...]:
     return module._parameters, module._buffers, module._forward_hooks, module._forward_pre_hooks
 
 
@@ -161,10 +161,11 @@ OURS = ("torch", "transformers", "specdec", "drafters")
 
 
 def all_known(modules: Iterable[nn.Module]) -> bool:
-    """Returns whether all modules, and all hooks on them, are known code."""
+    """Returns whether all modules, their parameters' classes, and all hooks on them, are known code."""
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(_home(code) not in OURS for code in (type(module), *hooks)) or "forward" in vars(module):
+        kinds = [type(parameter) for parameter in module._parameters.values() if parameter is not None]
+        if any(_home(code) not in OURS for code in (type(module), *kinds, *hooks)) or "forward" in vars(module):
             return False
     return True
 

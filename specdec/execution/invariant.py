@@ -68,6 +68,10 @@ class InvariantExecutor(Executor):
         if self._packed is not None:
             self._packed.refresh(all_values=True)
 
+    def copies(self) -> dict[int, int]:
+        """See ``Executor.copies``."""
+        return {} if self._packed is None else self._packed.bytes_by_weight()
+
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         nodes = Nodes(batch, cache)

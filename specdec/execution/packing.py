@@ -8,8 +8,11 @@ to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch
 Float32 weights that came from a checkpoint in 16 bits are kept in 16 bits where this loses nothing
 (``half_weights.py``), which halves the time of one row once more.
 
-The model itself is not changed: packed copies are used during our forwards only. In bfloat16 they give the same bits;
-in float32 sums are ordered differently.
+A single row is multiplied from the model's own weights where this project's C is compiled (``one_row.py``): it needs no
+other layout.
+
+The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products of several rows
+give the same bits; in float32, and for a single row by our own C, sums are ordered differently.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 
 from specdec.execution.freshness import Values
 from specdec.execution.half_weights import HalfWeight
+from specdec.execution.one_row import one_row, takes
 from specdec.execution.stored_weight import StoredWeight
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
@@ -63,23 +67,34 @@ class PackedWeight(StoredWeight):
 
     Args:
         weight: A weight for which ``can_pack`` is true.
+        plain: The same weight in its ordinary layout, possibly in several parts, for products of one row
+            (``one_row``). It is kept, and not copied. Without it, one row is multiplied as many are.
     """
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Tensor, plain: Sequence[Tensor] = ()):
         self.dtype = weight.dtype
+        self._width = weight.shape[1]
+        self._one_row = one_row([part.detach() for part in plain])
         self.bytes = weight.numel() * weight.element_size()
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See ``StoredWeight.multiply``."""
+        if self._one_row is not None and takes(inputs, self._width):
+            return self._one_row(inputs, bias)
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 
-def pack(weight: Tensor) -> StoredWeight:
-    """Returns the copy of a weight that is fastest here; ``can_pack`` must be true for it."""
+def pack(weight: Tensor, plain: Sequence[Tensor] = ()) -> StoredWeight:
+    """Returns the copy of a weight that is fastest here; ``can_pack`` must be true for it.
+
+    Args:
+        weight: What to pack.
+        plain: See ``PackedWeight``.
+    """
     half = HalfWeight.of(weight) if weight.numel() >= _LEAST_16_BITS else None
-    return PackedWeight(weight) if half is None else half
+    return PackedWeight(weight, plain) if half is None else half
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,10 @@ class PackedLinears:
 
     def __len__(self) -> int:
         return len(self._layers)
+
+    def bytes_by_weight(self) -> dict[int, int]:
+        """Returns the bytes of every copy, by the ``id`` of the weight that it stands for."""
+        return {id(layer.weight): layer.packed.bytes for layer in self._layers}
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Returns whether these are copies of this very model's layers."""
@@ -179,7 +198,7 @@ class PackedLinears:
             weights = [known[each] for each in key if each in known]
             if len(weights) < len(key) or sum(weight.numel() for weight in weights) > _MOST_JOINT:
                 return None
-            joint = pack(torch.cat([weight.detach() for weight in weights]))
+            joint = pack(torch.cat([weight.detach() for weight in weights]), weights)
             if any(type(joint) is not type(part) for part in packed):  # another library would sum in another order
                 return None
             self._joint[key] = joint
@@ -217,15 +236,18 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _packable(module: nn.Linear) -> bool:
-    # A layer with a `forward` of its own was changed on purpose: that function must be called.
-    if type(module) is not nn.Linear or "forward" in vars(module) or not can_pack(module.weight):
+    # A layer with a `forward` of its own was changed on purpose: that function must be called. So does a weight of a
+    # class of its own (another library's quantization) know best how it is multiplied.
+    if type(module) is not nn.Linear or "forward" in vars(module) or type(module.weight) is not nn.Parameter:
+        return False
+    if not can_pack(module.weight):
         return False
     return module.weight.dtype is torch.float32 or module.weight.numel() >= _LEAST_16_BITS
 
 
 def _layer(module: nn.Linear) -> _Layer:
     weight = module.weight
-    packed, width = pack(weight), weight.shape[1]
+    packed, width = pack(weight, [weight]), weight.shape[1]
     full = isinstance(packed, PackedWeight) and packed.dtype is torch.float32
     # The number of inputs from which the packed weight is quicker.
     least = -(-_LEAST_FLOAT32 // weight.numel()) * width if full else 0

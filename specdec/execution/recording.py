@@ -9,10 +9,13 @@ slots and trees on a CPU, bit for bit, is known to be ready for a graph.
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-import torch
 from torch import Tensor
+
+from specdec.memory import ran_out
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +26,15 @@ Recording = Callable[..., tuple[Tensor, ...]]
 """Does what its stage did, on other inputs of the same shapes."""
 
 
+class UnrecordableError(RuntimeError):
+    """A stage does something that a recording could not repeat."""
+
+
 class Recorder(ABC):
     """One way of recording."""
 
     @abstractmethod
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, tuple[Tensor, ...]]:
         """Do a stage's work and record it.
 
         Args:
@@ -35,11 +42,30 @@ class Recorder(ABC):
             inputs: Its inputs.
 
         Returns:
-            The recording, and the outputs for these inputs.
+            The recording, and the outputs for these inputs. The recording is None if the stage has run and cannot be
+            repeated.
 
         Raises:
             Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
         """
+
+
+@contextmanager
+def while_recording() -> Iterator[None]:
+    """Tell everybody, during the ``with`` block, that a stage is being recorded (``recording_now``)."""
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def recording_now() -> bool:
+    """Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
+    return _recording.get()
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
 
 
 class Recordings:
@@ -69,6 +95,13 @@ class Recordings:
         self._times.clear()
         self._refused.clear()
 
+    def give_up(self, error: BaseException) -> None:
+        """Drop all recordings and make none from now on, because memory has run out, as an error says."""
+        if not self._full:
+            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
+        self.clear()
+        self._full = True
+
     def run(self, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns what a stage returns, replayed if it came often.
 
@@ -88,16 +121,17 @@ class Recordings:
             return stage(*inputs)
         try:
             recording, outputs = self._recorder.record(stage, inputs)
-        except torch.OutOfMemoryError as error:
-            # Without recordings there may be room for the work itself.
-            self.clear()
-            self._full = True
-            logger.warning("no memory is left for recordings, so rounds run without them from now on: %s", error)
-            return stage(*inputs)
-        except Exception as error:  # it depends on values, or does something that cannot be repeated: it runs as it is
+        except Exception as error:
+            if ran_out(error):  # without recordings there may be room for the work itself
+                self.give_up(error)
+                return stage(*inputs)
+            # It depends on values, or does something that cannot be repeated: it runs as it is.
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)
             self._refused.add(key)
             return stage(*inputs)
+        if recording is None:  # it is not done again: it may have moved what it would then move once more
+            self._refused.add(key)
+            return outputs
         self._kept[key] = recording
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)

@@ -12,11 +12,13 @@ from specdec.attention.base import AttentionState
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
-from specdec.execution.capture import NAME, CapturingCache, capture, recording_now
+from specdec.execution.capture import NAME, CapturingCache, capture
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears
 from specdec.execution.program import Program
+from specdec.execution.recording import recording_now
+from specdec.memory import ran_out
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -53,6 +55,7 @@ class ReplayExecutor(Executor):
         self._programs: dict[_Key, Program | None] = {}
         self._forwards: Counter[_Key] = Counter()
         self._now = _Now()
+        self._full = False  # no memory for more captures
 
     def look(self) -> Change:
         """See ``Executor.look``. Also packs changed weights again, and drops captured forwards."""
@@ -72,8 +75,13 @@ class ReplayExecutor(Executor):
         self._packing = self._packed.refresh(all_values=True)
         self._programs.clear()
 
+    def copies(self) -> dict[int, int]:
+        """See ``Executor.copies``."""
+        return self._packed.bytes_by_weight()
+
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
+        self.check_recordable()
         cache.aim(batch)
         self._now.plan, self._now.cache = plan, cache
         self._now.state = plan.attention.prepare(batch, cache, plan)
@@ -93,7 +101,7 @@ class ReplayExecutor(Executor):
 
     def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Capture a forward that comes often; keep the capture if it returns what the model has just returned."""
-        if recording_now():
+        if recording_now() or self._full:
             return
         self._forwards[key] += 1
         often = self._forwards[key] >= CAPTURE_AFTER and key not in self._programs
@@ -115,10 +123,14 @@ class ReplayExecutor(Executor):
             # The same inputs again, so that the cache is written with what it holds already.
             if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
                 self._programs[key] = program
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the model does something that cannot be traced: it runs as it is
-            logger.debug("%s is not captured: %s", plan.model_type, error)
+        except Exception as error:
+            if not ran_out(error):  # the model does something that cannot be traced: it runs as it is
+                logger.debug("%s is not captured: %s", plan.model_type, error)
+                return
+            self._full = True
+            logger.warning(
+                "no memory is left for capturing forwards of %s: from now on it runs as it is", plan.model_type
+            )
 
 
 class _Now:

@@ -1,14 +1,17 @@
 """Recordings for the CPU: a stage's operations as a flat program."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.execution.capture import UncapturableError, recorded_steps
+from specdec.execution.capture import recorded_steps
 from specdec.execution.program import write_program
-from specdec.execution.recording import Recorder, Recording, Stage
+from specdec.execution.recording import Recorder, Recording, Stage, while_recording
 from specdec.host import without_looking
+
+logger = logging.getLogger(__name__)
 
 
 class TapeRecorder(Recorder):
@@ -18,11 +21,13 @@ class TapeRecorder(Recorder):
     would be the same in every replay.
     """
 
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
-        """See ``Recorder.record``."""
-        with torch.inference_mode(), without_looking(), recorded_steps() as steps:
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, tuple[Tensor, ...]]:
+        """See ``Recorder.record``. A stage that cannot be repeated is done to its end all the same."""
+        with torch.inference_mode(), without_looking(), while_recording(), recorded_steps() as noted:
             outputs = stage(*inputs)
-        for step in steps:
-            if step.function is torch.ops.aten.lift_fresh.default:
-                raise UncapturableError("a tensor is made from numbers that the host has")
-        return write_program(steps, inputs, outputs), outputs
+        if any(step.function is torch.ops.aten.lift_fresh.default for step in noted.steps):
+            noted.refuse("a tensor is made from numbers that the host has")
+        if noted.refusal is not None:
+            logger.debug("a stage is not recorded: %s", noted.refusal)
+            return None, outputs
+        return write_program(noted.steps, inputs, outputs), outputs

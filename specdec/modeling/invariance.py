@@ -29,8 +29,10 @@ from specdec.cache.base import Cache
 from specdec.execution.eager import EagerExecutor
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.memory import ran_out
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import differs, position_limit
+from specdec.placement import is_divided
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
@@ -72,6 +74,8 @@ def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
     refusal = GroupedAttention().check(plan.model)
     if refusal is None and plan.indexers:
         refusal = f"{kind} selects keys by an indexer, whose products have the shape of the cache"
+    if refusal is None and is_divided(plan.model):
+        refusal = f"this {kind} model runs on several devices or in several processes, which add up in their own ways"
     if refusal is not None:
         raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
     # The products of experts have as many rows as tokens of the block are routed to them.
@@ -83,9 +87,9 @@ def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
             try:
                 executor.threads = _threads(plan, executor)
                 finding = _trial(plan, executor)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as error:  # whatever a model raises is the reason to refuse it
+                if ran_out(error):
+                    raise
                 finding = str(error).strip().split("\n", 1)[0] or type(error).__name__
             if not finding:
                 return

@@ -20,7 +20,11 @@ from specdec import inflate as inflation
 from specdec.arguments import shown
 from specdec.inflate import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
-from specdec.quantization import check_fast, check_quantization, quantization_of, quantize
+from specdec.memory import ran_out, shortage
+from specdec.modeling import parallel
+from specdec.placement import check_device_map, device_of_map, is_spread
+from specdec.quantization import check_fast, check_quantization, foreign, quantization_of, quantize
+from specdec.quantization.checkpoint import stored_scheme
 
 HUB_OPTIONS = (
     "revision",
@@ -58,6 +62,9 @@ def load(
     quantization: str | None = None,
     quantization_check: bool = True,
     inflate: str | Mapping[str, int] | LlamaShape | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    tensor_parallel: bool | int | None = None,
     **options: Any,
 ) -> Loaded:
     """Load a causal LM for use as a target or a drafter; the arguments are those of ``Target.from_pretrained``.
@@ -69,7 +76,10 @@ def load(
         check_quantization(quantization)
     if inflate is not None:
         inflation.resolve_shape(inflate)  # refuses a wrong name before anything is loaded
-    where = resolve_device(device)
+    size = parallel.check_processes(tensor_parallel)
+    if size > 1:
+        parallel.check_options(device=device, device_map=device_map, quantization=quantization, inflate=inflate)
+    where = _place(device, device_map, max_memory, quantization=quantization, inflate=inflate)
     asked = resolve_dtype(dtype)
     path = _located(name_or_path, options.get("subfolder") or "")
     try:
@@ -78,24 +88,51 @@ def load(
             config = AutoConfig.from_pretrained(config or path, **hub_options(options))
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is an encoder-decoder model; give a decoder-only causal LM")
-        choice = _choice(asked, getattr(config, "dtype", None), where)
+        _check_own_scheme(config, device_map)
+        method = foreign.quantized_by(config, options.get("quantization_config"))
+        if method is not None:
+            foreign.check_packages(method)
+            foreign.check_alone(method, quantization=quantization, inflate=inflate)
+        if size > 1:
+            parallel.check_shares(config, size)
+            options |= parallel.join(size)
+        elif device_map is not None:
+            options |= {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
+            options |= {"max_memory": dict(max_memory)} if max_memory is not None else {}
+        elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
+            options["device_map"] = {"": where}
+        choice = _choice(asked, getattr(config, "dtype", None), where) if method is None else _kept(asked)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype if choice else "auto", **options)
+        if choice is None and method is not None:
+            choice = DtypeChoice(model.dtype, f"auto: {dtype_name(model.dtype)}, as in the checkpoint ({method})")
         if choice is None:  # the configuration names no dtype, so that of the weights counts
             choice = choose_dtype(model.dtype, where)
             if choice.dtype is not model.dtype:
                 # Loaded again instead of cast, because a cast would also round tables that stay in float32.
                 del model
                 model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype, **options)
-    # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError.
-    except (OSError, ValueError, ImportError, TypeError) as error:
+    # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError; a
+    # quantizer that wants a GPU raises a RuntimeError.
+    except (OSError, ValueError, ImportError, TypeError, RuntimeError) as error:
         nowhere = "" if Path(path).exists() else ", which is no local folder"
         attention = "attn_implementation"
         remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
+        if ran_out(error):
+            raise ValueError(_too_large(name_or_path, error, where)) from error
         reason = first_line(error).rstrip(".")
         message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
-    model = model.to(where).eval()  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
+    if size == 1 and "device_map" not in options:
+        try:
+            model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            raise ValueError(_too_large(name_or_path, error, where)) from error
+    model = model.eval()
     stored = quantization_of(model)
+    if stored is not None and is_spread(model):  # device_map="auto" has found no room on one device
+        raise ValueError(f"cannot load the model {str(name_or_path)!r}: {_not_spread(stored)}")
     if stored is not None and inflate is not None:
         raise ValueError(f"inflate={inflate!r}: {name_or_path!r} is stored in {stored}; inflate what it was made of")
     if inflate is not None:
@@ -173,6 +210,60 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message."""
     return str(error).strip().split("\n", 1)[0]
+
+
+def _place(
+    device: str | torch.device,
+    device_map: str | Mapping[str, Any] | None,
+    max_memory: Mapping[Any, Any] | None,
+    *,
+    quantization: object,
+    inflate: object,
+) -> torch.device:
+    """Returns the device whose arithmetic counts: the one that was asked for, or the main one of a map.
+
+    Raises:
+        ValueError: The device or the map cannot be used, or not together with another option.
+    """
+    if device_map is None:
+        if max_memory is not None:
+            raise ValueError("max_memory limits what device_map='auto' gives to a device: give that too")
+        return resolve_device(device)
+    check_device_map(device_map)
+    if str(device) != "auto":
+        raise ValueError(f"device={str(device)!r} and device_map both say where the model goes: leave one of them out")
+    for option, value in (("quantization", quantization), ("inflate", inflate)):
+        if value is not None:
+            raise ValueError(f"{option}={value!r} needs the whole model on one device: leave device_map out")
+    return resolve_device("auto") if isinstance(device_map, str) else device_of_map(device_map)
+
+
+def _check_own_scheme(config: PreTrainedConfig, device_map: str | Mapping[str, Any] | None) -> None:
+    """Refuse to spread a checkpoint in one of this project's schemes by a map that is given.
+
+    Raises:
+        ValueError: The map names more than one place.
+    """
+    scheme = stored_scheme(config)
+    if scheme is not None and isinstance(device_map, Mapping) and len({str(each) for each in device_map.values()}) > 1:
+        raise ValueError(_not_spread(scheme))
+
+
+def _not_spread(scheme: str) -> str:
+    return (
+        f"it is stored in this project's {scheme}, whose layers keep copies of their weights and have to be on one "
+        f"device: give device instead of device_map, or the checkpoint that it was made of"
+    )
+
+
+def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:
+    remedy = "give device_map='auto', a smaller dtype, or a checkpoint in fewer bits"
+    return f"cannot load the model {str(name_or_path)!r}: {shortage(error, device)}; {remedy}"
+
+
+def _kept(asked: str | torch.dtype) -> DtypeChoice | None:
+    """Returns the dtype that was asked for; None for ``"auto"``, which keeps that of a quantized checkpoint."""
+    return _choice(asked, None, torch.device("cpu"))
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:

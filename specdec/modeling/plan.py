@@ -22,8 +22,11 @@ from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
+from specdec.memory import ran_out
 from specdec.modeling.support import check_supported, differs, explain, noted_masks, position_limit, reaches
+from specdec.placement import main_device
 from specdec.quantization.base import rounded_to
+from specdec.quantization.stored import output_width
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 
@@ -53,7 +56,7 @@ class ModelPlan:
         indexers: One shape for every layer that selects keys by other keys.
         vocab_size: The width of the logits.
         dtype: The model's dtype.
-        device: The model's device.
+        device: The device on which the model takes tokens and returns logits.
         keeps_logits: Whether the model can be asked for the logits of the last nodes only.
         attention_reason: The backend's name; with ``"auto"`` also why those before it were passed over.
     """
@@ -171,9 +174,9 @@ def _settle(
                 if error is None:
                     return replace(plan, attention_reason=_reason(name, None if refusals is None else passed))
                 problem = f"its logits differ by {error:.0%} from the model's own"
-            except torch.OutOfMemoryError:
-                raise
             except Exception as exception:  # whatever a model raises is the reason to refuse it
+                if ran_out(exception):
+                    raise
                 cause = exception
                 first_line = str(exception).strip().split("\n", 1)[0]
                 problem = (
@@ -203,13 +206,14 @@ def _probe(
     config = model.config.get_text_config(decoder=True)
     output_layer = model.get_output_embeddings()
     assert output_layer is not None, "check_supported has refused the model"
-    probe = ShapeProbe(getattr(config, "num_hidden_layers", 1))
+    device = main_device(model)
+    probe = ShapeProbe(getattr(config, "num_hidden_layers", 1), device)
     configs = configs_of(model)
-    vocab_size = output_layer.weight.shape[0]
+    vocab_size = output_width(output_layer)
     training = [module for module in model.modules() if module.training]
     # In some versions SDPA ignores softcaps and sinks, so the model's own attention is the reference.
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
-        tokens = _trial_tokens(config, vocab_size, model.device)
+        tokens = _trial_tokens(config, vocab_size, device)
         output = model(input_ids=tokens, past_key_values=probe, use_cache=True)
     plan = ModelPlan(
         model=model,
@@ -221,7 +225,7 @@ def _probe(
         indexers=probe.indexers,
         vocab_size=vocab_size,
         dtype=model.dtype,
-        device=model.device,
+        device=device,
         keeps_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters,
     )
     return plan, output.logits

@@ -10,10 +10,14 @@ from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.memory import one_sentence_if_short
+from specdec.modeling.agreement import agreement_for
 from specdec.modeling.invariance import settle
+from specdec.modeling.parallel import group_of
 from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
-from specdec.quantization.base import weights_read
+from specdec.placement import main_device
+from specdec.quantization.base import WeightsRead, weights_read
 
 
 class ModelRunner:
@@ -42,6 +46,7 @@ class ModelRunner:
         executor: Runs forwards.
         kv_cache: Name of the format of keys and values; None for the model's dtype.
         invariant: As given.
+        agreement: Keeps the processes that share the model in step.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, the model cannot be supported (with its type
@@ -76,15 +81,18 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self._attention = attention
         self._lock = model_lock(model)
-        plan = ModelPlan.find(model, attention=attention)
-        check_length(model.config.get_text_config(decoder=True), max_length)
-        self.plan = plan
-        self.cache = plan.make_cache(
-            max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
-        )
-        self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
-        self._version = 0
-        self._settle()
+        remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
+        with one_sentence_if_short(main_device(model), remedy):
+            plan = ModelPlan.find(model, attention=attention)
+            check_length(model.config.get_text_config(decoder=True), max_length)
+            self.plan = plan
+            self.cache = plan.make_cache(
+                max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
+            )
+            self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
+            self.agreement = agreement_for(group_of(model))
+            self._version = 0
+            self._settle()
 
     @property
     def vocab_size(self) -> int:
@@ -108,8 +116,22 @@ class ModelRunner:
         return self._version
 
     def weight_bytes(self, rows: int = 1) -> int:
-        """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``)."""
-        return weights_read(self.model, rows).bytes
+        """Returns the bytes of weights that a forward of this many tokens reads at least once (``weights_read``).
+
+        Where the executor multiplies by copies of weights, their bytes count: those of 16 bits, say, for weights that a
+        float32 model stores in 32.
+        """
+        return self._weights_read(rows).bytes
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """The bytes that a forward of one token reads per weight, from copies where the executor has them."""
+        return self._weights_read(1).bytes_per_weight
+
+    def _weights_read(self, rows: int) -> WeightsRead:
+        with self._lock:
+            self._look()
+            return weights_read(self.model, rows, self.executor.copies())
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which leaves the keys and values of its nodes in the cache.
@@ -139,9 +161,10 @@ class ModelRunner:
     def _plan_again(self) -> None:
         """Find a new plan for a model that was changed, and go on with the same cache."""
         before, model = self.plan, self.model
-        if (model.dtype, model.device) != (before.dtype, before.device):
+        device = main_device(model)
+        if (model.dtype, device) != (before.dtype, before.device):
             raise ValueError(
-                f"the {before.model_type} model was moved to {model.dtype} on {model.device} after this engine was "
+                f"the {before.model_type} model was moved to {model.dtype} on {device} after this engine was "
                 f"built for {before.dtype} on {before.device}: build a new engine"
             )
         plan = ModelPlan.find(model, attention=self._attention)

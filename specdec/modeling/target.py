@@ -1,6 +1,7 @@
 """The target: the model whose distribution the output must follow."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,8 +11,10 @@ from specdec.inflate import LlamaShape
 from specdec.machine import dtype_name
 from specdec.modeling.loading import load, load_tokenizer
 from specdec.modeling.support import check_model, check_tokenizer
+from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import num_weights, weights_read
+from specdec.quantization.stored import output_width
 
 
 class Target:
@@ -51,7 +54,7 @@ class Target:
         self.dtype_reason = dtype_reason or f"{dtype_name(model.dtype)}, as given"
         output = model.get_output_embeddings()
         self.vocab_size = (
-            model.config.get_text_config(decoder=True).vocab_size if output is None else output.weight.shape[0]
+            model.config.get_text_config(decoder=True).vocab_size if output is None else output_width(output)
         )
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
 
@@ -65,7 +68,10 @@ class Target:
         quantization: str | None = None,
         quantization_check: bool = True,
         inflate: str | Mapping[str, int] | LlamaShape | None = None,
-        **kwargs: object,
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
+        tensor_parallel: bool | int | None = None,
+        **kwargs: Any,
     ) -> "Target":
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
 
@@ -80,6 +86,11 @@ class Target:
             quantization_check: Refuse a scheme that is not faster than full precision on the device.
             inflate: A larger Llama shape (``"110m"``, ``"1b"``, ``"8b"`` or numbers). The model then costs what that
                 shape costs and computes what it computes now (``specdec/inflate.py``). The target's name says so.
+            device_map: ``"auto"`` spreads the layers over all GPUs, then the CPU's memory, then the disk; a dict says
+                which module goes where (``{"model.layers.0": 0, …, "lm_head": "cpu"}``). Not together with ``device``.
+            max_memory: With ``device_map="auto"``, what every device may be given: ``{0: "20GiB", "cpu": "60GiB"}``.
+            tensor_parallel: The number of processes that share the model, each with a part of every layer; they are
+                started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
                 ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
 
@@ -93,6 +104,9 @@ class Target:
             quantization=quantization,
             quantization_check=quantization_check,
             inflate=inflate,
+            device_map=device_map,
+            max_memory=max_memory,
+            tensor_parallel=tensor_parallel,
             **kwargs,
         )
         tokenizer = load_tokenizer(name_or_path, **kwargs)
@@ -104,7 +118,7 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return main_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,9 +131,12 @@ class Target:
 
     @property
     def bytes_per_weight(self) -> float:
-        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8."""
-        read = weights_read(self.model)
-        return read.bytes / read.weights
+        """The bytes that a forward of one token reads per weight: 2 in bfloat16, little more than 1 in int8.
+
+        Counted as the model stores them. On a CPU an engine may read copies in fewer bits:
+        ``engine.runner.bytes_per_weight`` counts those.
+        """
+        return weights_read(self.model).bytes_per_weight
 
     @property
     def num_layers(self) -> int | None:

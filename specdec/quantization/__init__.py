@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specdec.quantization.base import QuantizedLinear, replace_linears
 from specdec.quantization.checkpoint import mark, quantization_of
+from specdec.quantization.foreign import quantized_by
 from specdec.quantization.methods import METHODS
 from specdec.quantization.speed import check_fast
 
@@ -52,6 +53,11 @@ def quantize(model: PreTrainedModel, name: str, *, check: bool = True) -> PreTra
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
             f"quantization={name!r}: this {model.config.model_type} model is quantized already; load it anew"
+        )
+    method = quantized_by(model.config)
+    if method is not None:
+        raise ValueError(
+            f"quantization={name!r}: this {model.config.model_type} model is quantized by {method} already"
         )
     if check:
         check_fast(model, name)

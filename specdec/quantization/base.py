@@ -1,7 +1,7 @@
 """What every quantization of linear layers shares: the layer's interface, the replacement, and the count of bytes."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdec.execution.freshness import Versioned
+from specdec.quantization.stored import is_packed, own_numel, packed_layer, stored_bytes
 
 
 class QuantizedLinear(nn.Module, Versioned):
@@ -46,15 +47,20 @@ class WeightsRead:
     """Weights that one forward reads.
 
     Attributes:
-        bytes: Their size as they are stored, scales included.
+        bytes: Their size as the forward finds them, scales included.
         weights: The number of weights.
     """
 
     bytes: int
     weights: int
 
+    @property
+    def bytes_per_weight(self) -> float:
+        """The bytes that are read per weight: 2 in bfloat16, little more than 1 in int8."""
+        return self.bytes / self.weights
 
-def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
+
+def weights_read(model: PreTrainedModel, rows: int = 1, copies: Mapping[int, int] | None = None) -> WeightsRead:
     """Returns the weights that one forward reads at least once.
 
     These are all parameters except embedding tables, of which a forward reads only one row per token. A table that the
@@ -64,9 +70,12 @@ def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
         model: Any causal LM, quantized or not.
         rows: Tokens of the forward, over all sequences. A quantized layer may read other numbers for few rows than for
             many.
+        copies: The bytes of copies that are read in the place of parameters, by the parameter's ``id``
+            (``Executor.copies``); None counts what the model itself stores.
     """
+    copies = copies or {}
     output = model.get_output_embeddings()
-    shared = None if output is None else output.weight
+    shared = getattr(output, "weight", None)
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is not shared}
     counted: set[int] = set()
     size = weights = 0
@@ -74,12 +83,16 @@ def weights_read(model: PreTrainedModel, rows: int = 1) -> WeightsRead:
         quantized = isinstance(module, QuantizedLinear)
         if quantized:
             size += module.bytes_read(rows)
+        elif is_packed(module):  # by another library
+            packed, count = packed_layer(module)
+            size, weights = size + packed, weights + count
+            continue
         for parameter in module.parameters(recurse=False):
             if id(parameter) in looked_up or id(parameter) in counted:
                 continue
             counted.add(id(parameter))
-            weights += module.num_weights if quantized and parameter is module.weight else parameter.numel()
-            size += 0 if quantized else parameter.numel() * parameter.element_size()
+            weights += module.num_weights if quantized and parameter is module.weight else own_numel(parameter)
+            size += 0 if quantized else copies.get(id(parameter), stored_bytes(parameter))
     return WeightsRead(size, weights)
 
 

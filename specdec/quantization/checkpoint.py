@@ -93,6 +93,14 @@ def quantization_of(model: PreTrainedModel) -> str | None:
     return config.scheme if isinstance(config, SpecdecConfig) else None
 
 
+def stored_scheme(config: PreTrainedConfig) -> str | None:
+    """Returns the scheme that a checkpoint's configuration names; None if it names none of ours."""
+    stored: Any = getattr(config, "quantization_config", None)
+    if isinstance(stored, SpecdecConfig):
+        return stored.scheme
+    return stored.get("scheme") if isinstance(stored, dict) and stored.get("quant_method") == METHOD else None
+
+
 # Assigned and not registered by transformers' functions, which refuse a module that is imported a second time.
 AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = SpecdecConfig
 AUTO_QUANTIZER_MAPPING[METHOD] = SpecdecQuantizer

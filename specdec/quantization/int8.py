@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from specdec.execution.one_row import QuantizedRow, int8_row
 from specdec.quantization.dispatch import DispatchedLinear
 
 _KERNEL_STEP = 16  # torch's kernel loads as many inputs at a time, and has no code for a remainder
@@ -45,6 +46,9 @@ class Int8Linear(DispatchedLinear):
         if self.in_features % _KERNEL_STEP or not torch.equal(scale.to(self.scale.dtype), self.scale):
             return None
         return (self.weight.clone() if self.weight.data_ptr() % _ALIGNMENT else self.weight), scale
+
+    def row_form(self) -> QuantizedRow | None:
+        return int8_row(self.weight, self.scale)
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: tuple[Tensor, Tensor]) -> Float[Tensor, "row out"]:
         if inputs.device.type == "cuda":

@@ -124,9 +124,10 @@ def measure_row(name: str, shape: tuple[int, int], dtype: torch.dtype) -> RowTim
 def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
     other = torch.ones(_CACHES)
     with torch.inference_mode():
-        packed = PackedWeight(weight) if can_pack(weight) else None
+        packed = PackedWeight(weight, [weight]) if can_pack(weight) else None
 
-        form = layer.form_for(1) if isinstance(layer, DispatchedLinear) else None
+        row = layer.one_row() if isinstance(layer, DispatchedLinear) else None
+        form = layer.form_for(1) if isinstance(layer, DispatchedLinear) and row is None else None
         kernel = layer.by_kernel if isinstance(layer, DispatchedLinear) and form is not None else None
 
         def full() -> Tensor:
@@ -134,6 +135,8 @@ def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
 
         def quantized() -> Tensor:
             # The choice of the product is Python, which is no part of a captured forward.
+            if row is not None:
+                return row(inputs, None)
             return layer(inputs) if kernel is None else kernel(inputs, form)
 
         least = [float("inf")] * 2

@@ -18,7 +18,7 @@ from benchmarks.engine.models import SHAPES, make_target
 from benchmarks.engine.peers import TooLongError, time_limit
 from benchmarks.engine.roof import Measured, measure_roof
 from benchmarks.engine.roof import cache_bytes as caches_of
-from benchmarks.engine.rounds import Rounds, advance, begin
+from benchmarks.engine.rounds import WAYS, Rounds, advance, begin
 from benchmarks.engine.settings import SECTIONS, Grid, Options
 from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, step_work, without_host
 from benchmarks.options import help_text, parse
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SMALL = Options(
     model="tiny", dtype="float32", device="cpu", nodes=(1, 5), batch=(1, 2), context=(32, 16), tokens=6, repeats=1,
-    seconds=1000, compile_seconds=0, threads=1, schemes=("int8",),
+    seconds=1000, compile_seconds=0, threads=1, schemes=("int8",), recordings=("rounds",),
 )  # fmt: skip
 
 
@@ -69,7 +69,9 @@ def test_a_run_writes_figures_and_pictures(results: dict[str, Any]) -> None:
 def test_every_step_has_its_figures(results: dict[str, Any]) -> None:
     steps = results["steps"]
     assert {(s["batch"], s["nodes"], s["context"]) for s in steps} >= {(1, 1, 32), (1, 5, 32), (2, 5, 32), (1, 5, 16)}
-    assert len({s["executor"] for s in steps}) == 2 and len({s["backend"] for s in steps}) >= 2
+    assert {s["executor"] for s in steps} == {"ReplayExecutor", "EagerExecutor", "InvariantExecutor"}
+    assert len({s["backend"] for s in steps}) >= 2
+    assert {(s["batch"], s["nodes"]) for s in steps if s["invariant"]} == {(1, 1), (1, 5), (2, 1), (2, 5)}
     copy, flops = results["device"]["copy"], results["device"]["flops"]
     for step in steps:
         assert step["bandwidth_utilization"] == pytest.approx(step["bytes"] / step["seconds"] / copy)
@@ -87,6 +89,14 @@ def test_rounds_have_stages_and_counts(results: dict[str, Any]) -> None:
         assert 0 < each["outside"] < 1
     assert rounds["none", "none"]["tokens_per_round"] == 1
     assert rounds["none", "none"]["launches"] < rounds["chain", "rejection"]["launches"]
+
+
+def test_rounds_are_played_in_every_way(results: dict[str, Any]) -> None:
+    found = {(r["drafter"], r["rule"], r["recording"], r["invariant"]): r for r in results["ways"]}
+    ways = [("rounds", False), ("auto", True)]
+    assert set(found) == {(*pair, *way) for pair in WAYS for way in ways}
+    assert all(each["seconds"] > 0 and each["rounds"] > 0 for each in found.values())
+    assert {r["recording"] for r in results["rounds"]} == {"auto"}, "the figures are those of the usual way"
 
 
 def test_synthetic_acceptance_is_compared_with_its_prediction(results: dict[str, Any]) -> None:
@@ -231,6 +241,8 @@ def test_points_are_ordered_so_that_the_telling_ones_come_first() -> None:
     assert points[:3] == [Setting(1, nodes, 512) for nodes in (1, 5, 16)]
     assert Setting(4, 16, 512) in points and Setting(1, 5, 128) in points and Setting(1, 1, 512, "eager") in points
     assert len(points) == len(set(points))
+    assert Setting(4, 16, 512, invariant=True) in points
+    assert not any(point.invariant for point in settings(grid, invariant=False))
 
 
 def test_a_grid_keeps_to_the_positions_of_the_model() -> None:

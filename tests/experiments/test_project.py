@@ -15,7 +15,7 @@ import pytest
 from specdec import DraftSampling, TreeShape, Verifier
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
-from tests.experiments.test_run import local
+from tests.experiments.runs import local
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "your-project.md"

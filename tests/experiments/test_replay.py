@@ -32,7 +32,7 @@ from specdec.interfaces import Round, Verifier
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness, Noise, Verdict
-from tests.experiments.test_run import local
+from tests.experiments.runs import local
 from verifiers import (
     BlockVerifier,
     KSeqVerifier,
@@ -267,7 +267,7 @@ def test_orderings_see_a_reversal(tmp_path: Path) -> None:
 def test_a_sweep_ends_with_the_replay_of_its_jobs(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from tests.experiments.test_run import invoke
+    from tests.experiments.runs import invoke
 
     kept = [text for text in tiny if not text.startswith("out=")]
     more = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra.sweep.subdir=${hydra.job.num}"]

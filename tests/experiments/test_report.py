@@ -19,8 +19,8 @@ from experiments.results.records import Record, read_records
 from experiments.results.runs import load_run
 from experiments.results.token_texts import TOKENS
 from experiments.run import run
+from tests.experiments.runs import Stop, local
 from tests.experiments.showcase import HOSTILE, OUTPUT, write_run
-from tests.experiments.test_run import Stop, local
 
 Configure = Callable[..., DictConfig]
 

@@ -216,3 +216,29 @@ def test_it_can_be_switched_off(at_once: None) -> None:
             assert isinstance(runner.executor, ReplayExecutor if optimize else EagerExecutor)
             assert not optimize or captured(runner)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."),
+    ],
+)
+def test_without_memory_for_a_capture_the_model_runs_as_it_is(
+    error: Exception, at_once: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def short(*args: object, **kwargs: object) -> object:
+        raise error
+
+    monkeypatch.setattr(specdec.execution.replay, "capture", short)
+    model = tiny_model()
+    runner = runner_of(model)
+    found = [*rounds(runner), *rounds(runner, batch=1)]
+    assert not captured(runner)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no memory is left for capturing forwards of llama: from now on it runs as it is"
+    ]
+    plain = runner_of(model, optimize=False)
+    for one, other in zip(found, [*rounds(plain), *rounds(plain, batch=1)], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

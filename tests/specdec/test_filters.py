@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.filters import keep_top, nucleus_by_search, nucleus_by_sorting
+from specdec.filters import keep_top, largest, nucleus_by_search, nucleus_by_sorting
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors, distribution
 
@@ -87,6 +87,23 @@ def test_a_row_with_nan_keeps_it() -> None:
             assert kept[0].isnan().any()
             assert torch.equal(kept[1:], by_sorting(logits, k, p)[0][1:])
     assert nucleus_by_sorting(logits, torch.tensor([0.5, 0.5]))[0].isnan().any()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(rows(), st.integers(1, 40))
+def test_the_largest_values_are_those_of_a_stable_sort(case: tuple[Tensor, Tensor, Tensor], count: int) -> None:
+    """Also within ties, where ``topk`` may return any of them, and among tokens that cannot be drawn."""
+    logits = case[0]
+    count = min(count, logits.shape[-1])
+    values, ids = largest(logits, count)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, ordered[..., :count]) and torch.equal(ids, order[..., :count])
+
+
+def test_ids_of_rows_with_nan_are_ids() -> None:
+    """The row is thrown away, but only after its ids have been looked up."""
+    values = torch.tensor([[torch.nan, torch.nan, 1.0, 0.0], [torch.nan] * 4])
+    assert ((largest(values, 3)[1] >= 0) & (largest(values, 3)[1] < 4)).all()
 
 
 def test_what_the_host_knows_changes_nothing() -> None:

@@ -17,6 +17,7 @@ from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
 SAMPLING = SamplingParams(max_new_tokens=24, temperature=0.7)
@@ -108,8 +109,14 @@ def test_an_engine_follows_its_target(change: str) -> None:
     assert after == decoded(Engine(Target(copy.deepcopy(model)), max_batch_size=2, max_length=64, optimize=False))
 
 
-@pytest.mark.parametrize("change", ["fused optimizer", "writes to .data", "adapter"])
-@pytest.mark.parametrize("kind", ["model", "medusa"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        complete(kind, change, strong=kind == "model" or change == "writes to .data")
+        for kind in ("model", "medusa")
+        for change in ("fused optimizer", "writes to .data", "adapter")
+    ],
+)
 def test_an_engine_follows_its_drafter(change: str, kind: str) -> None:
     """What is drafted is what a new engine with the changed drafter drafts."""
     model = tiny_model("llama", scale=2.0)
@@ -160,7 +167,7 @@ def test_a_changed_model_that_does_not_fit_the_cache_is_refused() -> None:
     assert engine.unfinished == 0
 
 
-@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("optimize", [True, complete(False, strong=False)])
 def test_a_model_in_training_mode_decodes_without_dropout(optimize: bool) -> None:
     model = tiny_model("llama", scale=2.0)
     for layer in model.model.layers:

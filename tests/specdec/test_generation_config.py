@@ -31,6 +31,7 @@ from specdec.sampling import adjust, distribution
 from tests.components import DRAFTERS
 from tests.forwards import slots_of
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 VOCAB = 32
@@ -219,7 +220,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=", ".join)
-@pytest.mark.parametrize("drafter", [None, "model_tree_iid"])
+@pytest.mark.parametrize("drafter", [complete(None, strong=False), "model_tree_iid"])
 def test_a_translated_config_gives_the_tokens_of_generate(model, drafter: str | None, fields: dict[str, Any]) -> None:
     made = DRAFTERS[drafter](model) if drafter else None
     engine = Engine(Target(model), made, RejectionVerifier() if made else None, max_length=40)

@@ -11,6 +11,7 @@ import specdec.execution.half_weights
 from specdec.engine.engine import Engine
 from specdec.execution.half_weights import HalfWeight, half_products
 from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.models import COMMON
@@ -124,3 +125,35 @@ def test_a_model_from_16_bits_decodes_as_on_its_own_weights(batch: int, monkeypa
         outputs.append([c.token_ids for c in engine.generate(prompts, SamplingParams(max_new_tokens=30))])
     assert any(isinstance(layer.packed, HalfWeight) for layer in packed_linears(model)._layers)
     assert outputs[0] == outputs[1]
+
+
+@needs_library
+@pytest.mark.parametrize("invariant", [False, True])
+def test_the_bytes_that_are_read_are_those_of_the_copies(invariant: bool) -> None:
+    """A float32 model whose copies take 16 bits, its embedding's table too, which the output layer multiplies by."""
+    model = llama_from_16_bits()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    size = {"max_batch_size": 1, "max_length": 64}
+    runner = ModelRunner(model, **size, invariant=invariant)
+    copied = {layer.weight for layer in packed_linears(model)._layers}
+    assert all(layer.packed.bytes == 2 * layer.weight.numel() for layer in packed_linears(model)._layers)
+    other = [each.numel() for each in model.parameters() if each not in copied]  # norms, and what is too small
+    assert model.get_input_embeddings().weight in copied
+    assert runner.weight_bytes() == 2 * sum(weight.numel() for weight in copied) + 4 * sum(other)
+    plain = ModelRunner(model, **size, optimize=False)
+    assert plain.weight_bytes() == 4 * model.num_parameters()
+    assert plain.bytes_per_weight == Target(model).bytes_per_weight == 4.0
+    assert 2.0 < runner.bytes_per_weight < 2.1
+
+
+@needs_library
+def test_bytes_are_counted_anew_when_weights_leave_16_bits() -> None:
+    model = llama_from_16_bits()
+    runner = ModelRunner(model, max_batch_size=1, max_length=64)
+    before = runner.weight_bytes()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.001)
+    assert runner.weight_bytes() == 4 * (model.num_parameters() - model.get_input_embeddings().weight.numel())
+    assert before < 0.6 * runner.weight_bytes()

@@ -94,10 +94,14 @@ def same(logits: Tensor, wanted: Tensor) -> bool:
 # ---------------------------------------------------------------- bits
 
 
+BITS_BY_DEFAULT = {(name, torch.bfloat16) for name in ("mistral_sliding", "gemma2", "qwen2_mixed_sliding", "gpt2")}
+"""Beside those of the Llama: one window, softcaps, layers of two kinds, learned positions."""
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
     [
-        complete(architecture, dtype, strong=dtype is torch.bfloat16 or architecture == "llama")
+        complete(architecture, dtype, strong=architecture == "llama" or (architecture, dtype) in BITS_BY_DEFAULT)
         for architecture in ARCHITECTURES
         for dtype in DTYPES
     ],
@@ -278,7 +282,7 @@ BY_DEFAULT = ("ngram", "medusa", "model_tree_without_replacement", "model_tree_c
 @pytest.mark.parametrize(
     ("drafter", "scheme"),
     [
-        complete(drafter, scheme, strong=drafter in BY_DEFAULT and (scheme is None or "tree" in drafter))
+        complete(drafter, scheme, strong=drafter in BY_DEFAULT and (scheme is None or "without" in drafter))
         for drafter in DRAFTERS
         for scheme in (None, "int8")
     ],

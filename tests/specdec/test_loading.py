@@ -136,3 +136,16 @@ def test_a_checkpoint_whose_configuration_names_no_dtype(monkeypatch: pytest.Mon
 
 def test_a_model_that_is_given_is_as_given() -> None:
     assert Target(llama(torch.bfloat16)).dtype_reason == "bfloat16, as given"
+
+
+def test_a_model_that_does_not_fit_into_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "CUDA out of memory. Tried to allocate 112.00 MiB. GPU 1 has a total capacity of 79.11 GiB of which "
+    error = torch.OutOfMemoryError(message + "64.00 MiB is free.")
+
+    def to(self: Any, *args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(LlamaForCausalLM, "to", to)
+    said = r"cannot load the model .*: out of memory on cuda:1: 112 MiB asked for, 64 MiB free; give device_map='auto'"
+    with pytest.raises(ValueError, match=said):
+        load(folder, device="cpu")

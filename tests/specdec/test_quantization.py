@@ -22,6 +22,7 @@ from specdec.quantization.int4 import GROUP, Int4Linear, from_int4, to_int4
 from specdec.quantization.int8 import Int8Linear, to_int8
 from specdec.requests import SamplingParams
 from tests.models import tiny_model
+from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 8], [5]]
@@ -146,23 +147,23 @@ def test_fp8_keeps_small_weights() -> None:
 ROWS = [1, 2, 3, KERNEL_ROWS, KERNEL_ROWS + 1, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32 + 1, 33, COMPACT_ROWS + 1]
 
 
-@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("widths", [(48, 64), (5, 16), (33, 128), (20, 40), (16, 97)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_path_is_the_same_function(name: str, rows: int, widths: tuple[int, int], dtype: torch.dtype) -> None:
+def test_every_path_is_the_same_function(name: str, widths: tuple[int, int], dtype: torch.dtype) -> None:
     out, width = widths
-    layer = METHODS[name](torch.randn(out, width).to(dtype), torch.randn(out).to(dtype) if rows % 2 else None)
-    inputs = torch.randn(rows, width).to(dtype)
-    # In float32, inputs are rounded; weights are not, in any scheme.
-    expected = inputs.bfloat16().double() @ by_hand(layer).double().T
-    if layer.bias is not None:
-        expected += layer.bias.double()
-    found = layer(inputs)
-    assert found.dtype is dtype and found.shape == (rows, out)
-    # bfloat16 has 2^-9 of rounding: once for the output, once for each weight of the copy, once with the bias.
-    error = (found.double() - expected).abs().max() / expected.abs().max()
-    assert error < 2 * 2**-8, f"{error:.4f}"
+    for rows in ROWS:
+        layer = METHODS[name](torch.randn(out, width).to(dtype), torch.randn(out).to(dtype) if rows % 2 else None)
+        inputs = torch.randn(rows, width).to(dtype)
+        # In float32, inputs are rounded; weights are not, in any scheme.
+        expected = inputs.bfloat16().double() @ by_hand(layer).double().T
+        if layer.bias is not None:
+            expected += layer.bias.double()
+        found = layer(inputs)
+        assert found.dtype is dtype and found.shape == (rows, out)
+        # bfloat16 has 2^-9 of rounding: once for the output, once for each weight of the copy, once with the bias.
+        error = (found.double() - expected).abs().max() / expected.abs().max()
+        assert error < 2 * 2**-8, f"{rows} rows: {error:.4f}"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -179,7 +180,7 @@ def test_in_float32_all_numbers_of_rows_give_nearly_the_same_bits(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("rows", [2, 3, 9])
 def test_few_rows_go_through_the_kernel(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fast is asked of injected facts here: this machine may have no native bfloat16."""
     calls: list[int] = []
@@ -285,7 +286,7 @@ def test_bfloat16_is_as_near_to_the_exact_numbers_as_ordinary_layers_are(rows: i
     assert own < 1.5 * ordinary + 1e-3, f"int8 {own:.4f}, ordinary layers {ordinary:.4f}"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [complete(name, strong=name in ("int8", "int4_compact", "fp8")) for name in METHODS])
 def test_speculation_with_a_quantized_target_is_plain_decoding_with_it(name: str) -> None:
     target = Target(quantized(tiny_model().double(), name))
     draft = ModelDrafter(tiny_model().double(), [2, 2, 1], sampling="deterministic")  # what the target was before
@@ -303,8 +304,17 @@ def test_speculation_with_a_quantized_target_is_plain_decoding_with_it(name: str
     assert tuple(tokens[len(PROMPTS[0]) :]) == plain[0].token_ids
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["int8", "int4", "int4_compact"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        complete("int8", torch.float32, strong=True),
+        complete("int8", torch.bfloat16, strong=False),
+        complete("int4", torch.float32, strong=False),
+        complete("int4", torch.bfloat16, strong=True),
+        complete("int4_compact", torch.float32, strong=False),
+        complete("int4_compact", torch.bfloat16, strong=False),
+    ],
+)
 def test_what_speculation_decodes_otherwise_was_a_tie(name: str, dtype: torch.dtype) -> None:
     """Kernels and copies round, so outputs may part at near-ties; what the rounding does not explain is an error."""
     target = Target(quantized(small(dtype=dtype), name))
@@ -326,8 +336,14 @@ def test_what_speculation_decodes_otherwise_was_a_tie(name: str, dtype: torch.dt
     assert agreed > 32, "they agree for more than the length of one output"
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        complete(name, temperature, strong=(name, temperature) in (("int8", 0.0), ("int4", 1.0), ("fp8", 0.0)))
+        for name in METHODS
+        for temperature in (0.0, 1.0)
+    ],
+)
 def test_a_quantized_copy_of_the_target_drafts_well(name: str, temperature: float) -> None:
     model = tiny_model()
     engine = Engine(

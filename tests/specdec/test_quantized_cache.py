@@ -32,6 +32,7 @@ from specdec.tree import DraftTree, TreeShape
 from tests.components import perturbed
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model
+from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
 
 formats = pytest.mark.parametrize("kv_cache", FORMATS)
@@ -76,9 +77,13 @@ def assert_alike(logits: list[Tensor], wanted: list[Tensor]) -> None:
     assert errors.median() <= ROUNDING, errors
 
 
-@formats
-@pytest.mark.parametrize("attention", ["grouped", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "attention", "kv_cache"),
+    [
+        complete(*case, strong=case[0] == "llama" or case[1:] == ("grouped", "int8"))
+        for case in product(ARCHITECTURES, ("grouped", "eager"), FORMATS)
+    ],
+)
 @torch.inference_mode()
 def test_every_node_sees_the_stored_entries_of_its_own_path(architecture: str, attention: str, kv_cache: str) -> None:
     model = tiny_model(architecture)
@@ -311,22 +316,26 @@ PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7, 8, 9]]
 SAMPLING = SamplingParams(max_new_tokens=10)
 
 
-@formats
+MAKE: dict[str, Callable[[PreTrainedModel], NGramDrafter | ModelDrafter]] = {
+    "ngram": lambda model: NGramDrafter(),
+    "model": lambda model: ModelDrafter(perturbed(model, 0.1), [2, 1]),
+}
+
+
 @pytest.mark.parametrize(
-    "make", [lambda model: NGramDrafter(), lambda model: ModelDrafter(perturbed(model, 0.1), [2, 1])]
+    ("kv_cache", "drafter"),
+    [complete(*case, strong=case in (("int8", "model"), ("fp8", "ngram"))) for case in product(FORMATS, MAKE)],
 )
-def test_nan_stays_visible_and_ends_its_request_alone(
-    kv_cache: str, make: Callable[[PreTrainedModel], NGramDrafter | ModelDrafter]
-) -> None:
+def test_nan_stays_visible_and_ends_its_request_alone(kv_cache: str, drafter: str) -> None:
     model = tiny_model(vocab_size=VOCAB)
     bad = VOCAB - 1
     plain = Engine(Target(model), max_length=64, kv_cache=kv_cache).generate(PROMPTS, SAMPLING)
     wanted = [output.token_ids for output in plain]
     assert not any(bad in tokens for tokens in wanted)
-    drafter = make(model)
+    made = MAKE[drafter](model)
     with torch.no_grad():
         model.get_input_embeddings().weight[bad] = float("nan")
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64, kv_cache=kv_cache)
+    engine = Engine(Target(model), made, RejectionVerifier(), max_batch_size=2, max_length=64, kv_cache=kv_cache)
     outputs = engine.generate([PROMPTS[0], [1, 2, bad, 3], *PROMPTS[1:]], SAMPLING)
     failed = outputs.pop(1)
     assert failed.finish_reason == "error" and "not finite in round" in str(failed.error)

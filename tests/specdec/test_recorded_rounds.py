@@ -24,9 +24,11 @@ from specdec.host import without_looking
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from tests.components import DRAFTERS, STRONGEST, VERIFIERS, perturbed, skip_unfit, tried
+from specdec.types import Decided
+from tests.components import DRAFTERS, VERIFIERS, perturbed, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, VOCAB, prompts
+from tests.verifiers.cases import complete
 from verifiers.longest_path import TypicalVerifier
 from verifiers.rejection import RejectionVerifier
 
@@ -70,6 +72,7 @@ class Comparing(Recorder):
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         recording, outputs = self.inner.record(stage, inputs)
+        assert recording is not None, "every stage of this project can be repeated"
 
         def replay(*given: Tensor) -> tuple[Tensor, ...]:
             state = state_of(self.engine)
@@ -101,12 +104,22 @@ def recorded(target: Target, drafter: Drafter | None, verifier: object, **option
     return engine, recorder
 
 
+# Drafts made on the host and on the device; rules for chains, from the root, from the leaves, with weights, with noise.
+BY_DEFAULT = {
+    ("ngram", "rejection"),
+    ("medusa", "rejection"),
+    ("model_chain_iid", "block"),
+    ("model_tree_iid", "weighted_transport"),
+    ("model_tree_without_replacement", "traversal"),
+    ("model_tree_coupled", "shared_noise"),
+}
+
+
 def pairs() -> Iterator[object]:
     for verifier in VERIFIERS:
         for drafter in DRAFTERS:
             if tried(drafter, verifier):
-                strongest = STRONGEST[verifier] == drafter or verifier == "rejection"
-                yield pytest.param(drafter, verifier, marks=[] if strongest else [pytest.mark.full])
+                yield complete(drafter, verifier, strong=(drafter, verifier) in BY_DEFAULT)
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), [*pairs()])
@@ -150,7 +163,13 @@ def test_the_comparison_notices_a_rule_that_depends_on_something_else(target) ->
         engine.generate(prompts()[:1], SamplingParams(max_new_tokens=30, temperature=1.0))
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "model_chain_iid", "model_tree_iid", "ngram"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "model_tree_iid",
+        *(complete(name, strong=False) for name in ("medusa", "model_chain_iid", "ngram")),
+    ],
+)
 def test_the_work_of_a_round_does_not_depend_on_lengths(target, drafter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "RECORD_AFTER", 10**9)  # what would be recorded runs as it is
     monkeypatch.setattr(replay_module, "CAPTURE_AFTER", 10**9)
@@ -185,6 +204,7 @@ class FixedAddresses(Recorder):
 
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
         recording, outputs = self.inner.record(stage, inputs)
+        assert recording is not None
         places, fixed = [each.clone() for each in inputs], tuple(each.clone() for each in outputs)
 
         def replay(*given: Tensor) -> tuple[Tensor, ...]:
@@ -197,7 +217,10 @@ class FixedAddresses(Recorder):
         return replay, fixed
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram", "medusa", "model_tree_iid"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["ngram", "model_tree_iid", *(complete(name, strong=False) for name in (None, "medusa"))],
+)
 def test_results_at_fixed_addresses_are_read_before_the_next_round_overwrites_them(target, drafter) -> None:
     made = None if drafter is None else DRAFTERS[drafter](target.model)
     rule = None if drafter is None else RejectionVerifier()
@@ -249,16 +272,60 @@ def test_a_request_that_is_dropped_while_its_round_is_in_flight_leaves_nothing_b
     assert engine.generate([[4, 5, 6]], SamplingParams(max_new_tokens=20))[0].token_ids == wanted
 
 
-def test_without_memory_for_recordings_rounds_go_on_without_them(caplog) -> None:
+@pytest.mark.parametrize(
+    "unrepeatable",
+    [lambda decided: torch.tensor([1, 2]), lambda decided: decided.counts.tolist(), lambda decided: torch.rand(2)],
+    ids=["the host's numbers", "a look at values", "random numbers"],
+)
+def test_a_stage_that_cannot_be_repeated_is_done_once(target, unrepeatable) -> None:
+    """It has moved keys in the caches by the time this is found out; to move them again would spoil the output."""
+
+    class Mine(ModelDrafter):
+        def follow(self, decided: Decided) -> None:
+            unrepeatable(decided)
+            super().follow(decided)
+
+    prompts, params = [[1, 2, 3], [4, 5, 6, 7]], SamplingParams(max_new_tokens=30)
+    wanted = Engine(target, max_batch_size=2, max_length=64).generate(prompts, params)
+    drafter = Mine(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic")
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="rounds") as engine:
+        found = engine.generate(prompts, params)
+        refused = {key[0][0] for key in engine._rounds.recordings._refused}
+        assert engine._rounds.recordings.replays > 0
+    assert refused == {"settle"}
+    assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
+    assert sum(step.accepted for done in found for step in done.steps) > 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_without_memory_for_recordings_rounds_go_on_without_them(error: Exception, caplog) -> None:
     class Full(Recorder):
         def record(self, stage, inputs):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error
 
     recordings = Recordings(Full(), after=1, most=2)
     for _ in range(3):
         assert recordings.run("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
     assert len(caplog.records) == 1
     assert "Tried to allocate 2.00 GiB" in caplog.text
+
+
+def test_a_hook_of_the_user_is_called_in_every_round() -> None:
+    model = tiny_model("llama", vocab_size=VOCAB)
+    calls = []
+    model.model.layers[0].register_forward_hook(lambda *given: calls.append(1))
+    engine = Engine(Target(model), max_length=64, recording="rounds")
+    calls.clear()
+    rounds = len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))[0].steps)
+    assert rounds == 12
+    assert len(calls) >= rounds  # and one in the prompt's prefill
+    assert engine._rounds.recordings.replays > 0  # the other stages are recorded
 
 
 def test_a_change_of_the_rule_is_noticed(target) -> None:

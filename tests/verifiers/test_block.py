@@ -71,7 +71,8 @@ def test_figures_of_mistakes(
 ) -> None:
     """The update of q where there is none, and none where there is one."""
     shape = TreeShape.branching(2, 2)
-    result = enumerate_outcome(TraversalVerifier(), tables["A"], shape, drawn, declared=declared)
+    # Declared rank by rank, so that siblings are tried one by one, as in ``test_rejection``.
+    result = enumerate_outcome(TraversalVerifier(), tables["A"], shape, drawn, declared=[declared] * 2)
     assert result.tv == pytest.approx(figure, abs=5.1e-4)
 
 
@@ -235,7 +236,8 @@ def test_enumeration_rejects(
     rule: BlockVerifier | TraversalVerifier, factors: tuple[int, ...], laws: DraftSampling
 ) -> None:
     tables = Tables.random(4, len(factors), seed=3)
-    result = enumerate_outcome(rule, tables, TreeShape.branching(*factors), laws)
+    # Laws rank by rank, so that siblings are tried one by one, which is what some of the mistakes change.
+    result = enumerate_outcome(rule, tables, TreeShape.branching(*factors), [laws] * 4)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
 

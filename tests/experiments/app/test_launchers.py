@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import sentence
 from experiments.run import main, objective, run
-from tests.experiments.test_run import local
+from tests.experiments.runs import local
 
 Configure = Callable[..., DictConfig]
 Sweep = Callable[..., tuple[int, Path]]

@@ -45,40 +45,57 @@ TYPING_ERRORS = {
 }
 ASKING = """
 import contextlib, io, runpy, sys
-for words in {calls!r}:
-    sys.argv = ["command", *words]
-    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(shown):
-        try:
-            runpy.run_module("experiments.{command}", run_name="__main__")
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-    print(repr((code, shown.getvalue())))
-print([name for name in {heavy!r} if name in sys.modules])
+for command, calls in {asked!r}.items():
+    for words in calls:
+        sys.argv = ["command", *words]
+        with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(shown):
+            try:
+                runpy.run_module("experiments." + command, run_name="__main__")
+                code = 0
+            except SystemExit as end:
+                code = end.code or 0
+        print(repr((command, code, shown.getvalue())))
+    print(repr((command, [name for name in {heavy!r} if name in sys.modules])))
 """
+Answers = tuple[list[tuple[int, str]], list[str]]
 
 
-def asked(command: str, calls: list[list[str]], folder: Path) -> tuple[list[tuple[int, str]], list[str]]:
-    """Exit code and output of each call in one fresh process, and the heavy modules that it has loaded at the end."""
-    code = ASKING.format(calls=calls, command=command, heavy=HEAVY)
+def asked(calls: dict[str, list[list[str]]], folder: Path) -> dict[str, Answers]:
+    """Asks commands in one fresh process, one after another.
+
+    Returns:
+        For each command the exit code and the output of each call, and the heavy modules that are loaded afterwards.
+    """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", code],
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", ASKING.format(asked=calls, heavy=HEAVY)],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    *answers, loaded = [ast.literal_eval(line) for line in done.stdout.splitlines()]
-    return answers, loaded
+    found: dict[str, Answers] = {command: ([], []) for command in calls}
+    for command, *answer in map(ast.literal_eval, done.stdout.splitlines()):
+        if len(answer) == 2:
+            found[command][0].append((answer[0], answer[1]))
+        else:
+            found[command][1].extend(answer[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answers]:
+    """What every command says to questions, to an option that there is not, and to its typing errors."""
+    questions = [["--help"], ["--cfg", "job"], ["--info", "searchpath"], ["+nothing=1"]]
+    calls = {name: [*questions, *(words for words, _ in TYPING_ERRORS.get(name, []))] for name in COMMANDS}
+    return asked(calls, tmp_path_factory.mktemp("asked"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_questions_and_typing_errors_are_answered_at_once(command: str, tmp_path: Path) -> None:
+def test_questions_and_typing_errors_are_answered_at_once(command: str, answers: dict[str, Answers]) -> None:
     wrong = TYPING_ERRORS.get(command, [])
-    calls = [["--help"], ["--cfg", "job"], ["--info", "searchpath"], ["+nothing=1"], *(words for words, _ in wrong)]
-    (help_text, config, _, unknown, *errors), loaded = asked(command, calls, tmp_path)
-    assert loaded == [], f"experiments.{command} imports {loaded} before its configuration is checked"
+    (help_text, config, _, unknown, *errors), loaded = answers[command]
+    assert loaded == [], f"experiments.{command}, or one before it, has loaded {loaded} already"
     assert help_text[0] == config[0] == 0
     assert "powered by Hydra" in help_text[1]
     assert config[1].strip()
@@ -92,7 +109,7 @@ def test_questions_and_typing_errors_are_answered_at_once(command: str, tmp_path
 @pytest.mark.full
 def test_what_imports_heavy_modules_would_be_found(tmp_path: Path) -> None:
     """The check above on a call that starts work: the trace does not exist, which only the reader of traces knows."""
-    (answer,), loaded = asked("replay", [["nowhere", "verifiers=[rejection]"]], tmp_path)
+    (answer,), loaded = asked({"replay": [["nowhere", "verifiers=[rejection]"]]}, tmp_path)["replay"]
     assert answer[0] == 1
     assert {"torch", "numpy"} <= set(loaded)
 

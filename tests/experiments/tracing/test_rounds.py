@@ -14,8 +14,8 @@ from experiments.run import run
 from experiments.tracing.outputs import outputs_of
 from experiments.tracing.rounds import read_rounds
 from experiments.tracing.trace import FOLDER, read_trace, shards
+from tests.experiments.runs import local
 from tests.experiments.showcase import OUTPUT, ROUNDS, tables, write_run
-from tests.experiments.test_run import local
 
 Configure = Callable[..., DictConfig]
 

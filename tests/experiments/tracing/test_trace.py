@@ -21,7 +21,7 @@ from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS
-from tests.experiments.test_run import Stop, local
+from tests.experiments.runs import Stop, local
 from tests.models import tiny_model
 from verifiers import RejectionVerifier, TypicalVerifier
 

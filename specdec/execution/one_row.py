@@ -1,0 +1,126 @@
+"""A weight that multiplies a single row at the speed of the memory, where its C is compiled (``native.py``).
+
+Torch's kernels for one row read weights with a half to two thirds of the bandwidth that one core has. One thread,
+GB/s of weights as they are stored, in layers of 2048 x 768 numbers (AMD EPYC with AVX512-BF16, torch 2.13): float32 44
+against 28, bfloat16 42 against 30, int8 44 against 19, int4 40 against 18.
+
+The sums are those of torch's kernels in another order, in float32 as theirs.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.execution.counting import count_operation
+from specdec.execution.native import native_library
+from specdec.execution.stored_weight import StoredWeight
+
+NO_MEMORY = "no memory for one row of inputs: lower batch sizes or lengths, or take a smaller model"
+
+_FUNCTIONS = {torch.float32: "row_float32", torch.bfloat16: "row_bfloat16"}
+
+
+class OneRow:
+    """Multiplies one row by some weights side by side: their outputs stand one after the other.
+
+    Args:
+        weights: Contiguous matrices ``[out, in]`` of one width and dtype, float32 or bfloat16. They are read where they
+            are, and not copied.
+    """
+
+    def __init__(self, weights: list[Tensor]):
+        library = native_library()
+        assert library is not None, "asked by `one_row`"
+        dtype = weights[0].dtype
+        self._function: Any = getattr(library, _FUNCTIONS[dtype])
+        self._width = weights[0].shape[1]
+        ends = list(itertools.accumulate(weight.shape[0] for weight in weights))
+        self._parts = [
+            (each, each.shape[0], (end - each.shape[0]) * dtype.itemsize)
+            for each, end in zip(weights, ends, strict=True)
+        ]
+        self._out = ends[-1]
+
+    def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the product of one contiguous row ``[..., in]``, in the weights' dtype."""
+        outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
+        given, into = inputs.data_ptr(), outputs.data_ptr()
+        added = None if bias is None else bias.contiguous().data_ptr()
+        for weight, out, offset in self._parts:
+            some = None if added is None else added + offset
+            if self._function(weight.data_ptr(), some, given, into + offset, out, self._width) == 0:
+                raise MemoryError(NO_MEMORY)
+        count_operation("one_row")
+        return outputs
+
+
+def one_row(weights: list[Tensor]) -> OneRow | None:
+    """Returns what multiplies one row by these weights; None if it is not compiled, or does not take them."""
+    first = weights[0] if weights else None
+    fits = first is not None and all(
+        weight.dtype in _FUNCTIONS
+        and weight.dtype is first.dtype
+        and weight.device.type == "cpu"
+        and weight.is_contiguous()
+        and weight.shape[1] == first.shape[1]
+        for weight in weights
+    )
+    return OneRow(weights) if fits and native_library() is not None else None
+
+
+def takes(inputs: Tensor, width: int) -> bool:
+    """Returns whether these inputs are one row that can be read where it lies."""
+    return inputs.numel() == width and inputs.is_contiguous()
+
+
+class QuantizedRow(StoredWeight):
+    """Quantized weights that multiply one row; ``int8_row`` and ``int4_row`` make them.
+
+    Inputs and outputs are in ``dtype``; in float32 they are rounded to bfloat16.
+    """
+
+    def __init__(self, name: str, weight: Tensor, scale: Tensor, dtype: torch.dtype, size: int):
+        library = native_library()
+        assert library is not None, "asked by whoever makes it"
+        self.dtype = dtype
+        self._function: Callable[..., int] = getattr(library, name)
+        self._weight, self._scale = weight.detach(), scale.detach().float().contiguous()
+        self._out, self._size, self._wide = weight.shape[0], size, dtype is torch.float32
+        self.bytes = sum(each.numel() * each.element_size() for each in (self._weight, self._scale))
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``StoredWeight.multiply``; for one contiguous row."""
+        outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
+        given = self._weight.data_ptr(), self._scale.data_ptr(), inputs.data_ptr(), outputs.data_ptr()
+        if self._function(*given, self._out, self._size, self._wide) == 0:
+            raise MemoryError(NO_MEMORY)
+        count_operation("one_row")
+        return outputs if bias is None else outputs.add_(bias)
+
+
+def int8_row(weight: Tensor, scale: Tensor) -> QuantizedRow | None:
+    """Returns what multiplies a row by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
+
+    None if it is not compiled, or does not take them.
+    """
+    if not _readable(weight, scale):
+        return None
+    return QuantizedRow("row_int8", weight, scale, scale.dtype, weight.shape[1])
+
+
+def int4_row(weight: Tensor, scale: Tensor, width: int) -> QuantizedRow | None:
+    """Returns what multiplies a row by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
+
+    None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
+    """
+    if not _readable(weight, scale) or width != 64 * scale.shape[1]:
+        return None
+    return QuantizedRow("row_int4", weight, scale, scale.dtype, scale.shape[1])
+
+
+def _readable(weight: Tensor, scale: Tensor) -> bool:
+    on_cpu = weight.device.type == "cpu" and weight.is_contiguous()
+    return on_cpu and scale.dtype in _FUNCTIONS and native_library() is not None

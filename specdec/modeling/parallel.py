@@ -1,0 +1,135 @@
+"""Tensor parallelism: every process of a group holds a share of each layer, and all compute one forward together.
+
+transformers splits the model (``DistributedConfig``) and torchrun starts the processes. Every process runs the whole
+program: the same prompts, the same rounds, the same drafter. ``specdec/modeling/agreement.py`` keeps them in step.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from transformers import PreTrainedConfig
+from transformers.distributed import DistributedConfig
+
+from specdec.arguments import whole
+from specdec.placement import is_shared
+from specdec.quantization.checkpoint import stored_scheme
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for the others before it gives up. A process that ends is noticed at once; this is for one
+that hangs."""
+
+
+def check_processes(tensor_parallel: Any) -> int:
+    """Returns the number of processes that share the model, checked against those that were started.
+
+    Args:
+        tensor_parallel: A number, or True for all processes that torchrun has started. None, False and 1 mean that
+            every process has the whole model.
+
+    Raises:
+        ValueError: The processes are not there; says how to start them.
+    """
+    if tensor_parallel is None or tensor_parallel is False:
+        return 1
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if tensor_parallel is True:
+        wanted = started
+    else:
+        wanted = whole("tensor_parallel", tensor_parallel, least=1, remedy="give the number of processes, or True")
+    if wanted == 1 and tensor_parallel is True:
+        raise ValueError("tensor_parallel=True: start the processes with torchrun --nproc-per-node 2 (one per GPU)")
+    if wanted != started and wanted > 1:
+        there = "this process was started alone" if started == 1 else f"torchrun has started {started} processes"
+        raise ValueError(
+            f"tensor_parallel={wanted}: {there}; start the program with torchrun --nproc-per-node {wanted}"
+        )
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if wanted > 1 and name not in os.environ]
+    if missing:
+        raise ValueError(f"tensor_parallel={wanted}: {missing[0]} is not set; start the program with torchrun")
+    return wanted
+
+
+def check_options(*, device: Any, device_map: Any, quantization: Any, inflate: Any) -> None:
+    """Refuse what a shared model cannot have.
+
+    Raises:
+        ValueError: Says which option to leave out.
+    """
+    if device_map is not None:
+        raise ValueError("tensor_parallel and device_map both say where the model's parts go: leave one of them out")
+    if str(device) not in ("auto", _accelerator()):
+        raise ValueError(
+            f"device={str(device)!r}: with tensor_parallel every process uses its own {_accelerator()} device; leave "
+            f"device out"
+        )
+    for option, value in (("quantization", quantization), ("inflate", inflate)):
+        if value is not None:
+            raise ValueError(
+                f"{option}={value!r} needs whole weights, and tensor_parallel splits them: leave one of them out"
+            )
+
+
+def check_shares(config: PreTrainedConfig, size: int) -> None:
+    """Refuse a model that cannot be split into so many equal shares.
+
+    Raises:
+        ValueError: Names the type of the model, or its number of heads.
+    """
+    if stored_scheme(config) is not None:
+        raise ValueError(
+            "its weights are quantized by this project, and tensor_parallel cannot split them: load the "
+            "checkpoint that it was made of"
+        )
+    text = config.get_text_config(decoder=True)
+    plan = getattr(text, "base_model_tp_plan", None)
+    if not plan:
+        raise ValueError(f"transformers has no plan for splitting {text.model_type} models: leave tensor_parallel out")
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    for number, what in ((heads, "attention heads"), (kv_heads, "key-value heads")):
+        if number is not None and number % size:
+            raise ValueError(f"tensor_parallel={size} does not divide the model's {number} {what}: give a divisor")
+
+
+def join(size: int) -> dict[str, Any]:
+    """Make this process one of those that share a model.
+
+    Returns:
+        What ``from_pretrained`` has to be given.
+
+    Raises:
+        ValueError: This process has no device, or cannot reach the others.
+    """
+    if not torch.distributed.is_initialized():
+        local = int(os.environ["LOCAL_RANK"])
+        device = None
+        if _accelerator() == "cuda":
+            if local >= torch.cuda.device_count():
+                raise ValueError(
+                    f"tensor_parallel={size}: process {local} has no GPU of its own, because this machine has "
+                    f"{torch.cuda.device_count()}; start as many processes as there are GPUs"
+                )
+            torch.cuda.set_device(local)
+            device = torch.device("cuda", local)
+        backend = "nccl" if device is not None else "gloo"
+        try:
+            torch.distributed.init_process_group(backend, timeout=TIMEOUT, device_id=device)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise ValueError(f"tensor_parallel={size}: cannot reach the other processes ({reason})") from error
+    return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+def group_of(model: Any) -> Any | None:
+    """Returns the group of processes that share a model; None for a model that this process has for itself."""
+    if not is_shared(model):
+        return None
+    mesh = model._device_mesh
+    return mesh.get_group("tp") if mesh.mesh_dim_names and "tp" in mesh.mesh_dim_names else mesh.get_group()
+
+
+def _accelerator() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

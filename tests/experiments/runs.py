@@ -1,0 +1,53 @@
+"""What tests of runs share: tiny models as drafters, a run in this process, an engine that fails at a chosen call."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.app.cli import launch
+from experiments.run import run
+from specdec.engine.engine import Engine
+
+Configure = Callable[..., DictConfig]
+
+
+def local(saved: Path, drafter: str) -> list[str]:
+    """Overrides that choose a drafter, of the tiny models where it has a checkpoint."""
+    names = {"model": [f"drafter.name={saved / 'drafter'}"], "medusa": [f"drafter.name={saved / 'medusa'}"]}
+    shape = {"medusa": ["drafter.shape=[2,1,1]"]}
+    return [f"drafter={drafter}", f"method={drafter}", *names.get(drafter, []), *shape.get(drafter, [])]
+
+
+def summary_file(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+class Stop:
+    """Stands in for ``Engine.generate``: raises at the n-th call that speculates."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, error: BaseException, at: set[int]):
+        self.calls = 0
+        original = Engine.generate
+
+        def generate(engine: Engine, prompts: Any, sampling: Any, *, speculate: bool = True) -> Any:
+            self.calls += speculate
+            if speculate and self.calls in at:
+                raise error
+            return original(engine, prompts, sampling, speculate=speculate)
+
+        patch.setattr(Engine, "generate", generate)
+
+
+def invoke(*arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    """The exit code of a run in this process."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments, f"hydra.run.dir={tmp_path / 'hydra'}"])
+    try:
+        launch(run, "run")
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0

@@ -1,0 +1,224 @@
+"""Runs that are stopped, that fail, or whose method is broken: results stay, and the run says what happened."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafters.ngram import NGramDrafter
+from experiments.app.session import NotLosslessError
+from experiments.results.checked import remember
+from experiments.results.records import read_records
+from experiments.run import main as run_main
+from experiments.run import run
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from tests.experiments.runs import Configure, Stop, local, summary_file
+from verifiers.rejection import RejectionVerifier
+
+
+def test_ctrl_c_keeps_finished_prompts(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    Stop(monkeypatch, KeyboardInterrupt(), {4})  # the first is the warm-up
+    with pytest.raises(KeyboardInterrupt):
+        run(configure("run", *tiny, *local(saved, "ngram")))
+    folder = tmp_path / "out"
+    assert len(read_records(folder / "records.jsonl")) == 4
+    summary = summary_file(folder)
+    assert not summary["complete"]
+    assert [method["finished"] for method in summary["methods"]] == [2, 2]
+    assert summary["methods"][1]["speedup"] > 0
+    assert (folder / "manifest.json").exists()
+    assert "INCOMPLETE: 2 of 3 prompts" in capsys.readouterr().out
+
+
+def test_a_crash_keeps_finished_prompts(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from experiments.measuring import measure
+
+    calls = []
+
+    def full_disk(*arguments: object, **more: object) -> None:
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise OSError("no space left")
+
+    # Not in the engine, where it would be a failed prompt.
+    monkeypatch.setattr(measure, "find_divergence", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        run(configure("run", *tiny, *local(saved, "ngram")))
+    summary = summary_file(tmp_path / "out")
+    assert not summary["complete"]
+    assert summary["methods"][1]["finished"] == 2
+
+
+class WrongRoot(NGramDrafter):
+    """Puts another token where the sequence's last one belongs: the output is another sequence's."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = super().propose(slots)
+        tokens = tree.tokens.clone()
+        tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size
+        return replace(tree, tokens=tokens)
+
+
+class OwnRule(RejectionVerifier):
+    """A rule that does not ship with the package."""
+
+
+BROKEN = ["drafter=ngram", "method=broken", f"drafter._target_={WrongRoot.__module__}.WrongRoot"]
+
+
+def test_a_broken_drafter_ends_the_run_with_an_error_and_keeps_its_results(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    config = configure("run", *tiny, *BROKEN, "target.dtype=float32")
+    with pytest.raises(NotLosslessError, match=r"^broken: NOT LOSSLESS: . of 3 outputs leave plain decoding's"):
+        run(config)
+    folder = tmp_path / "out"
+    found = json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert found["complete"] and found["methods"][1]["lossless"]["verdict"] == "not lossless"
+    worst = found["methods"][1]["lossless"]["worst"]
+    assert worst["tokens"][0] != worst["tokens"][1] and worst["margin"] > worst["tie_bound"] > 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["lossless"]["broken"]["verdict"] == "not lossless" and manifest["planned"] == 3
+    shown = capsys.readouterr().out
+    assert "NOT LOSSLESS" in shown[: shown.index("wrote")], "in the table"
+    assert "broken: NOT LOSSLESS" in shown[shown.index("wrote") :], "and at the end"
+    assert (folder / "acceptance_by_position.png").exists()
+    config.resume = True
+    with pytest.raises(NotLosslessError):
+        run(config)  # it is complete, and as broken as before
+
+
+def test_an_honest_run_ends_with_its_verdict(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    summary = run(configure("run", *tiny, *local(saved, "ngram"), "target.dtype=float32"))
+    assert summary.methods[0].lossless is None, "plain decoding is what the others are compared with"
+    assert capsys.readouterr().out.rstrip().endswith("ngram: equal to plain decoding in all of 3 outputs")
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["lossless"]["ngram"]["verdict"] == "equal"
+
+
+def test_a_sampled_run_has_no_verdict(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "ngram"), "sampling.temperature=1"))
+    assert summary_file(tmp_path / "out")["methods"][1]["lossless"] is None
+    assert "equal to plain decoding in all" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["lossless"] == {}
+
+
+def test_an_own_rule_is_exact_by_its_own_account(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".specdec").mkdir()
+    own = f"verifier._target_={OwnRule.__module__}.OwnRule"
+    run(configure("run", *tiny, *local(saved, "ngram"), own))
+    assert summary_file(tmp_path / "out")["methods"][1]["exactness"] == "exact (declared)"
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["exactness"]["ngram"] == "exact (declared)"
+    assert "acceptance rule: exact (declared)" in capsys.readouterr().out
+    remember(OwnRule())
+    run(configure("run", *tiny, *local(saved, "ngram"), own, f"out={tmp_path / 'again'}"))
+    assert summary_file(tmp_path / "again")["methods"][1]["exactness"] == "exact"
+
+
+def test_the_command_and_a_sweep_exit_with_an_error(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Of a sweep's two jobs the first is broken and the second is not: both have results, and the sweep fails."""
+    given = [text for text in tiny if not text.startswith("out=")]
+    honest = f"{NGramDrafter.__module__}.NGramDrafter"
+    words = [*given, "drafter=ngram", f"drafter._target_={WrongRoot.__module__}.WrongRoot,{honest}"]
+    words += ["target.dtype=float32", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert "error: ngram: NOT LOSSLESS" in shown.err
+    comparison = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
+    assert [row["lossless"]["verdict"] for row in comparison["rows"]] == ["not lossless", "equal"]
+    assert "2 rows: 1 equal to plain decoding, 1 NOT LOSSLESS." in comparison["notes"][-2]
+    assert "NOT LOSSLESS" in (tmp_path / "sweep" / "comparison.md").read_text()
+
+
+def test_a_failing_prompt_is_counted_and_the_run_goes_on(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    Stop(monkeypatch, RuntimeError("boom"), {3})
+    run(configure("run", *tiny, *local(saved, "ngram")))
+    plain, method = summary_file(tmp_path / "out")["methods"]
+    assert (method["finished"], method["failed"], list(method["errors"].values())) == (2, 1, [1])
+    assert re.fullmatch(r"RuntimeError: boom \(at \S+runs.py:\d+ in \S+\)", next(iter(method["errors"])))
+    assert (plain["finished"], plain["failed"]) == (3, 0)
+    assert "ngram failed on 1 of 3 prompts: RuntimeError: boom" in capsys.readouterr().out
+
+
+def test_a_run_of_failures_is_a_failure(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    Stop(monkeypatch, RuntimeError("boom"), {2, 3, 4})
+    with pytest.raises(ValueError, match="every prompt failed with ngram: RuntimeError: boom"):
+        run(configure("run", *tiny, *local(saved, "ngram")))
+    assert summary_file(tmp_path / "out")["methods"][1]["failed"] == 3
+
+
+@pytest.mark.parametrize(("policy", "finished", "failed"), [("skip", 2, 0), ("cut", 3, 0), ("fail", 2, 1)])
+def test_prompts_that_do_not_fit_are_said_once(
+    policy: str,
+    finished: int,
+    failed: int,
+    configure: Configure,
+    saved: Path,
+    tiny: list[str],
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    lines = [{"prompt": "x" * size} for size in (10, 100, 20)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = ["dataset=jsonl", f"dataset.file={tmp_path / 'p.jsonl'}", "engine.max_length=64"]
+    tiny.remove("dataset.prompt_tokens=16")
+    summary = run(configure("run", *tiny, *local(saved, "ngram"), *more, f"dataset.too_long={policy}"))
+    assert summary.complete
+    for method in summary_file(tmp_path / "out")["methods"]:
+        assert (method["finished"], method["failed"]) == (finished, failed)
+    told = capsys.readouterr()
+    beginning = "1 of 3 prompts do not fit into engine.max_length=64 with sampling.max_new_tokens=12"
+    assert told.err.count(beginning) == 1
+    reason = "100 prompt tokens and max_new_tokens=12 exceed the engine's max_length=64"
+    assert (reason in told.out) == (policy == "fail")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["prompts"] == finished + failed
+    counted = {"skip": "skipped", "cut": "cut", "fail": "failing"}[policy]
+    nothing = {"cut": 0, "skipped": 0, "failing": 0, "of": 3, "longest": 112, "room": 64}
+    assert manifest["too_long"] == nothing | {counted: 1}
+
+
+def test_a_broken_tracker_changes_nothing(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run(configure("run", *tiny, *local(saved, "ngram"), "tracker=wandb"))
+    assert summary_file(tmp_path / "out")["complete"]
+
+
+def test_another_runs_results_are_safe(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    config = configure("run", *tiny, *local(saved, "ngram"))
+    run(config)
+    before = (tmp_path / "out" / "manifest.json").read_text(), (tmp_path / "out" / "records.jsonl").read_text()
+    with pytest.raises(ValueError, match="results of another run"):
+        run(config)
+    assert before == (
+        (tmp_path / "out" / "manifest.json").read_text(),
+        (tmp_path / "out" / "records.jsonl").read_text(),
+    )

@@ -1,0 +1,262 @@
+"""Models that accelerate spreads over devices, or whose layers wait on disk, decode the same tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from drafters.medusa import MedusaDrafter
+from drafters.model import ModelDrafter
+from drafters.ngram import NGramDrafter
+from specdec.attention import BACKENDS, TritonAttention
+from specdec.cache.base import LayerShape
+from specdec.cache.slot_cache import SlotCache
+from specdec.engine.engine import Engine
+from specdec.execution.eager import EagerExecutor
+from specdec.execution.invariant import InvariantExecutor
+from specdec.interfaces import Drafter
+from specdec.modeling.invariance import settle
+from specdec.modeling.loading import load, load_tokenizer
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.placement import device_of_map, is_divided, main_device
+from specdec.quantization import quantize
+from specdec.requests import SamplingParams
+from tests.components import medusa_heads
+from tests.far import FAR, FarDevice, FarTensor
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
+
+PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
+ON_DISK = {
+    "model.embed_tokens": "disk",
+    "model.rotary_emb": "cpu",
+    "model.layers.0": "disk",
+    "model.layers.1": "cpu",
+    "model.layers.2": "disk",
+    "model.layers.3": "cpu",
+    "model.norm": "disk",
+    "lm_head": "cpu",
+}
+DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter] | None] = {
+    "plain": None,
+    "ngram": lambda model: NGramDrafter(4),
+    "model": lambda model: ModelDrafter(model, (2, 2)),
+    "medusa": lambda model: MedusaDrafter(medusa_heads(tiny_model()), (2, 1)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    tiny_model(seed=7, scale=4.0).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def outputs(model: PreTrainedModel, name: str, temperature: float, **options: Any) -> list[tuple[int, ...]]:
+    make = DRAFTERS[name]
+    drafter = make(model) if make is not None else None
+    rule = RejectionVerifier() if drafter is not None else None
+    with Engine(Target(model), drafter, rule, max_batch_size=2, max_length=64, **options) as engine:
+        sampling = SamplingParams(max_new_tokens=6, temperature=temperature, seed=5)
+        return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+
+
+@pytest.mark.parametrize("drafter", ["medusa", pytest.param("model", marks=pytest.mark.full)])
+def test_layers_on_disk_decode_the_same(folder: str, drafter: str, tmp_path: Path) -> None:
+    model = load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
+    assert next(model.parameters()).device.type == "meta"
+    assert main_device(model) == torch.device("cpu")
+    whole = load(folder, device="cpu").model
+    for temperature in (0.0, 0.9):
+        assert outputs(model, drafter, temperature) == outputs(whole, drafter, temperature)
+
+
+@pytest.fixture
+def on_disk(folder: str, tmp_path: Path) -> PreTrainedModel:
+    return load(folder, device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded")).model
+
+
+def test_a_spread_model_runs_its_own_code(on_disk: PreTrainedModel) -> None:
+    engine = Engine(Target(on_disk), max_length=32, recording="rounds")
+    assert isinstance(engine.runner.executor, EagerExecutor)
+    assert engine._rounds.recordings is None
+
+
+@pytest.mark.full
+def test_a_spread_drafter_takes_no_part_in_recordings(
+    folder: str, on_disk: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording would keep the weights that hooks have brought into memory for one forward."""
+    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    target = Target(load(folder, device="cpu").model)
+    drafter = ModelDrafter(on_disk, (2, 2))
+    engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="rounds")
+    sampling = SamplingParams(max_new_tokens=20)
+    found = engine.generate(PROMPTS, sampling)
+    recordings = engine._rounds.recordings
+    assert recordings is not None and recordings.replays > 0
+    assert {key[0][0] for key in recordings._kept} == {"verify", "judge", "settle"}
+    assert found[0].token_ids == Engine(target, max_length=64).generate(PROMPTS, sampling)[0].token_ids
+
+
+@pytest.mark.full
+def test_offloaded_layers_keep_the_promise_of_invariant_mode(on_disk: PreTrainedModel) -> None:
+    whole = outputs(tiny_model(seed=7, scale=4.0), "plain", 0.0, invariant=True)
+    assert outputs(on_disk, "ngram", 0.0, invariant=True) == whole
+
+
+def test_a_map_with_one_device_is_that_device(folder: str) -> None:
+    model = load(folder, device_map={"": "cpu"}).model
+    assert main_device(model) == torch.device("cpu")
+    assert outputs(model, "plain", 0.0) == outputs(load(folder, device="cpu").model, "plain", 0.0)
+
+
+def test_a_target_and_a_drafter_take_a_map(folder: str) -> None:
+    load_tokenizer("bundled/target").save_pretrained(folder)
+    target = Target.from_pretrained(folder, device_map={"": "cpu"})
+    drafter = ModelDrafter.from_pretrained(folder, device_map={"": "cpu"})
+    assert target.device == main_device(drafter.model) == torch.device("cpu")
+
+
+def far_half() -> PreTrainedModel:
+    """A model whose later layers are on another device. Hooks move what they get, as accelerate's do."""
+    model: Any = tiny_model(seed=7, scale=4.0)
+
+    def move(device: torch.device) -> Callable[..., Any]:
+        def moved(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        return lambda module, args, kwargs: (tree_map(moved, args), tree_map(moved, kwargs))
+
+    for layer in model.model.layers[2:]:
+        for module in layer.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(FarTensor(parameter.detach()), requires_grad=False))
+        layer.register_forward_pre_hook(move(FAR), with_kwargs=True)
+    model.model.norm.register_forward_pre_hook(move(FAR), with_kwargs=True)
+    model.lm_head.register_forward_pre_hook(move(torch.device("cpu")), with_kwargs=True)
+    model.model.norm.weight = nn.Parameter(FarTensor(model.model.norm.weight.detach()), requires_grad=False)
+    model._hf_hook, model.hf_device_map = object(), {"": "cpu"}
+    return model
+
+
+ONE_BY_DEFAULT = [pytest.param(name, marks=[] if name == "medusa" else pytest.mark.full) for name in DRAFTERS]
+"""Medusa's has a tree to commit, and hidden states that come from the other device."""
+
+
+@pytest.mark.parametrize("drafter", ONE_BY_DEFAULT)
+def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
+    """No operation may mix tensors of the two devices, and the tokens are those of a model on one device."""
+    model = far_half()
+    with FarDevice():
+        found = {t: outputs(model, drafter, t) for t in (0.0, 0.9)}
+        runner = Engine(Target(model), max_length=32).runner
+    assert [runner.plan.layers[layer].device for layer in range(4)] == [None, None, FAR, FAR]
+    assert {tensor.device for tensor in runner.cache.tensors} == {torch.device("cpu"), FAR}
+    whole = tiny_model(seed=7, scale=4.0)
+    assert found == {t: outputs(whole, drafter, t) for t in (0.0, 0.9)}
+
+
+@pytest.mark.full
+def test_quantized_keys_and_values_stay_there_too() -> None:
+    with FarDevice():
+        found = outputs(far_half(), "medusa", 0.0, kv_cache="int8")
+    assert found == outputs(tiny_model(seed=7, scale=4.0), "medusa", 0.0, kv_cache="int8")
+
+
+def on_two_gpus(model: PreTrainedModel) -> Any:
+    """A model that says that its layers run on two GPUs; it runs on neither."""
+    spread: Any = model
+    spread._hf_hook, spread.hf_device_map = object(), {"model.layers.0": "cpu", "model.layers.1": 0, "lm_head": 1}
+    return spread
+
+
+def test_layers_that_wait_elsewhere_run_on_the_main_device(on_disk: PreTrainedModel) -> None:
+    assert not is_divided(on_disk)
+    model = on_two_gpus(tiny_model())
+    assert is_divided(model)
+    model.hf_device_map["lm_head"] = 0
+    assert not is_divided(model)
+
+
+@pytest.mark.parametrize("attention", ["flex", "triton"])
+def test_attention_over_the_cache_wants_all_layers_on_one_device(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
+    reason = BACKENDS[attention].check(on_two_gpus(tiny_model()))
+    assert reason == "the model's layers run on several devices, and what its kernel needs to know is on one of them"
+
+
+def test_invariant_mode_wants_all_layers_on_one_device() -> None:
+    runner = ModelRunner(tiny_model(), max_batch_size=1, max_length=64, invariant=True)
+    assert isinstance(runner.executor, InvariantExecutor)
+    on_two_gpus(runner.model)
+    with pytest.raises(ValueError, match="invariant=True: this llama model runs on several devices or in several proc"):
+        settle(runner.plan, runner.executor)
+
+
+def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {torch.device("cpu"): 10**6, FAR: 1000}
+    monkeypatch.setattr("specdec.cache.slot_cache.free_memory", free.__getitem__)
+    near = LayerShape(2, 8, 2, 8, torch.float32)
+    shapes = {0: near, 1: LayerShape(2, 8, 2, 8, torch.float32, FAR)}
+    with pytest.raises(ValueError, match=r"4 slots x 10 positions x 128 bytes\), but meta has 0\.00 GiB free"):
+        SlotCache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ({"a": "disk", "b": "cpu"}, "cpu"),
+        ({"a": "cpu", "b": 1, "c": 0}, "cuda:1"),
+        ({"a": "cuda"}, "cuda:0"),
+        ({"a": torch.device("cuda", 2)}, "cuda:2"),
+    ],
+)
+def test_the_main_device_of_a_map(given: dict[str, Any], device: str) -> None:
+    assert device_of_map(given) == torch.device(device)
+
+
+def test_a_model_that_accelerate_offloads_as_a_whole() -> None:
+    model = cpu_offload(tiny_model(seed=7, scale=4.0), execution_device=torch.device("cpu"))
+    assert next(model.parameters()).device.type == "meta"
+    assert main_device(model) == torch.device("cpu")
+    assert outputs(model, "ngram", 0.0) == outputs(tiny_model(seed=7, scale=4.0), "ngram", 0.0)
+
+
+@pytest.mark.full
+def test_our_own_quantized_checkpoint_takes_a_map_of_one_device(tmp_path: Path) -> None:
+    model = quantize(tiny_model(seed=7, scale=4.0), "int8_compact", check=False)
+    model.save_pretrained(tmp_path)
+    spread = load(str(tmp_path), device_map={"": "cpu"}, quantization_check=False).model
+    assert outputs(spread, "plain", 0.0) == outputs(model, "plain", 0.0)
+    with shapes_unchecked(), pytest.raises(ValueError, match="this project's int8_compact, whose layers keep copies"):
+        load(str(tmp_path), device_map=ON_DISK, offload_folder=str(tmp_path / "offloaded"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_map": "cpu"}, "device_map='cpu': give 'auto', or a dict .*; a single device is given as device="),
+        ({"device_map": 0}, "device_map=0: give 'auto', or a dict"),
+        ({"device_map": {}}, "device_map={}: give 'auto', or a dict"),
+        ({"device_map": {"": "cpu", "lm_head": "meta"}}, "device_map.'lm_head'.='meta' leaves these weights without"),
+        ({"device_map": {"": "hello"}}, "device_map.''.='hello': give a device such as 0"),
+        ({"device_map": {"": 7}}, "device_map.''.=7 is not there: this machine has"),
+        ({"device_map": "auto", "device": "cpu"}, "device='cpu' and device_map both say where the model goes"),
+        ({"device_map": "auto", "quantization": "int8"}, "quantization='int8' needs the whole model on one device"),
+        ({"device_map": "auto", "inflate": "110m"}, "inflate='110m' needs the whole model on one device"),
+        ({"max_memory": {0: "1GiB"}}, "max_memory limits what device_map='auto' gives"),
+    ],
+)
+def test_maps_that_cannot_be(folder: str, options: dict[str, Any], message: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=message):
+        load(folder, **options)

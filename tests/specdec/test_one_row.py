@@ -1,0 +1,230 @@
+"""The product of one row in C: the same function on every processor, and nothing without a compiler."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import specdec.execution.native as native
+from specdec.engine.engine import Engine
+from specdec.execution import one_row as module
+from specdec.execution.counting import counted
+from specdec.execution.native import native_library
+from specdec.execution.one_row import int4_row, int8_row, one_row
+from specdec.execution.packing import packed_linears, plain_weights
+from specdec.machine import cpu
+from specdec.modeling.target import Target
+from specdec.quantization import METHODS, quantize
+from specdec.quantization.dispatch import DispatchedLinear
+from specdec.requests import SamplingParams
+from tests.models import COMMON
+
+needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def machines() -> Iterator[str]:
+    """The instruction sets that the code has a way of its own for, as far as this processor has them."""
+    yield "native"
+    yield "x86-64-v3"  # AVX2
+    if {"avx512f", "avx512bw", "avx512vl"} <= cpu().features:
+        yield "x86-64-v4"  # AVX512 without products of bfloat16
+
+
+@pytest.fixture(params=machines(), scope="module")
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The C as it is compiled for one of these."""
+    flags = tuple(each.replace("native", request.param) for each in native._FLAGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_FLAGS", flags)
+        return native._load(native._built(tmp_path_factory.mktemp("native")))
+
+
+@pytest.fixture
+def on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    monkeypatch.setattr(module, "native_library", lambda: library)
+    return library
+
+
+def made_by(scheme: str, weight: Tensor, bias: Tensor | None) -> DispatchedLinear:
+    """A layer with these weights in a scheme."""
+    layer = METHODS[scheme](weight, bias)
+    assert isinstance(layer, DispatchedLinear)
+    return layer
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 63, 64, 1000, 2049])
+def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) -> None:
+    parts = [noise(40, width, dtype=dtype), noise(33, width, dtype=dtype)]
+    inputs, bias = noise(1, 1, width, dtype=dtype), noise(73, dtype=dtype)
+    product = one_row(parts)
+    assert product is not None
+    for added in (None, bias):
+        exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
+        outputs = product(inputs, added)
+        assert outputs.dtype is dtype and outputs.shape == (1, 1, 73)
+        # Half a step of bfloat16 is 2 ** -8 of a number at most; float32's sums are better than 1e-6 here.
+        assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all() or dtype is torch.float32
+        if dtype is torch.float32:
+            torch.testing.assert_close(outputs.double(), exact, atol=2e-5, rtol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("width", [64, 192, 768])
+def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype, width: int) -> None:
+    layer = made_by(scheme, noise(48, width, dtype=dtype), noise(48, dtype=dtype))
+    inputs = noise(1, width, dtype=dtype)
+    made = int8_row(layer.weight, layer.scale) if scheme == "int8" else int4_row(layer.weight, layer.scale, width)
+    assert made is not None
+    outputs = made(inputs, None)
+    # The stored numbers themselves: bfloat16 would round int8's products with their scales.
+    wide = made_by(scheme, noise(48, width, dtype=dtype), None).to(torch.float64)
+    numbers = wide.dequantized().double()
+    exact = inputs.bfloat16().double() @ numbers.T
+    assert outputs.dtype is dtype
+    assert ((outputs.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+    assert layer.bias is not None and torch.equal(made(inputs, layer.bias), outputs + layer.bias)
+    assert torch.equal(outputs, outputs.bfloat16().to(dtype)), "rounded to bfloat16 in float32, too"
+
+
+@needs_compiler
+def test_a_layer_takes_it_for_one_row_only() -> None:
+    for scheme in ("int8", "int8_compact", "int4", "int4_compact"):
+        layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
+        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((2, 64), 0), ((2, 1, 64), 0)):
+            with counted() as work:
+                layer(noise(*shape, dtype=torch.bfloat16))
+            assert work.operations["one_row"] == times, (scheme, shape)
+        with plain_weights(), counted() as work:
+            layer(noise(1, 64, dtype=torch.bfloat16))
+        assert not work.operations["one_row"]
+
+
+@needs_compiler
+def test_weights_that_are_replaced_or_written_are_seen() -> None:
+    layer = made_by("int8", noise(48, 64, dtype=torch.bfloat16), None)
+    inputs = noise(1, 64, dtype=torch.bfloat16)
+    before = layer(inputs)
+    with torch.no_grad():
+        layer.scale.mul_(2)
+    assert torch.equal(layer(inputs), 2 * before)
+    layer.scale = layer.scale * 2
+    assert torch.equal(layer(inputs), 4 * before)
+    layer.weight = nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
+    assert not layer(inputs).any()
+
+
+@needs_compiler
+def test_what_it_cannot_read_is_left_to_torch() -> None:
+    assert one_row([noise(8, 64).t()]) is None, "not in rows"
+    assert one_row([noise(8, 64).double()]) is None
+    assert one_row([noise(8, 64), noise(8, 32)]) is None
+    assert one_row([]) is None
+    layer = made_by("int4", noise(16, 65), None)
+    assert layer.one_row() is None, "a last group that is smaller"
+    assert made_by("int8", noise(16, 64, dtype=torch.float16), None).one_row() is None
+    inputs = noise(1, 65)
+    exact = inputs.bfloat16().double() @ layer.dequantized().double().T
+    torch.testing.assert_close(layer(inputs).double(), exact, atol=0.03, rtol=2**-7)
+
+
+@needs_compiler
+def test_infinity_and_nan_come_through(on: ctypes.CDLL) -> None:
+    for dtype in DTYPES:
+        weight, inputs = torch.ones(3, 64, dtype=dtype), torch.ones(1, 64, dtype=dtype)
+        weight[1, 5], weight[2, 5] = float("inf"), float("nan")
+        product = one_row([weight])
+        assert product is not None
+        first, second, third = product(inputs, None)[0].tolist()
+        assert first == 64 and second == float("inf") and third != third
+
+
+@needs_compiler
+def test_threads_do_not_matter() -> None:
+    """A layer that is large enough to be divided among threads."""
+    weight, inputs, before = noise(1501, 768), noise(1, 768), torch.get_num_threads()
+    product = one_row([weight])
+    assert product is not None
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(product(inputs, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", [None, pytest.param("int8", marks=pytest.mark.full), "int4"])
+def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured forwards and recorded rounds know the products, which are no operations of torch."""
+    monkeypatch.setattr("specdec.execution.replay.CAPTURE_AFTER", 3)
+    monkeypatch.setattr("specdec.execution.packing._LEAST_FLOAT32", 0)
+    torch.manual_seed(0)
+    wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
+    target = Target(model if scheme is None else quantize(model, scheme))
+    linears = sum(isinstance(each, nn.Linear) or hasattr(each, "one_row") for each in model.modules())
+    sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    found = {}
+    for way in ("off", "decisions", "rounds"):
+        engine = Engine(target, max_length=64, recording=way)
+        found[way] = engine.generate([[1, 2, 3]], sampling)[0].token_ids
+        engine.submit([4, 5, 6], sampling)
+        for _ in range(16):
+            engine.step()
+        with counted() as work:
+            engine.step()
+        # In a captured forward: queries, keys and values at once, and gate and up, in two layers.
+        joined = {linears, linears - 2 * (2 + 1)} if scheme is None else {linears}
+        assert work.operations["one_row"] in joined, way
+    assert found["decisions"] == found["rounds"] == found["off"]
+    assert len(packed_linears(model)) == (0 if scheme else linears)
+
+
+def test_without_a_compiler_torch_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", str(tmp_path / "nowhere"))
+    assert native_library.__wrapped__() is None
+    monkeypatch.setenv("CC", "false")  # a compiler that fails
+    assert native_library.__wrapped__() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native_library.__wrapped__() is None
+    monkeypatch.setattr(module, "native_library", lambda: None)
+    assert one_row([noise(8, 64)]) is None and int8_row(noise(8, 64).to(torch.int8), noise(8)) is None
+
+
+def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_NATIVE", "0")
+    monkeypatch.setattr(native, "_built", lambda folder: pytest.fail("nothing is compiled"))
+    assert native_library.__wrapped__() is None
+
+
+@needs_compiler
+def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = native._built(tmp_path)
+    assert os.listdir(tmp_path) == [made.name]
+    run = subprocess.run
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **given: commands.append(command) or run(command, **given))
+    assert native._built(tmp_path) == made
+    assert [command[1:] for command in commands] == [["--version"]]
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-DOTHER"))
+    assert native._built(tmp_path) != made, "made from something else"

@@ -1,0 +1,64 @@
+"""The checks of shapes in tests: they are made, and end where they would only take time."""
+
+from collections.abc import Callable
+
+import jaxtyping
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import tests.shapes
+from tests import check_types
+from tests.shapes import MOST_COPIES, begin_checks, shapes_unchecked
+
+RIGHT, WRONG = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.zeros(3))
+
+
+def added(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
+    return a + b[: len(a)]
+
+
+def checked(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What the modules under test are made of."""
+    return jaxtyping.jaxtyped(typechecker=check_types)(function)
+
+
+def noticed(function: Callable[..., Tensor]) -> bool:
+    try:
+        function(*WRONG)
+    except jaxtyping.TypeCheckError:
+        return True
+    return False
+
+
+def test_a_wrong_shape_is_noticed() -> None:
+    function = checked(added)
+    assert noticed(function) and torch.equal(function(*RIGHT), torch.zeros(2))
+    with shapes_unchecked():
+        assert not noticed(function)
+    assert noticed(function)
+
+
+def test_a_test_that_has_made_enough_checks_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tests.shapes, "MOST_CHECKS", 20)
+    function = checked(added)
+    for _ in range(9):  # two checks each: of the arguments, and of the result with them
+        function(*RIGHT)
+    assert noticed(function)
+    for _ in range(2):
+        function(*RIGHT)
+    assert not noticed(function)
+    begin_checks()  # as the next test does
+    assert noticed(function)
+
+
+def test_the_first_copies_of_an_inner_function_are_checked() -> None:
+    def copy() -> Callable[..., Tensor]:
+        def inner(a: Float[Tensor, " node"], b: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
+            return added(a, b)
+
+        return checked(inner)
+
+    copies = [copy() for _ in range(MOST_COPIES + 2)]
+    assert [noticed(each) for each in copies] == [True] * MOST_COPIES + [False] * 2

@@ -1,0 +1,176 @@
+"""The rules that try all nodes of a static shape at once: the same laws as those that try one sibling after another."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.launches import SHAPES
+from specdec.acceptance import accept
+from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.tables import Tables
+from specdec.interfaces import Verifier
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import DraftSampling
+from tests.verifiers.cases import BIASED, EXACT, IID, SWOR
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TraversalVerifier
+from verifiers.thresholds import fill_steps, has_thresholds, masses_left
+
+RULES: dict[str, Verifier] = {"rejection": RejectionVerifier(), "traversal": TraversalVerifier()}
+MORE_SHAPES = {
+    **SHAPES,
+    "two first children": TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 2), (0, 0, 0)]),
+    "one level": TreeShape.branching(5),
+}
+
+
+def drafted(
+    shape: TreeShape,
+    law: DraftSampling,
+    *,
+    seed: int,
+    invalid: float,
+    dtype: torch.dtype = torch.float64,
+    vocab: int = 12,
+    batch: int = 16,
+) -> tuple[DraftTree, Tensor]:
+    """Drafts as a drafter draws them, from sharp tables with zeros; ``invalid`` of the nodes and all below them are."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes = shape.num_nodes + 1
+    logits = 2 * torch.randn(2, batch, nodes, vocab, generator=generator, dtype=torch.float64)
+    # Without replacement, a drafter marks siblings as invalid once q has run out of tokens.
+    dropped = torch.rand(logits.shape, generator=generator) < (0.2 if invalid or law is IID else 0.0)
+    p, q = logits.masked_fill(dropped, -torch.inf).softmax(-1)
+    tokens = torch.randint(0, vocab, (batch, nodes), generator=generator)
+    valid = torch.rand(batch, nodes, generator=generator) >= invalid
+    valid[:, 0] = True
+    parents, taken = shape.parents, {}
+    for node in range(1, nodes):
+        row = q[:, parents[node]].clone()
+        if law is SWOR:
+            for sibling in taken.get(parents[node], []):
+                row[torch.arange(batch), tokens[:, sibling]] = 0
+        valid[:, node] &= valid[:, parents[node]] & (row.sum(-1) > 0)
+        drawn = torch.multinomial(row + 1e-300, 1, generator=generator)[:, 0]
+        tokens[:, node] = torch.where(valid[:, node], drawn, tokens[:, 0])
+        # An invalid sibling took nothing away.
+        if law is SWOR:
+            q_row = q[:, parents[node]]
+            tokens[:, node] = torch.where(valid[:, node], drawn, q_row.argmax(-1))
+            taken.setdefault(parents[node], []).append(node)
+    made = DraftTree.from_shape(
+        shape,
+        tokens,
+        sampling=law,
+        draft_probs=q.to(dtype),
+        valid=None if invalid == 0 else valid,
+    )
+    return made, p.to(dtype)
+
+
+def one_by_one(tree: DraftTree, law: DraftSampling) -> DraftTree:
+    """The same drafts, but the host knows neither their shape nor their law."""
+    return DraftTree.build(
+        tree.tokens,
+        tree.parents.clone(),
+        valid=tree.valid,
+        sampling=torch.full_like(tree.tokens, int(law), dtype=torch.int8),
+        draft_probs=tree.draft_probs,
+    )
+
+
+@pytest.mark.parametrize("invalid", [0.0, 0.25])
+@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("shape", MORE_SHAPES)
+@pytest.mark.parametrize("rule", RULES)
+def test_all_at_once_is_one_by_one(rule: str, shape: str, law: DraftSampling, invalid: float) -> None:
+    tree, p = drafted(MORE_SHAPES[shape], law, seed=3, invalid=invalid)
+    other = one_by_one(tree, law)
+    assert has_thresholds(tree) and not has_thresholds(other)
+    stop_law = RULES[rule].stop_law(tree, p)
+    torch.testing.assert_close(stop_law, RULES[rule].stop_law(other, p), atol=1e-12, rtol=0)
+    for node in range(0, tree.width, max(1, tree.width // 8)):
+        stop = torch.full_like(tree.tokens[:, 0], node)
+        reached = stop_law[:, node] > 1e-12  # what would follow a node that no path ends at is nobody's business
+        found, expected = RULES[rule].next_law(tree, p, stop), RULES[rule].next_law(other, p, stop)
+        torch.testing.assert_close(found[reached], expected[reached], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", RULES)
+def test_float32_is_close_to_float64(rule: str, law: DraftSampling) -> None:
+    """A thousand tokens and eight siblings: no sum over the vocabulary is a small difference of large numbers."""
+    exact_tree, exact_p = drafted(TreeShape.branching(8, 2), law, seed=5, invalid=0.0, vocab=1000)
+    tree, p = drafted(TreeShape.branching(8, 2), law, seed=5, invalid=0.0, vocab=1000, dtype=torch.float32)
+    exact = RULES[rule].stop_law(exact_tree, exact_p)
+    torch.testing.assert_close(RULES[rule].stop_law(tree, p).double(), exact, atol=2e-6, rtol=0)
+    stop = torch.zeros_like(tree.tokens[:, 0])
+    exact_next = RULES[rule].next_law(exact_tree, exact_p, stop)
+    found = RULES[rule].next_law(tree, p, stop).double()
+    likely = exact[:, 0] > 1e-3
+    assert likely.sum() > 10
+    torch.testing.assert_close(found[likely], exact_next[likely], atol=1e-5, rtol=0)
+
+
+ALL = {**RULES, "block": BlockVerifier(), "kseq": KSeqVerifier()}
+
+
+class Largest(TorchDispatchMode):
+    """Notices the most entries of a tensor that an operation has made, views of given ones apart."""
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.entries, self._given = 0, {each.untyped_storage().data_ptr() for each in given}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in self._given:
+            self.entries = max(self.entries, made.untyped_storage().nbytes() // made.element_size())
+        return made
+
+
+@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
+@pytest.mark.parametrize("rule", ALL)
+def test_one_row_is_judged_in_parts_of_its_nodes(rule: str, law: DraftSampling) -> None:
+    """Bit for bit as in one go; and no table has more entries than the cap, here those of two nodes."""
+    if law not in ALL[rule].laws:
+        return
+    shape = TreeShape.chain(6) if ALL[rule].chain_only else TreeShape.branching(4, 2, 1)
+    tree, p = drafted(shape, law, seed=7, invalid=0.0, vocab=2000, batch=3)
+    uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = accept(ALL[rule], tree, p, uniforms)
+    assert tree.draft_probs is not None
+    with mock.patch("specdec.acceptance.MOST_ENTRIES", 4000), Largest(p, tree.draft_probs) as largest:
+        parts = accept(ALL[rule], tree, p, uniforms)
+    for name in ("path", "num_accepted", "next_token", "expected_accepted", "valid"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+    if rule != "kseq":  # which keeps the next law of every node with children
+        assert 2000 <= largest.entries <= 4000, f"a table of {largest.entries} entries"
+
+
+def whole_q(*args: Any) -> Tensor:
+    return torch.ones_like(masses_left(*args))
+
+
+def no_slack(steps: Tensor, tree: DraftTree, p: Tensor, several: Any, exists: Any, masses: Any, weight: Tensor) -> None:
+    fill_steps(steps, tree, p, several, exists, masses, torch.ones_like(weight))
+
+
+MISTAKES = {
+    "q is not smaller for later siblings": (RejectionVerifier(), "verifiers.thresholds.masses_left", whole_q),
+    "the same in traversal": (TraversalVerifier(), "verifiers.descent.masses_left", whole_q),
+    "all weights are 1 among siblings": (TraversalVerifier(), "verifiers.descent.fill_steps", no_slack),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_enumeration_rejects(mistake: str) -> None:
+    rule, place, wrong = MISTAKES[mistake]
+    tables = Tables.random(4, 2, seed=1, kinds=("dense",))
+    shape = TreeShape.branching(1, 3)
+    assert enumerate_outcome(rule, tables, shape, SWOR).tv < EXACT
+    with mock.patch(place, wrong):
+        assert enumerate_outcome(rule, tables, shape, SWOR).tv > BIASED
