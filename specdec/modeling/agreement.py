@@ -36,8 +36,8 @@ class Agreement:
 
         Args:
             tree: What this process has drafted.
-            fixed: Whether all processes have drafted the same shape. Otherwise the first one sends the sizes of its
-                trees before them, and the others wait for these numbers.
+            fixed: Whether the trees of all processes have the same sizes. Otherwise the first one sends its sizes before
+                the trees, and the others wait for these numbers.
         """
         return tree
 
@@ -74,8 +74,13 @@ class GroupAgreement(Agreement):
     def on_tree(self, tree: DraftTree, *, fixed: bool) -> DraftTree:
         """See ``Agreement.on_tree``. Laws and q stay a process's own: only the first one's verdict counts."""
         if fixed:
-            tokens, valid = self.on_numbers(torch.stack([tree.tokens, tree.valid.long()]))
-            return tree if self._leads else replace(tree, tokens=tokens, valid=valid.bool())
+            parents = [] if tree.is_static else [tree.parents]
+            tokens, valid, *parents = self.on_numbers(torch.stack([tree.tokens, tree.valid.long(), *parents]))
+            topology = tree.topology
+            if parents:
+                bounds = {"max_depth": tree.max_depth, "max_children": tree.max_children}
+                topology = Topology.from_parents(parents[0], **bounds)
+            return tree if self._leads else replace(tree, tokens=tokens, valid=valid.bool(), topology=topology)
         bounds = torch.tensor([tree.width, tree.max_depth, tree.max_children], device=tree.tokens.device)
         width, depth, children = self.on_numbers(bounds).tolist()
         mine = torch.stack([tree.tokens, tree.parents, tree.valid.long()])

@@ -53,6 +53,13 @@ def assert_same(one: DraftTree, other: DraftTree) -> None:
     assert (one.max_depth, one.max_children) == (other.max_depth, other.max_children)
 
 
+def test_trees_of_one_size_whose_parents_differ(processes: tuple[Agreement, Agreement]) -> None:
+    first, other = processes
+    tree = free([CHAIN, FORK], seed=1)
+    first.on_tree(tree, fixed=True)
+    assert_same(other.on_tree(free([FORK, CHAIN], seed=2), fixed=True), tree)
+
+
 @pytest.mark.parametrize(
     "theirs",
     [
