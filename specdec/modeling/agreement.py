@@ -36,8 +36,8 @@ class Agreement:
 
         Args:
             tree: What this process has drafted.
-            fixed: Whether the trees of all processes have the same sizes. Otherwise the first one sends its sizes before
-                the trees, and the others wait for these numbers.
+            fixed: Whether the trees of all processes have the same sizes. Otherwise the first process sends its sizes
+                first, and the others wait for these numbers.
         """
         return tree
 
