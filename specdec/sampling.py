@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.filters import keep_top
+from specdec.filters import first_largest, keep_top
 from specdec.requests import SamplingParams
 
 
@@ -172,4 +172,4 @@ def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingT
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Returns rows with all mass on the largest logit; ties go to the lowest id."""
-    return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.zeros_like(logits).scatter_(-1, first_largest(logits)[..., None], 1.0)

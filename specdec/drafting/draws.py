@@ -6,6 +6,7 @@ from torch import Tensor
 
 from specdec.coupling import race
 from specdec.drafting.levels import Level
+from specdec.filters import first_largest
 from specdec.random import draw
 from specdec.types import DraftSampling
 
@@ -13,7 +14,7 @@ from specdec.types import DraftSampling
 def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor, "batch child"]:
     """Returns every parent's most probable tokens, in order, for its children (``DETERMINISTIC``)."""
     if level.one_each:
-        return scores.argmax(-1)
+        return first_largest(scores)
     return scores.topk(level.width, dim=-1).indices[:, level.row_of, level.rank_of]
 
 

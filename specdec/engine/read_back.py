@@ -90,7 +90,7 @@ def pack(
     nodes: Int[Tensor, "batch position"],
     tokens: Int[Tensor, "batch position"],
     logits: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"] | None,
     alternatives: int | None = None,
 ) -> tuple[Bool[Tensor, " batch"], Float[Tensor, "batch figure"]]:
     """Returns which rows were decided, and all that the host needs of a round, in one table in float64.
@@ -101,17 +101,20 @@ def pack(
         nodes: The root and the accepted path.
         tokens: Their tokens.
         logits: The model's.
-        target_probs: p.
+        target_probs: p; None if all of it is on the emitted tokens.
         alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
     """
-    batch, _, vocab = target_probs.shape
+    batch, _, vocab = logits.shape
     last = verdict.next_token[:, None]
     emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
-    chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
+    if target_probs is None:
+        logprobs = torch.zeros_like(emitted, dtype=torch.float32)
+    else:
+        logprobs = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab)).log()
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     valid = logits.amax(-1).gather(1, nodes).isfinite().all(-1) & verdict.valid
     figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, valid]
-    columns = [emitted.to(torch.float64), chosen.log(), *[figure[:, None] for figure in figures]]
+    columns = [emitted.to(torch.float64), logprobs, *[figure[:, None] for figure in figures]]
     if alternatives is not None:
         columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
     return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact

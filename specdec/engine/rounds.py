@@ -276,11 +276,11 @@ def _flags(sampling: SamplingTensors) -> Hashable:
 def _parts(judged: Judged) -> tuple[Tensor, ...]:
     verdict = judged.verdict
     return (
-        judged.evidence, judged.tokens, judged.valid, judged.packed,
         verdict.path, verdict.num_accepted, verdict.expected_accepted, verdict.next_token, verdict.valid,
+        judged.tokens, judged.valid, judged.packed, *([] if judged.evidence is None else [judged.evidence]),
     )  # fmt: skip
 
 
 def _judged(parts: Sequence[Tensor]) -> Judged:
-    evidence, tokens, valid, packed, *verdict = parts
-    return Judged(evidence, Verdict(*verdict), tokens, valid, packed)
+    tokens, valid, packed, *evidence = parts[5:]
+    return Judged(evidence[0] if evidence else None, Verdict(*parts[:5]), tokens, valid, packed)
