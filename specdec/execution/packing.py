@@ -168,7 +168,8 @@ class PackedLinears:
         return self._changes
 
     def _replaced(self) -> bool:
-        return any(layer.module.weight is not layer.weight for layer in self._layers)
+        # Not by the modules' attributes, which torch finds in Python.
+        return any(layer.module._parameters.get("weight") is not layer.weight for layer in self._layers)
 
     def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
         """Pack all layers that can be packed, except those whose copy is still right."""
