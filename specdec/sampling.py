@@ -3,8 +3,8 @@
 The same function serves both, so a token is never drawn from one distribution and tested with another.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -77,6 +77,12 @@ class SamplingTensors:
             all_top_k=all(each.top_k > 0 for each in sampled),
             any_top_p=any(each.top_p < 1 for each in sampled),
         )
+
+    @property
+    def flags(self) -> Hashable:
+        """What the host knows of the parameters: the flags, and which tensors there are."""
+        values = [getattr(self, each.name) for each in fields(self)]
+        return tuple("there" if isinstance(value, Tensor) else value for value in values)
 
 
 def penalize(

@@ -161,8 +161,10 @@ def judge(
         evidence = mode.evidence(scores, target_probs, tree, slots)
         verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
     verdict = agreement.on_verdict(verdict)
-    nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
-    tokens = tree.tokens.gather(1, nodes)
+    nodes, tokens = tree.parents + 1, tree.tokens
+    if tree.width > 1:
+        nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0))
+        tokens = tree.tokens.gather(1, nodes)
     valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
     return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
 
