@@ -20,10 +20,12 @@ from specdec.execution.stored_weight import StoredWeight
 
 NO_MEMORY = "no memory for one row of inputs: lower batch sizes or lengths, or take a smaller model"
 
-_FUNCTIONS = {torch.float32: "row_float32", torch.bfloat16: "row_bfloat16"}
+MOST_ROWS = int(__import__("os").environ.get("FR", "16"))
+
+_FUNCTIONS = {torch.float32: "rows_float32", torch.bfloat16: "rows_bfloat16"}
 
 
-class OneRow:
+class FewRows:
     """Multiplies one row by some weights side by side: their outputs stand one after the other.
 
     Args:
@@ -33,7 +35,7 @@ class OneRow:
 
     def __init__(self, weights: list[Tensor]):
         library = native_library()
-        assert library is not None, "asked by `one_row`"
+        assert library is not None, "asked by `few_rows`"
         dtype = weights[0].dtype
         self._function: Any = getattr(library, _FUNCTIONS[dtype])
         self._width = weights[0].shape[1]
@@ -45,19 +47,20 @@ class OneRow:
         self._out = ends[-1]
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the product of one contiguous row ``[..., in]``, in the weights' dtype."""
+        """Returns the product of contiguous rows ``[..., in]``, in the weights' dtype."""
+        rows = inputs.numel() // self._width
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         given, into = inputs.data_ptr(), outputs.data_ptr()
         added = None if bias is None else bias.contiguous().data_ptr()
         for weight, out, offset in self._parts:
             some = None if added is None else added + offset
-            if self._function(weight.data_ptr(), some, given, into + offset, out, self._width) == 0:
+            if self._function(weight.data_ptr(), some, given, into + offset, out, self._width, rows, self._out) == 0:
                 raise MemoryError(NO_MEMORY)
-        count_operation("one_row")
+        count_operation("few_rows")
         return outputs
 
 
-def one_row(weights: list[Tensor]) -> OneRow | None:
+def few_rows(weights: list[Tensor]) -> FewRows | None:
     """Returns what multiplies one row by these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
@@ -68,16 +71,16 @@ def one_row(weights: list[Tensor]) -> OneRow | None:
         and weight.shape[1] == first.shape[1]
         for weight in weights
     )
-    return OneRow(weights) if fits and native_library() is not None else None
+    return FewRows(weights) if fits and native_library() is not None else None
 
 
 def takes(inputs: Tensor, width: int) -> bool:
-    """Returns whether these inputs are one row that can be read where it lies."""
-    return inputs.numel() == width and inputs.is_contiguous()
+    """Returns whether these inputs are few rows that can be read where they lie."""
+    return inputs.numel() <= MOST_ROWS * width and inputs.is_contiguous()
 
 
-class QuantizedRow(StoredWeight):
-    """Quantized weights that multiply one row; ``int8_row`` and ``int4_row`` make them.
+class QuantizedRows(StoredWeight):
+    """Quantized weights that multiply one row; ``int8_rows`` and ``int4_rows`` make them.
 
     Inputs and outputs are in ``dtype``; in float32 they are rounded to bfloat16.
     """
@@ -92,33 +95,34 @@ class QuantizedRow(StoredWeight):
         self.bytes = sum(each.numel() * each.element_size() for each in (self._weight, self._scale))
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``StoredWeight.multiply``; for one contiguous row."""
+        """See ``StoredWeight.multiply``; for contiguous rows."""
+        rows = inputs.numel() // inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         given = self._weight.data_ptr(), self._scale.data_ptr(), inputs.data_ptr(), outputs.data_ptr()
-        if self._function(*given, self._out, self._size, self._wide) == 0:
+        if self._function(*given, self._out, self._size, rows, self._out, self._wide) == 0:
             raise MemoryError(NO_MEMORY)
-        count_operation("one_row")
+        count_operation("few_rows")
         return outputs if bias is None else outputs.add_(bias)
 
 
-def int8_row(weight: Tensor, scale: Tensor) -> QuantizedRow | None:
+def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
     """Returns what multiplies a row by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
 
     None if it is not compiled, or does not take them.
     """
     if not _readable(weight, scale):
         return None
-    return QuantizedRow("row_int8", weight, scale, scale.dtype, weight.shape[1])
+    return QuantizedRows("rows_int8", weight, scale, scale.dtype, weight.shape[1])
 
 
-def int4_row(weight: Tensor, scale: Tensor, width: int) -> QuantizedRow | None:
+def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None:
     """Returns what multiplies a row by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
 
     None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
     """
     if not _readable(weight, scale) or width != 64 * scale.shape[1]:
         return None
-    return QuantizedRow("row_int4", weight, scale, scale.dtype, scale.shape[1])
+    return QuantizedRows("rows_int4", weight, scale, scale.dtype, scale.shape[1])
 
 
 def _readable(weight: Tensor, scale: Tensor) -> bool:
