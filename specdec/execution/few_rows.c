@@ -32,8 +32,7 @@ static inline vec from_int8(const int8_t *p) {
 static inline vec from_bfloat16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
-#define MOST_ROWS 12 /* rows of a tile: two channels times as many sums leave registers for the weights */
-#define MOST_ROWS_OF_FOUR 6 /* the same with four channels */
+#define CHANNELS 4 /* of a tile: times six rows, they leave registers for the weights and the inputs */
 #elif defined(__AVX2__) && defined(__FMA__)
 #define WIDTH 8
 typedef __m256 vec;
@@ -53,8 +52,7 @@ static inline vec from_int8(const int8_t *p) {
 static inline vec from_bfloat16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
-#define MOST_ROWS 6
-#define MOST_ROWS_OF_FOUR 2
+#define CHANNELS 2
 #else
 #error "needs AVX2 with FMA, or AVX512"
 #endif
@@ -65,6 +63,7 @@ static inline vec from_bfloat16(const uint16_t *p) {
 #define PAIRS 0 /* bfloat16 is widened first */
 #endif
 
+#define MOST_ROWS 6          /* of a tile */
 #define GROUP 64             /* int4 weights that share a scale */
 #define LEAST_PARALLEL 65536 /* weights from which threads pay */
 #define INLINE static inline __attribute__((always_inline))
@@ -235,8 +234,7 @@ INLINE void take_int4(input_int4 *x, const job *j, long at, long count) { /* alw
 /* ---- Tiles. ---- */
 
 /* Writes a tile's outputs from its sums. */
-static __attribute__((noinline)) void finish(const job *j, const vec *sums, long first, long row, int channels,
-                                             int rows) {
+INLINE void finish_here(const job *j, const vec *sums, long first, long row, int channels, int rows) {
   for (long o = first; o < j->out && o < first + channels; o++)
     for (long r = row; r < row + rows; r++) {
       float number = SUM(*sums++);
@@ -254,90 +252,85 @@ static __attribute__((noinline)) void finish(const job *j, const vec *sums, long
     }
 }
 
-/* CHANNELS channels from `first` times ROWS rows from `row`. A tile that sticks out below takes the last channel several
-   times. The first loop takes the whole steps, and meanwhile fetches the weights of the next tile; the second time it
-   takes what is left, filled up with zeros. */
-#define UNROLL _Pragma("GCC unroll 16")
-#define TILE(FORMAT, CHANNELS, ROWS)                                                                      \
-  static void FORMAT##_##CHANNELS##_##ROWS(const job *j, const input_##FORMAT *x, long first, long row) { \
-    const char *p[CHANNELS];                                                                              \
-    const float *s[CHANNELS];                                                                             \
-    vec sums[CHANNELS][ROWS];                                                                             \
-    char rest[CHANNELS][BYTES_##FORMAT];                                                                  \
-    UNROLL for (int c = 0; c < CHANNELS; c++) {                                                           \
-      long o = first + c < j->out ? first + c : j->out - 1;                                               \
-      p[c] = j->numbers + o * j->row_bytes;                                                               \
-      s[c] = j->scales + o * j->row_scales;                                                               \
-      UNROLL for (int r = 0; r < ROWS; r++) sums[c][r] = ZERO();                                          \
-    }                                                                                                     \
-    long steps = j->in / STEP_##FORMAT, ahead = CHANNELS * j->row_bytes;                                  \
-    for (int left = j->in % STEP_##FORMAT;; left = 0) {                                                   \
-      for (long step = 0; step < steps; step++, x += ROWS * STEP_##FORMAT) {                              \
-        operand_##FORMAT w[CHANNELS];                                                                     \
-        UNROLL for (int c = 0; c < CHANNELS; c++) {                                                       \
-          w[c] = unpack_##FORMAT(p[c], s[c], step);                                                       \
-          _mm_prefetch(p[c] + ahead + step * BYTES_##FORMAT, _MM_HINT_T0);                                \
-        }                                                                                                 \
-        UNROLL for (int r = 0; r < ROWS; r++)                                                             \
-          UNROLL for (int c = 0; c < CHANNELS; c++)                                                       \
-            sums[c][r] = multiply_##FORMAT(sums[c][r], w[c], x + r * STEP_##FORMAT);                      \
-      }                                                                                                   \
-      if (!left) break;                                                                                   \
-      memset(rest, 0, sizeof rest);                                                                       \
-      for (int c = 0; c < CHANNELS; c++)                                                                  \
-        memcpy(rest[c], p[c] + steps * BYTES_##FORMAT, j->row_bytes - steps * BYTES_##FORMAT);            \
-      UNROLL for (int c = 0; c < CHANNELS; c++) p[c] = rest[c];                                           \
-      steps = 1;                                                                                          \
-    }                                                                                                     \
-    vec kept[CHANNELS][ROWS];                                                                             \
-    UNROLL for (int c = 0; c < CHANNELS; c++)                                                             \
-      UNROLL for (int r = 0; r < ROWS; r++) kept[c][r] = sums[c][r];                                      \
-    finish(j, &kept[0][0], first, row, CHANNELS, ROWS);                                                   \
+/* The same, compiled once for all large tiles. */
+static __attribute__((noinline)) void finish(const job *j, const vec *sums, long first, long row, int channels,
+                                             int rows) {
+  finish_here(j, sums, first, row, channels, rows);
+}
+
+/* COUNT channels from `first` times ROWS rows from `row`, whose inputs are at `x`. A tile that sticks out below takes the
+   last channel several times. The loop takes the whole steps, and meanwhile fetches the next tile's weights in the order
+   in which they lie; the second time it takes what is left of the inputs, filled up with zeros. */
+#define UNROLL _Pragma("GCC unroll 8")
+#define TILE(F, COUNT, ROWS)                                                                       \
+  static void F##_##ROWS(const job *j, const input_##F *x, long first, long row) {                 \
+    const char *p[COUNT];                                                                          \
+    const float *s[COUNT];                                                                         \
+    vec sums[COUNT][ROWS];                                                                         \
+    char rest[COUNT][BYTES_##F];                                                                   \
+    UNROLL for (int c = 0; c < COUNT; c++) {                                                       \
+      long o = first + c < j->out ? first + c : j->out - 1;                                        \
+      p[c] = j->numbers + o * j->row_bytes;                                                        \
+      s[c] = j->scales + o * j->row_scales;                                                        \
+      UNROLL for (int r = 0; r < ROWS; r++) sums[c][r] = ZERO();                                   \
+    }                                                                                              \
+    const char *next = p[0] + COUNT * j->row_bytes;                                                \
+    long steps = j->in / STEP_##F;                                                                 \
+    for (int left = j->in % STEP_##F;; left = 0) {                                                 \
+      for (long step = 0; step < steps; step++, x += ROWS * STEP_##F, next += COUNT * BYTES_##F) { \
+        operand_##F w[COUNT];                                                                      \
+        UNROLL for (int c = 0; c < COUNT; c++) {                                                   \
+          w[c] = unpack_##F(p[c], s[c], step);                                                     \
+          _mm_prefetch(next + c * BYTES_##F, _MM_HINT_T0);                                         \
+        }                                                                                          \
+        UNROLL for (int r = 0; r < ROWS; r++)                                                      \
+          UNROLL for (int c = 0; c < COUNT; c++)                                                   \
+            sums[c][r] = multiply_##F(sums[c][r], w[c], x + r * STEP_##F);                         \
+      }                                                                                            \
+      if (!left) break;                                                                            \
+      memset(rest, 0, sizeof rest);                                                                \
+      for (int c = 0; c < COUNT; c++)                                                              \
+        memcpy(rest[c], p[c] + steps * BYTES_##F, j->row_bytes - steps * BYTES_##F);               \
+      UNROLL for (int c = 0; c < COUNT; c++) p[c] = rest[c];                                       \
+      steps = 1;                                                                                   \
+    }                                                                                              \
+    vec kept[COUNT][ROWS];                                                                         \
+    UNROLL for (int c = 0; c < COUNT; c++)                                                         \
+      UNROLL for (int r = 0; r < ROWS; r++) kept[c][r] = sums[c][r];                               \
+    if (ROWS == 1)                                                                                 \
+      finish_here(j, &kept[0][0], first, row, COUNT, ROWS);                                        \
+    else                                                                                           \
+      finish(j, &kept[0][0], first, row, COUNT, ROWS);                                             \
   }
 
-/* All tiles of a format, by their rows: with four channels, and with two. Parts of almost the same number of rows share
-   the channels, so the larger number of rows of a tile with four also has a tile with two. */
-#if WIDTH == 16
-#define TILES(F)                                                                                                   \
-  TILE(F, 4, 1) TILE(F, 4, 2) TILE(F, 4, 3) TILE(F, 4, 4) TILE(F, 4, 5) TILE(F, 4, 6)                              \
-  TILE(F, 2, 6) TILE(F, 2, 7) TILE(F, 2, 8) TILE(F, 2, 9) TILE(F, 2, 10) TILE(F, 2, 11) TILE(F, 2, 12)             \
-  static void (*const F##_fours[])(const job *, const input_##F *, long, long) = {                                 \
-      NULL, F##_4_1, F##_4_2, F##_4_3, F##_4_4, F##_4_5, F##_4_6};                                                 \
-  static void (*const F##_twos[])(const job *, const input_##F *, long, long) = {                                  \
-      NULL, NULL, NULL, NULL, NULL, NULL, F##_2_6, F##_2_7, F##_2_8, F##_2_9, F##_2_10, F##_2_11, F##_2_12};
-#else
-#define TILES(F)                                                                                                   \
-  TILE(F, 4, 1) TILE(F, 4, 2) TILE(F, 2, 2) TILE(F, 2, 3) TILE(F, 2, 4) TILE(F, 2, 5) TILE(F, 2, 6)                \
-  static void (*const F##_fours[])(const job *, const input_##F *, long, long) = {NULL, F##_4_1, F##_4_2};         \
-  static void (*const F##_twos[])(const job *, const input_##F *, long, long) = {NULL,    NULL,    F##_2_2,        \
-                                                                                 F##_2_3, F##_2_4, F##_2_5, F##_2_6};
-#endif
+/* One row of wide weights is bound by the memory alone, which is fastest channel by channel. */
+#define ONE_float32 1
+#define ONE_bfloat16 1
+#define ONE_int8 CHANNELS
+#define ONE_int4 CHANNELS
 
-#ifndef MOST_float32
-#define MOST_float32 MOST_ROWS
-#define MOST_bfloat16 MOST_ROWS
-#define MOST_int8 MOST_ROWS
-#define MOST_int4 MOST_ROWS
-#endif
-
-/* The loop over all tiles. The rows come in parts of almost the same size. The inputs of a part are laid out in the order
-   in which a tile reads them, [step][row][input]: rows of a power of two of bytes would all want the same places of the
-   nearest cache. A single row lies so already, in the format's own type. Returns 0 if there is no memory. */
+/* A format's tiles, by their rows, and the loop over all of them. The rows come in parts of almost the same size. A
+   part's inputs are laid out in the order in which its tile reads them, [step][row][input], where no vector lies across
+   two lines of a cache, and where rows of a power of two of bytes do not all want the same places of it. A single row
+   lies so already if it has the format's own type. Returns 0 if there is no memory. */
 #define MULTIPLY(F)                                                                                                \
-  TILES(F)                                                                                                         \
+  TILE(F, ONE_##F, 1)                                                                                              \
+  TILE(F, CHANNELS, 2) TILE(F, CHANNELS, 3) TILE(F, CHANNELS, 4) TILE(F, CHANNELS, 5) TILE(F, CHANNELS, 6)         \
+  static void (*const F##_tiles[])(const job *, const input_##F *, long, long) = {NULL,  F##_1, F##_2, F##_3,      \
+                                                                                   F##_4, F##_5, F##_6};           \
   static int multiply_all_##F(const job *j, int as_they_are) {                                                     \
-    const long most = MOST_##F, step = STEP_##F, steps = (j->in + step - 1) / step, whole = j->in / step * step;   \
-    const long parts = (j->rows + most - 1) / most, each = j->rows / parts, more = j->rows % parts;                \
-    const long channels = each + (more > 0) <= MOST_ROWS_OF_FOUR ? 4 : 2;                                          \
+    const long step = STEP_##F, steps = (j->in + step - 1) / step, whole = j->in / step * step;                    \
+    const long parts = (j->rows + MOST_ROWS - 1) / MOST_ROWS, each = j->rows / parts, more = j->rows % parts;      \
+    const long channels = j->rows == 1 ? ONE_##F : CHANNELS;                                                       \
     const input_##F *x = j->inputs;                                                                                \
     input_##F *laid_out = NULL;                                                                                    \
     if (!as_they_are || j->rows > 1 || whole < j->in) {                                                            \
-      x = laid_out = malloc(j->rows * steps * step * sizeof *x);                                                   \
+      x = laid_out = aligned_alloc(64, (j->rows * steps * step * sizeof *x + 63) / 64 * 64);                       \
       if (!x) return 0;                                                                                            \
       for (long part = 0, row = 0; part < parts; part++) {                                                         \
         const long rows = each + (part < more);                                                                    \
         for (long r = 0; r < rows; r++) {                                                                          \
-          input_##F *into = laid_out + row * steps * step + r * step;                                              \
+          input_##F *into = laid_out + (row * steps + r) * step;                                                   \
           const long from = (row + r) * j->in;                                                                     \
           for (long k = 0; k < whole; k += step, into += rows * step) take_##F(into, j, from + k, step);           \
           if (whole < j->in) take_##F(into, j, from + whole, j->in - whole);                                       \
@@ -349,7 +342,7 @@ static __attribute__((noinline)) void finish(const job *j, const vec *sums, long
     for (long first = 0; first < j->out; first += channels)                                                        \
       for (long part = 0, row = 0; part < parts; part++) {                                                         \
         const long rows = each + (part < more);                                                                    \
-        (channels == 4 ? F##_fours : F##_twos)[rows](j, x + row * steps * step, first, row);                       \
+        F##_tiles[rows](j, x + row * steps * step, first, row);                                                    \
         row += rows;                                                                                               \
       }                                                                                                            \
     free(laid_out);                                                                                                \

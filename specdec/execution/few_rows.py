@@ -1,10 +1,11 @@
-"""A weight that multiplies a single row at the speed of the memory, where its C is compiled (``native.py``).
+"""A weight that multiplies a few rows at the speed of the memory, where its C is compiled (``native.py``).
 
-Torch's kernels for one row read weights with a half to two thirds of the bandwidth that one core has. One thread,
-GB/s of weights as they are stored, in layers of 2048 x 768 numbers (AMD EPYC with AVX512-BF16, torch 2.13): float32 44
-against 28, bfloat16 42 against 30, int8 44 against 19, int4 40 against 18.
+The weights are read once for all rows, as they are stored. For one row, torch's kernels use a half to two thirds of the
+bandwidth that one core has; for a few rows, its int8 and int4 kernels are bound by unpacking the weights repeatedly.
+``docs/machine.md`` has the figures.
 
-The sums are those of torch's kernels in another order, in float32 as theirs.
+The sums are those of torch's kernels in another order, in float32 as theirs. **A row's outputs are the same bits for
+any number of rows**, up to ``most_rows``. So the products of plain decoding and of verification agree.
 """
 
 import itertools
@@ -17,16 +18,18 @@ from torch import Tensor
 from specdec.execution.counting import count_operation
 from specdec.execution.native import native_library
 from specdec.execution.stored_weight import StoredWeight
+from specdec.machine import cpu
 
-NO_MEMORY = "no memory for one row of inputs: lower batch sizes or lengths, or take a smaller model"
+NO_MEMORY = "no memory for a few rows of inputs: lower batch sizes or lengths, or take a smaller model"
 
-MOST_ROWS = int(__import__("os").environ.get("FR", "16"))
+MOST_ROWS = 16
+"""Rows up to which this product is used. With quantized weights it is faster than torch's for fewer, and even here."""
 
 _FUNCTIONS = {torch.float32: "rows_float32", torch.bfloat16: "rows_bfloat16"}
 
 
 class FewRows:
-    """Multiplies one row by some weights side by side: their outputs stand one after the other.
+    """Multiplies a few rows by some weights side by side: their outputs stand one after the other.
 
     Args:
         weights: Contiguous matrices ``[out, in]`` of one width and dtype, float32 or bfloat16. They are read where they
@@ -60,8 +63,16 @@ class FewRows:
         return outputs
 
 
+def most_rows(dtype: torch.dtype) -> int:
+    """Returns the number of rows up to which a weight that is not quantized should be multiplied here.
+
+    With AVX512, oneDNN's float32 product of two rows or more is as fast, and that of nine faster.
+    """
+    return 1 if dtype is torch.float32 and "avx512f" in cpu().features else MOST_ROWS
+
+
 def few_rows(weights: list[Tensor]) -> FewRows | None:
-    """Returns what multiplies one row by these weights; None if it is not compiled, or does not take them."""
+    """Returns what multiplies a few rows by these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
         weight.dtype in _FUNCTIONS
@@ -74,13 +85,13 @@ def few_rows(weights: list[Tensor]) -> FewRows | None:
     return FewRows(weights) if fits and native_library() is not None else None
 
 
-def takes(inputs: Tensor, width: int) -> bool:
-    """Returns whether these inputs are few rows that can be read where they lie."""
-    return inputs.numel() <= MOST_ROWS * width and inputs.is_contiguous()
+def takes(inputs: Tensor, width: int, most: int = MOST_ROWS) -> bool:
+    """Returns whether these inputs are so few rows, and can be read where they lie."""
+    return inputs.numel() <= most * width and inputs.is_contiguous()
 
 
 class QuantizedRows(StoredWeight):
-    """Quantized weights that multiply one row; ``int8_rows`` and ``int4_rows`` make them.
+    """Quantized weights that multiply a few rows; ``int8_rows`` and ``int4_rows`` make them.
 
     Inputs and outputs are in ``dtype``; in float32 they are rounded to bfloat16.
     """
@@ -106,7 +117,7 @@ class QuantizedRows(StoredWeight):
 
 
 def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
-    """Returns what multiplies a row by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
+    """Returns what multiplies a few rows by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
 
     None if it is not compiled, or does not take them.
     """
@@ -116,7 +127,7 @@ def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
 
 
 def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None:
-    """Returns what multiplies a row by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
+    """Returns what multiplies a few rows by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
 
     None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
     """

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specdec.execution.few_rows import QuantizedRows, takes
+from specdec.execution.few_rows import MOST_ROWS, QuantizedRows, takes
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.machine import native_bfloat16
 from specdec.quantization.base import QuantizedLinear
@@ -132,11 +132,11 @@ class DispatchedLinear(QuantizedLinear):
         return outputs.view(*inputs.shape[:-1], outputs.shape[1])
 
     def rows_form(self) -> QuantizedRows | None:
-        """Returns what multiplies a single row on a CPU, made from the weights now; None if there is nothing for it."""
+        """Returns this project's C for a few rows on a CPU, from the weights of now; None if it does not take them."""
         return None
 
     def few_rows(self) -> QuantizedRows | None:
-        """Returns the product for a single row; None if it goes through the kernel for few rows."""
+        """Returns this project's own product for a few rows; None if they go through the kernel."""
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
         if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
             return None
@@ -159,7 +159,8 @@ class DispatchedLinear(QuantizedLinear):
 
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
-        if not self._takes(rows) and self.keep_copy and self.weight.device.type == "cpu":
+        by_copy = self.keep_copy and self.weight.device.type == "cpu" and not self._takes(rows)
+        if by_copy and (rows > MOST_ROWS or self.few_rows() is None):
             return bias + self.num_weights * self.scale.element_size()
         return bias + self.stored_bytes()
 
@@ -262,8 +263,8 @@ class _Derived:
 
     Attributes:
         version: ``DispatchedLinear.version`` of the numbers that it was made from.
-        has_rows: Whether there is a product for a single row; None if that was not asked yet.
-        row: That product.
+        has_rows: Whether this project's C multiplies a few rows; None if that was not asked yet.
+        rows: Its product.
         has_form: Whether a kernel can be used; None if that was not asked yet.
         form: What the kernel reads.
         may_pack: Whether there is a packed kernel for the dequantized copy; None if that was not asked yet.

@@ -1,9 +1,11 @@
-"""The product of one row in C: the same function on every processor, and nothing without a compiler."""
+"""Products of a few rows in C: the same function on every processor, and nothing without a compiler."""
 
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import specdec.execution.native as native
 from specdec.engine.engine import Engine
 from specdec.execution import few_rows as module
 from specdec.execution.counting import counted
+from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
-from specdec.execution.few_rows import int4_rows, int8_rows, few_rows
-from specdec.execution.packing import packed_linears, plain_weights
+from specdec.execution.packing import PackedWeight, packed_linears, plain_weights
 from specdec.machine import cpu
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
@@ -103,16 +105,64 @@ def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, 
 
 
 @needs_compiler
-def test_a_layer_takes_it_for_one_row_only() -> None:
+def test_a_layer_takes_it_for_few_rows_only() -> None:
     for scheme in ("int8", "int8_compact", "int4", "int4_compact"):
         layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
-        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((2, 64), 0), ((2, 1, 64), 0)):
+        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((4, 4, 64), 1), ((17, 64), 0), ((2, 9, 64), 0)):
             with counted() as work:
                 layer(noise(*shape, dtype=torch.bfloat16))
             assert work.operations["few_rows"] == times, (scheme, shape)
         with plain_weights(), counted() as work:
             layer(noise(1, 64, dtype=torch.bfloat16))
         assert not work.operations["few_rows"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "int8 in float32", "int4 in float32"])
+def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
+    """Plain decoding multiplies one row, verification several: they must not part here."""
+    dtype = torch.float32 if "float32" in kind else torch.bfloat16
+    for out, width in ((70, 192),) if "int" in kind else ((70, 192), (37, 67)):
+        weight = noise(out, width, dtype=dtype)
+        product: Callable[[Tensor, None], Tensor] | None = None
+        if "int" not in kind:
+            product = few_rows([weight[:30], weight[30:]])
+        else:
+            layer = made_by(kind[:4], weight, None)
+            made = int8_rows if kind[:4] == "int8" else partial(int4_rows, width=width)
+            product = made(layer.weight, layer.scale)
+        assert product is not None
+        inputs = noise(33, width, dtype=dtype)
+        alone = torch.cat([product(row, None) for row in inputs.split(1)])
+        exact = inputs.double() @ weight.double().T
+        assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
+        for rows in range(2, 34):
+            assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
+
+
+@needs_compiler
+def test_several_rows_with_a_bias_in_several_parts(on: ctypes.CDLL) -> None:
+    for dtype in DTYPES:
+        parts, bias = [noise(5, 100, dtype=dtype), noise(6, 100, dtype=dtype)], noise(11, dtype=dtype)
+        inputs = noise(2, 4, 100, dtype=dtype)
+        product = few_rows(parts)
+        assert product is not None
+        exact = inputs.double() @ torch.cat(parts).double().T + bias.double()
+        outputs = product(inputs, bias)
+        assert outputs.shape == (2, 4, 11)
+        torch.testing.assert_close(outputs.double(), exact, atol=1e-4, rtol=2**-8)
+
+
+@needs_compiler
+def test_float32_of_several_rows_is_left_to_torch_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, inputs = noise(64, 64), noise(2, 64)
+    for features, times in ((cpu().features | {"avx512f"}, 0), (cpu().features - {"avx512f"}, 1)):
+        monkeypatch.setattr(module, "cpu", lambda features=features: replace(cpu(), features=features))
+        packed = PackedWeight(weight, [weight])
+        with counted() as work:
+            outputs = packed(inputs, None)
+        assert work.operations["few_rows"] == times
+        torch.testing.assert_close(outputs, inputs @ weight.T, atol=1e-4, rtol=1e-5)
 
 
 @needs_compiler
