@@ -1,6 +1,6 @@
 """The one place where randomness meets a verifier: draw where the path stops, then the token that follows."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 
 import torch
@@ -85,12 +85,18 @@ def _without_draft(
     """Returns the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
     next_token, total = draw_with_total(verifier.next_law(tree, target_probs, root), uniforms[:, 1])
+    return replace(certain(tree, next_token), valid=_finite(total))
+
+
+def certain(tree: DraftTree, next_token: Int[Tensor, " batch"]) -> Verdict:
+    """Returns the verdict that a tree without drafted nodes is followed by these tokens."""
+    batch, device = tree.tokens.shape[0], tree.tokens.device
     return Verdict(
         path=tree.tokens[:, :0],
-        num_accepted=root,
-        expected_accepted=torch.zeros_like(root, dtype=torch.float32),
+        num_accepted=torch.zeros(batch, dtype=torch.long, device=device),
+        expected_accepted=torch.zeros(batch, device=device),
         next_token=next_token,
-        valid=_finite(total),
+        valid=torch.ones(batch, dtype=torch.bool, device=device),
     )
 
 

@@ -3,14 +3,14 @@
 The same function serves both, so a token is never drawn from one distribution and tested with another.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.filters import keep_top
+from specdec.filters import first_largest, keep_top
 from specdec.requests import SamplingParams
 
 
@@ -77,6 +77,12 @@ class SamplingTensors:
             all_top_k=all(each.top_k > 0 for each in sampled),
             any_top_p=any(each.top_p < 1 for each in sampled),
         )
+
+    @property
+    def flags(self) -> Hashable:
+        """What the host knows of the parameters: the flags, and which tensors there are."""
+        values = [getattr(self, each.name) for each in fields(self)]
+        return tuple("there" if isinstance(value, Tensor) else value for value in values)
 
 
 def penalize(
@@ -172,4 +178,4 @@ def warmed(sampling: SamplingTensors, rows: Bool[Tensor, " batch"]) -> SamplingT
 
 def one_hot_argmax(logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Returns rows with all mass on the largest logit; ties go to the lowest id."""
-    return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.zeros_like(logits).scatter_(-1, first_largest(logits)[..., None], 1.0)

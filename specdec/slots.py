@@ -1,7 +1,8 @@
 """The running requests as a round and a drafter see them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,16 @@ class Slots:
             host_remaining=unknown,
             key_bound=key_bound,
         )
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """What a recording of these rows depends on besides the tensors' values, which the host knows."""
+        return int(self.host_index[0]) if self.are_views else None, len(self), self.sampling.flags, self.alternatives
+
+    @cached_property
+    def has_processors(self) -> bool:
+        """Whether any request has logits processors."""
+        return any(self.processors)
 
     @property
     def known_index(self) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from benchmarks.rules import make_rules
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
 from specdec.execution.counting import Work, counted
+from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -243,6 +244,9 @@ def advance(
 ) -> Rounds:
     """Play rounds of the requests that run, and add up what they take.
 
+    As in ``generate``, nothing else runs meanwhile, so that each model is looked at once for changes and not in every
+    round.
+
     Args:
         engine: Its requests have begun.
         device: What to wait for.
@@ -254,16 +258,17 @@ def advance(
     deadline = time.perf_counter() + limit
     played = 0
     start = now(device)
-    while engine.unfinished >= rows and (most is None or played < most) and not (played and start > deadline):
-        steps = engine.step()
-        end = now(device)
-        into.walls.append(end - start)
-        into.stages.update(steps[0].seconds)
-        into.tokens += sum(len(step.token_ids) for step in steps)
-        into.emitted += sum(step.accepted + 1 for step in steps)
-        into.steps += len(steps)
-        played += 1
-        start = now(device)
+    with steady():
+        while engine.unfinished >= rows and (most is None or played < most) and not (played and start > deadline):
+            steps = engine.step()
+            end = now(device)
+            into.walls.append(end - start)
+            into.stages.update(steps[0].seconds)
+            into.tokens += sum(len(step.token_ids) for step in steps)
+            into.emitted += sum(step.accepted + 1 for step in steps)
+            into.steps += len(steps)
+            played += 1
+            start = now(device)
     return into
 
 

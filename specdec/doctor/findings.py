@@ -76,7 +76,7 @@ def chosen(device: torch.device, facts: Cpu | None = None, *, default_threads: i
         ("executor", "forwards of a shape that comes often are captured and replayed"),
         ("packed weights", ", ".join(map(dtype_name, packed)) or "none: this torch has no oneDNN"),
         ("float32, 16-bit checkpoint", "weights stay in 16 bits" if halves else "weights take 32 bits"),
-        ("products of one row", "this project's C, compiled here" if native_library() is not None else NO_C),
+        ("products of a few rows", "this project's C, compiled here" if native_library() is not None else NO_C),
     ]
     return rows
 

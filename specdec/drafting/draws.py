@@ -6,6 +6,7 @@ from torch import Tensor
 
 from specdec.coupling import race
 from specdec.drafting.levels import Level
+from specdec.filters import first_largest
 from specdec.random import draw
 from specdec.types import DraftSampling
 
@@ -17,7 +18,7 @@ def top(scores: Float[Tensor, "batch parent vocab"], level: Level) -> Int[Tensor
     """
     shared = scores.shape[1] == 1
     if level.one_each:
-        best = scores.argmax(-1)
+        best = first_largest(scores)
         return best.expand(-1, len(level.parents)) if shared else best
     best = scores.topk(level.width, dim=-1).indices
     return best[:, 0, level.rank_of] if shared else best[:, level.row_of, level.rank_of]

@@ -21,7 +21,7 @@ from specdec.engine.out_of_memory import explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Mode, Played, repeatable
+from specdec.engine.round import Judged, Mode, Played, repeatable
 from specdec.engine.rounds import Observer, check_recording, rounds_for
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
@@ -32,6 +32,7 @@ from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
+from specdec.tree import DraftTree
 from specdec.types import Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
@@ -356,7 +357,12 @@ class Engine:
         look = self.on_round
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
         requests = tuple(self._running[slot] if drafts else None for slot, drafts in rows)
-        return lambda tree, judged: look(Round(tree, judged.evidence, judged.verdict, requests))
+
+        def observe(tree: DraftTree, judged: Judged) -> None:
+            assert judged.evidence is not None, "a rule was asked: rows are speculating"
+            look(Round(tree, judged.evidence, judged.verdict, requests))
+
+        return observe
 
     # ---------------------------------------------------------------- slots
 

@@ -47,32 +47,36 @@ class Outputs:
             seconds: The round's times, by stage.
             may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
         """
-        accepted = int(read.num_accepted[row])
-        step = Step(
-            request=request.id,
-            round=request.rounds,
-            token_ids=tuple(read.tokens[row, : accepted + 1].tolist()),
-            logprobs=tuple(read.logprobs[row, : accepted + 1].tolist()),
-            **_raw(request, read, row, accepted + 1),
-            proposed_nodes=int(read.proposed_nodes[row]),
-            proposed_depth=int(read.proposed_depth[row]),
-            accepted=accepted,
-            expected_accepted=float(read.expected_accepted[row]),
-            seconds=seconds,
-            elapsed=time.perf_counter() - request.started,
-        )
+        accepted, number = int(read.num_accepted[row]), request.rounds
+        tokens = read.tokens[row, : accepted + 1].tolist()
         request.rounds += 1
+
+        def made(count: int, **more: Any) -> Step:
+            """Returns the step with the first ``count`` of its tokens."""
+            return Step(
+                request=request.id,
+                round=number,
+                token_ids=tuple(tokens[:count]),
+                logprobs=tuple(read.logprobs[row, :count].tolist()),
+                **_raw(request, read, row, count),
+                proposed_nodes=int(read.proposed_nodes[row]),
+                proposed_depth=int(read.proposed_depth[row]),
+                **{"accepted": accepted, "expected_accepted": float(read.expected_accepted[row]), **more},
+                seconds=seconds,
+                elapsed=time.perf_counter() - request.started,
+            )
+
         if not read.valid[row]:
-            message = f"the logits or the draft's probabilities were not finite in round {step.round}"
+            message = f"the logits or the draft's probabilities were not finite in round {number}"
             if may_repeat:
-                return replace(step.shortened(0), accepted=0, expected_accepted=0.0, error=message)
-            return self.failed(request, message, step)
+                return made(0, accepted=0, expected_accepted=0.0, error=message)
+            return self.failed(request, message, made(0))
         try:
-            step = self._cut(request, step)
+            count, reason, text = self._cut(request, tokens)
         except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
-            return self.failed(request, f"the tokenizer failed: {described(error)}", step)
-        request.output_ids += step.token_ids
-        return step
+            return self.failed(request, f"the tokenizer failed: {described(error)}", made(0))
+        request.output_ids += tokens[:count]
+        return made(count, text=text, finish_reason=reason)
 
     def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
         """Returns the last step of a request that ends in an error.
@@ -80,7 +84,7 @@ class Outputs:
         Args:
             request: The request.
             message: What happened.
-            step: The round in which it happened, if there was one; its tokens are dropped.
+            step: The round in which it happened, without its tokens, if there was one.
         """
         try:
             text = self._texts[request.id].flush() if request.id in self._texts else ""
@@ -88,27 +92,26 @@ class Outputs:
             text = ""
         elapsed = time.perf_counter() - request.started if request.started else 0.0
         step = step or Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed)
-        return replace(step.shortened(0), text=text, finish_reason="error", error=message)
+        return replace(step, text=text, finish_reason="error", error=message)
 
-    def _cut(self, request: Request, step: Step) -> Step:
-        """Cut the emitted tokens where the request ends, and turn them into text."""
-        reason = None
-        tokens = step.token_ids
-        for count, token in enumerate(tokens, start=1):
+    def _cut(self, request: Request, tokens: Sequence[int]) -> tuple[int, str | None, str]:
+        """Returns how many of the emitted tokens belong to the request, why it ends with them, and their text."""
+        reason, count = None, len(tokens)
+        for place, token in enumerate(tokens, start=1):
             if token in request.stop_ids:
-                reason, tokens = "stop", tokens[:count]
+                reason, count = "stop", place
                 break
-        if len(tokens) >= request.remaining:
-            if len(tokens) > request.remaining:
-                reason, tokens = "length", tokens[: request.remaining]
+        if count >= request.remaining:
+            if count > request.remaining:
+                reason, count = "length", request.remaining
             reason = reason or "length"
         detokenizer = self._texts[request.id]
-        text = detokenizer.push(tokens)
+        text = detokenizer.push(tokens[:count])
         if detokenizer.stopped_at is not None:
-            reason, tokens = "stop", tokens[: detokenizer.stopped_at - len(request.output_ids)]
+            reason, count = "stop", detokenizer.stopped_at - len(request.output_ids)
         elif reason is not None:
             text += detokenizer.flush()
-        return replace(step.shortened(len(tokens)), text=text, finish_reason=reason)
+        return count, reason, text
 
 
 def completion(request: Request, steps: Sequence[Step]) -> Completion:

@@ -71,16 +71,17 @@ class ReadBack:
             width: Columns of tokens: the root and the longest path.
             alternatives: As ``pack`` was given them.
         """
-        figures, raw = packed[:, 2 * width : 2 * width + 5], packed[:, 2 * width + 5 :]
+        whole = packed[:, : width + 4].astype(np.int64)
+        rest = packed[:, width + 4 :]
         return cls(
-            tokens=packed[:, :width].astype(np.int64),
-            logprobs=packed[:, width : 2 * width],
-            raw=None if alternatives is None else raw.reshape(len(packed), width, -1),
-            num_accepted=figures[:, 0].astype(np.int64),
-            expected_accepted=figures[:, 1],
-            proposed_nodes=figures[:, 2].astype(np.int64),
-            proposed_depth=figures[:, 3].astype(np.int64),
-            valid=figures[:, 4] > 0,
+            tokens=whole[:, :width],
+            num_accepted=whole[:, width],
+            proposed_nodes=whole[:, width + 1],
+            proposed_depth=whole[:, width + 2],
+            valid=whole[:, width + 3] > 0,
+            expected_accepted=rest[:, 0],
+            logprobs=rest[:, 1 : width + 1],
+            raw=None if alternatives is None else rest[:, width + 1 :].reshape(len(packed), width, -1),
         )
 
 
@@ -90,7 +91,7 @@ def pack(
     nodes: Int[Tensor, "batch position"],
     tokens: Int[Tensor, "batch position"],
     logits: Float[Tensor, "batch node vocab"],
-    target_probs: Float[Tensor, "batch node vocab"],
+    target_probs: Float[Tensor, "batch node vocab"] | None,
     alternatives: int | None = None,
 ) -> tuple[Bool[Tensor, " batch"], Float[Tensor, "batch figure"]]:
     """Returns which rows were decided, and all that the host needs of a round, in one table in float64.
@@ -101,17 +102,23 @@ def pack(
         nodes: The root and the accepted path.
         tokens: Their tokens.
         logits: The model's.
-        target_probs: p.
+        target_probs: p; None if all of it is on the emitted tokens.
         alternatives: The number of most probable tokens to tell at every place; None leaves all of ``raw`` out.
     """
-    batch, _, vocab = target_probs.shape
+    batch, _, vocab = logits.shape
     last = verdict.next_token[:, None]
-    emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
-    chosen = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab))
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
-    valid = logits.amax(-1).gather(1, nodes).isfinite().all(-1) & verdict.valid
-    figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, valid]
-    columns = [emitted.to(torch.float64), chosen.log(), *[figure[:, None] for figure in figures]]
+    largest, emitted = logits.amax(-1), last
+    if tree.width > 1:
+        largest = largest.gather(1, nodes)
+        emitted = torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, verdict.num_accepted[:, None], last)
+    if target_probs is None:
+        logprobs = torch.zeros_like(emitted, dtype=torch.float32)
+    else:
+        logprobs = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab)).log()
+    valid = (largest.abs().amax(-1) < torch.inf) & verdict.valid
+    figures = [verdict.num_accepted, *tree.size, valid, verdict.expected_accepted]
+    columns = [emitted.to(torch.float64), *[figure[:, None] for figure in figures], logprobs]
     if alternatives is not None:
         columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
     return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact

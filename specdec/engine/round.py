@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.acceptance import Plain, accept
+from specdec.acceptance import Plain, accept, certain
 from specdec.batch import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
+from specdec.filters import first_largest
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.agreement import ALONE, Agreement
 from specdec.modeling.runner import ModelRunner
@@ -82,14 +83,14 @@ class Judged:
     """What a rule has decided, on the device.
 
     Attributes:
-        evidence: What the rule was shown of the target.
+        evidence: What the rule was shown of the target; None where no rule was asked.
         verdict: What became of the tree.
         tokens: The root and the accepted path, padded with the root.
         valid: False where logits on the path, or the rule's laws, were not finite: nothing was decided then.
         packed: What the host needs of all this, in one tensor (``ReadBack``).
     """
 
-    evidence: Float[Tensor, "batch node vocab"]
+    evidence: Float[Tensor, "batch node vocab"] | None
     verdict: Verdict
     tokens: Int[Tensor, "batch position"]
     valid: Bool[Tensor, " batch"]
@@ -147,14 +148,23 @@ def judge(
     slots: Slots,
     agreement: Agreement = ALONE,
 ) -> Judged:
-    """Decide what is accepted, and draw the token that follows: the same in all processes that share the target."""
+    """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
+
+    Greedy rows without drafts need no law: their next token has all of p.
+    """
     scores = _processed(logits, tree, slots)
-    target_probs = distribution(scores, slots.sampling)
-    evidence = mode.evidence(scores, target_probs, tree, slots)
-    uniform = uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2)
-    verdict = agreement.on_verdict(accept(mode.verifier, tree, evidence, uniform))
-    nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0)) if tree.max_depth else tree.parents + 1
-    tokens = tree.tokens.gather(1, nodes)
+    target_probs = evidence = None
+    if mode.drafter is None and not slots.sampling.any_sampled:
+        verdict = certain(tree, first_largest(scores[:, 0]))
+    else:
+        target_probs = distribution(scores, slots.sampling)
+        evidence = mode.evidence(scores, target_probs, tree, slots)
+        verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+    verdict = agreement.on_verdict(verdict)
+    nodes, tokens = tree.parents + 1, tree.tokens
+    if tree.width > 1:
+        nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0))
+        tokens = tree.tokens.gather(1, nodes)
     valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
     return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
 

@@ -1,7 +1,6 @@
 """Plays rounds on the device, stage by stage, and replays stages that come often."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,7 +17,6 @@ from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Verifier
 from specdec.modeling.runner import ModelRunner
 from specdec.placement import is_spread
-from specdec.sampling import SamplingTensors
 from specdec.slots import Slots
 from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import TreeKind, bucketed
@@ -115,10 +113,9 @@ class Rounds:
 
         A user's processors may do anything.
         """
-        if self.recordings is None or mode.inspected or any(slots.processors) or not may_record(mode.verifier):
+        if self.recordings is None or mode.inspected or slots.has_processors or not may_record(mode.verifier):
             return None
-        rows = int(slots.host_index[0]) if slots.are_views else None, len(slots)
-        common = id(mode), traits(mode.verifier), rows, _flags(slots.sampling), slots.alternatives
+        common = id(mode), traits(mode.verifier), slots.kind
         recordings = self.recordings
 
         def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -135,7 +132,7 @@ class Rounds:
                 return tree
             return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth)
         key = drafter.prepare(slots), seen.key_bound
-        found = key, len(slots), _flags(slots.sampling)
+        found = key, slots.kind
 
         def stage() -> tuple[Tensor, ...]:
             tree = drafter.draft(seen).limited(seen.max_depth)
@@ -271,12 +268,6 @@ def _trait(value: object) -> Hashable:
     return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
 
 
-def _flags(sampling: SamplingTensors) -> Hashable:
-    """Returns what the host knows of the sampling parameters."""
-    values = (getattr(sampling, each.name) for each in fields(sampling))
-    return tuple(value is None if isinstance(value, Tensor) or value is None else value for value in values)
-
-
 def _said(wants: Wants, output: ForwardOutput) -> list[Tensor]:
     """Returns what the target said besides its logits, as tensors."""
     top = [] if output.top_tokens is None else [output.top_tokens]
@@ -293,11 +284,11 @@ def _output(wants: Wants, parts: Sequence[Tensor], logits: Tensor | None = None)
 def _parts(judged: Judged) -> tuple[Tensor, ...]:
     verdict = judged.verdict
     return (
-        judged.evidence, judged.tokens, judged.valid, judged.packed,
         verdict.path, verdict.num_accepted, verdict.expected_accepted, verdict.next_token, verdict.valid,
+        judged.tokens, judged.valid, judged.packed, *([] if judged.evidence is None else [judged.evidence]),
     )  # fmt: skip
 
 
 def _judged(parts: Sequence[Tensor]) -> Judged:
-    evidence, tokens, valid, packed, *verdict = parts
-    return Judged(evidence, Verdict(*verdict), tokens, valid, packed)
+    tokens, valid, packed, *evidence = parts[5:]
+    return Judged(evidence[0] if evidence else None, Verdict(*parts[:5]), tokens, valid, packed)

@@ -161,8 +161,8 @@ class SlotTable:
         left = np.minimum(rows.host_remaining, self.max_length - rows.host_lengths) - 1
         # A running request wants a token and has room for it, so that this is not negative.
         np.multiply(left, rows.host_drafting, out=rows.host_max_depth)
-        now = self._without_draft[rows.host_index]
-        if now.any() or self._depth_is_set.any():
+        if not self.counts_by_itself:
+            now = self._without_draft[rows.host_index]
             rows.host_max_depth[now] = 0
             rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
             self._without_draft[rows.host_index] = False

@@ -9,8 +9,10 @@ import copy
 import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 from weakref import ref
 
@@ -86,9 +88,9 @@ class Freshness:
         if token is not None and token is self._looked:
             return Change.NONE
         self._looked = token
-        if self._structure() != self._known_structure or self._settings() != self._known_settings:
+        if not self._same_structure() or not self._same_settings():
             change = Change.STRUCTURE
-        elif self._parts() != self._known_parts:
+        elif not self._same_parts():
             change = Change.PARTS
         else:
             return Change.NONE
@@ -106,45 +108,85 @@ class Freshness:
         self.modules = list(model.modules())
         self.training = [module for module in self.modules if module.training]
         self.known = all_known(self.modules)
+        self._names = [vars(module) for module in self.modules]
+        self._tables = _Contents(table for module in self.modules for table in _tables(module))
+        self._children = _Contents(module._modules for module in self.modules)
         self._versioned = [module for module in self.modules if isinstance(module, Versioned)]
-        self._children = [module._modules for module in self.modules]
-        self._tables = [table for module in self.modules for table in _tables(module)]
         self._scalars = [(vars(module), name) for module in self.modules for name in _scalar_names(module)]
         configs = {id(c): c for c in (getattr(m, "config", None) for m in self.modules) if c is not None}
-        self._configs = [config for config in configs.values() if isinstance(config, PreTrainedConfig)]
-        # Kept, so that no identity in the state is given to a new object.
-        self._alive = [value for table in self._tables for value in table.values()]
+        self._settings = [vars(config) for config in configs.values() if isinstance(config, PreTrainedConfig)]
         # Moving a module to another dtype or device leaves its parameters' identities alone.
         parameters = list(model.parameters())
         self._anchors = [*parameters[:1], *parameters[-1:]]
-        self._known_parts = self._parts()
-        self._known_structure = self._structure()
-        self._known_settings = copy.deepcopy(self._settings())
-
-    # Written for speed: these run at every look.
-
-    def _parts(self) -> tuple[object, ...]:
-        """Returns what identifies tensors, hooks and modes."""
-        identities = [id(value) for table in self._tables for value in table.values()]
-        versions = [module.version() for module in self._versioned]
-        return identities, [module.training for module in self.modules], versions
-
-    def _structure(self) -> tuple[object, ...]:
-        """Returns what identifies modules and their settings."""
-        children = [id(value) for table in self._children for value in table.values()]
-        scalars = [names.get(name) for names, name in self._scalars]
-        places = [(anchor.dtype, anchor.device) for anchor in self._anchors]
-        return children, scalars, [len(vars(module)) for module in self.modules], places
-
-    def _settings(self) -> list[dict[str, Any]]:
+        self._known_modes, self._known_versions = self._modes(), self._versions()
+        self._known_sizes, self._known_constants = list(map(len, self._names)), self._constants()
         # Configurations within a configuration that some module reads are in the list themselves.
-        return [
-            {name: value for name, value in vars(config).items() if not isinstance(value, PreTrainedConfig)}
-            for config in self._configs
+        self._known_settings = [
+            {name: each if isinstance(each, PreTrainedConfig) else copy.deepcopy(each) for name, each in names.items()}
+            for names in self._settings
         ]
 
+    # Written for speed: these run at every look, over hundreds of objects, without a line of Python for each.
 
-def _tables(module: nn.Module) -> tuple[Mapping[Any, Any], ...]:
+    def _same_parts(self) -> bool:
+        """Returns whether tensors, hooks and modes are those of the last look."""
+        return (
+            self._tables.are_the_same()
+            and self._modes() == self._known_modes
+            and self._versions() == self._known_versions
+        )
+
+    def _same_structure(self) -> bool:
+        """Returns whether modules and their settings are those of the last look."""
+        return (
+            self._children.are_the_same()
+            and list(map(len, self._names)) == self._known_sizes
+            and self._constants() == self._known_constants
+        )
+
+    def _same_settings(self) -> bool:
+        return self._settings == self._known_settings
+
+    def _modes(self) -> list[bool]:
+        return list(map(_training, self.modules))
+
+    def _versions(self) -> list[object]:
+        return [module.version() for module in self._versioned]
+
+    def _constants(self) -> list[object]:
+        """Returns what becomes a constant in a captured forward, and where parameters are."""
+        places = [(anchor.dtype, anchor.device) for anchor in self._anchors]
+        return [*[names.get(name) for names, name in self._scalars], *places]
+
+
+_training = attrgetter("training")
+
+
+class _Contents:
+    """Notices that a table holds other values than at first.
+
+    Args:
+        tables: The tables; most of a module's are empty.
+    """
+
+    def __init__(self, tables: Iterable[dict[Any, Any]]):
+        tables = list(tables)
+        self._empty = [table for table in tables if not table]
+        self._filled = [table for table in tables if table]
+        self._values = self._now()  # they stay alive, so that none is mistaken for another
+
+    def are_the_same(self) -> bool:
+        """Returns whether every table holds the very objects that it did."""
+        if any(self._empty):
+            return False
+        now = self._now()
+        return len(now) == len(self._values) and all(map(is_, now, self._values))
+
+    def _now(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._filled)))
+
+
+def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
     return module._parameters, module._buffers, module._forward_hooks, module._forward_pre_hooks
 
 
@@ -203,9 +245,9 @@ class Values:
 
     def _counters(self) -> tuple[list[int], list[int], list[torch.dtype]]:
         return (
-            [tensor.data_ptr() for tensor in self._tensors],
-            [tensor._version for tensor in self._counted],
-            [tensor.dtype for tensor in self._tensors],
+            list(map(Tensor.data_ptr, self._tensors)),
+            list(map(_version, self._counted)),
+            list(map(_dtype, self._tensors)),
         )
 
     def _numbers(self) -> Tensor:
@@ -215,6 +257,7 @@ class Values:
         return torch.cat(self._samples).float().view(torch.int32)
 
 
+_version, _dtype = attrgetter("_version"), attrgetter("dtype")
 _SAMPLED = 5
 
 

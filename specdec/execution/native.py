@@ -19,7 +19,7 @@ from specdec.machine import cpu
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("one_row.c")
+SOURCE = Path(__file__).with_name("few_rows.c")
 SWITCH = "SPECDEC_NATIVE"
 """The environment variable that forbids (``0``) what is compiled here."""
 
@@ -35,7 +35,7 @@ def native_library() -> ctypes.CDLL | None:
     try:
         return _load(_built(cache_folder()))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.info("one-row products are torch's, because this project's cannot be compiled: %s", _said(error))
+        logger.info("products of a few rows are torch's, because this project's cannot be compiled: %s", _said(error))
         return None
 
 
@@ -52,11 +52,11 @@ def _built(folder: Path) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
     parts = (SOURCE.read_text(encoding="utf-8"), version.stdout, " ".join(_FLAGS), *sorted(cpu().features))
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-    made = folder / f"one_row-{name}.so"
+    made = folder / f"few_rows-{name}.so"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, linked = Path(scratch, "one_row.o"), Path(scratch, "one_row.so")
+            compiled, linked = Path(scratch, "few_rows.o"), Path(scratch, "few_rows.so")
             _run([compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
             _run([compiler, "-shared", str(compiled), "-o", str(linked)])
             os.replace(linked, made)  # whoever compiles at the same time makes the same file
@@ -68,11 +68,11 @@ def _run(command: list[str]) -> None:
 
 
 _ARGUMENTS = {
-    # weight, bias or scale, inputs, outputs, out, in; quantized: whether inputs and outputs are float32
-    "row_float32": "ppppll",
-    "row_bfloat16": "ppppll",
-    "row_int8": "ppppllb",
-    "row_int4": "ppppllb",
+    # weight, bias or scales, inputs, outputs, out, in, rows, stride; quantized: whether inputs and outputs are float32
+    "rows_float32": "ppppllll",
+    "rows_bfloat16": "ppppllll",
+    "rows_int8": "ppppllllb",
+    "rows_int4": "ppppllllb",
 }
 
 
@@ -82,7 +82,7 @@ def _load(file: Path) -> ctypes.CDLL:
     for name, letters in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = [kinds[letter] for letter in letters]
-        function.restype = None if name == "row_float32" else ctypes.c_int
+        function.restype = ctypes.c_int
     return library
 
 

@@ -8,11 +8,11 @@ to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch
 Float32 weights that came from a checkpoint in 16 bits are kept in 16 bits where this loses nothing
 (``half_weights.py``), which halves the time of one row once more.
 
-A single row is multiplied from the model's own weights where this project's C is compiled (``one_row.py``): it needs no
+A few rows are multiplied from the model's own weights where this project's C is compiled (``few_rows.py``): it needs no
 other layout.
 
-The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products of several rows
-give the same bits; in float32, and for a single row by our own C, sums are ordered differently.
+The model itself is not changed: packed copies are used during our forwards only. In bfloat16, products by oneDNN
+give the same bits; in float32, and for a few rows by our own C, sums are ordered differently.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from specdec.execution.few_rows import few_rows, most_rows, takes
 from specdec.execution.freshness import Values
 from specdec.execution.half_weights import HalfWeight
-from specdec.execution.one_row import one_row, takes
 from specdec.execution.stored_weight import StoredWeight
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
@@ -67,22 +67,23 @@ class PackedWeight(StoredWeight):
 
     Args:
         weight: A weight for which ``can_pack`` is true.
-        plain: The same weight in its ordinary layout, possibly in several parts, for products of one row
-            (``one_row``). It is kept, and not copied. Without it, one row is multiplied as many are.
+        plain: The same weight in its ordinary layout, possibly in several parts, for products of a few rows
+            (``few_rows``). It is kept, and not copied. Without it, few rows are multiplied as many are.
     """
 
     def __init__(self, weight: Tensor, plain: Sequence[Tensor] = ()):
         self.dtype = weight.dtype
         self._width = weight.shape[1]
-        self._one_row = one_row([part.detach() for part in plain])
+        self._few_rows = few_rows([part.detach() for part in plain])
+        self._most_rows = most_rows(weight.dtype)
         self.bytes = weight.numel() * weight.element_size()
         with torch.inference_mode():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See ``StoredWeight.multiply``."""
-        if self._one_row is not None and takes(inputs, self._width):
-            return self._one_row(inputs, bias)
+        if self._few_rows is not None and takes(inputs, self._width, self._most_rows):
+            return self._few_rows(inputs, bias)
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
 
@@ -168,7 +169,8 @@ class PackedLinears:
         return self._changes
 
     def _replaced(self) -> bool:
-        return any(layer.module.weight is not layer.weight for layer in self._layers)
+        # Not by the modules' attributes, which torch finds in Python.
+        return any(layer.module._parameters.get("weight") is not layer.weight for layer in self._layers)
 
     def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
         """Pack all layers that can be packed, except those whose copy is still right."""

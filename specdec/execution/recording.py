@@ -110,7 +110,7 @@ class Recordings:
             stage: The stage.
             inputs: Its inputs.
         """
-        key = (key, *((tuple(each.shape), each.dtype) for each in inputs))
+        key = (key, *[(each.shape, each.dtype) for each in inputs])
         recording = self._kept.get(key)
         if recording is not None:
             self._kept.move_to_end(key)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from specdec.execution.capture import recorded_steps
-from specdec.execution.program import write_program
+from specdec.execution.program import Step, write_program
 from specdec.execution.recording import Recorder, Recording, Stage, while_recording
 from specdec.host import without_looking
 
@@ -30,4 +31,19 @@ class TapeRecorder(Recorder):
         if noted.refusal is not None:
             logger.debug("a stage is not recorded: %s", noted.refusal)
             return None, outputs
-        return write_program(noted.steps, inputs, outputs), outputs
+        return write_program(needed(noted.steps, outputs), inputs, outputs), outputs
+
+
+def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
+    """Returns the steps without those that change nothing and whose results nobody reads.
+
+    Code that runs in stages makes what most rounds need, such as the law of every node; a single round may not read it.
+    """
+    read = {id(tensor) for tensor in outputs}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        pure = isinstance(step.function, OpOverload) and not step.function._schema.is_mutable
+        if not pure or any(id(tensor) in read for tensor in step.makes):
+            kept.append(step)
+            read.update(id(tensor) for tensor in step.reads)
+    return kept[::-1]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from specdec.execution.one_row import QuantizedRow, takes
+from specdec.execution.few_rows import MOST_ROWS, QuantizedRows, takes
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.machine import native_bfloat16
 from specdec.quantization.base import QuantizedLinear
@@ -123,29 +123,29 @@ class DispatchedLinear(QuantizedLinear):
         form = None
         # Neither the kernels nor packed products have a derivative. Under autocast, inputs may have another dtype.
         if inputs.numel() and not inputs.requires_grad and inputs.dtype is self.scale.dtype:
-            if takes(inputs, self.in_features) and (row := self.one_row()) is not None:
-                return row(inputs, self.bias)
+            if takes(inputs, self.in_features) and (rows := self.few_rows()) is not None:
+                return rows(inputs, self.bias)
             form = self.form_for(inputs.numel() // inputs.shape[-1])
         if form is None:
             return self._by_copy(inputs)
         outputs = self.by_kernel(inputs.reshape(-1, inputs.shape[-1]).contiguous(), form)
         return outputs.view(*inputs.shape[:-1], outputs.shape[1])
 
-    def row_form(self) -> QuantizedRow | None:
-        """Returns what multiplies a single row on a CPU, made from the weights now; None if there is nothing for it."""
+    def rows_form(self) -> QuantizedRows | None:
+        """Returns this project's C for a few rows on a CPU, from the weights of now; None if it does not take them."""
         return None
 
-    def one_row(self) -> QuantizedRow | None:
-        """Returns the product for a single row; None if it goes through the kernel for few rows."""
+    def few_rows(self) -> QuantizedRows | None:
+        """Returns this project's own product for a few rows; None if they go through the kernel."""
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
         if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
             return None
         derived = self._fresh()
-        if derived.row is None and derived.has_row is not False:
+        if derived.rows is None and derived.has_rows is not False:
             with torch.inference_mode(False), torch.no_grad():
-                derived.row = self.row_form()
-            derived.has_row = derived.row is not None
-        return derived.row
+                derived.rows = self.rows_form()
+            derived.has_rows = derived.rows is not None
+        return derived.rows
 
     def by_kernel(self, rows: Float[Tensor, "row in"], form: object) -> Float[Tensor, "row out"]:
         """Returns the layer's outputs through its kernel, on what ``form_for`` returned."""
@@ -159,7 +159,8 @@ class DispatchedLinear(QuantizedLinear):
 
     def bytes_read(self, rows: int) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
-        if not self._takes(rows) and self.keep_copy and self.weight.device.type == "cpu":
+        by_copy = self.keep_copy and self.weight.device.type == "cpu" and not self._takes(rows)
+        if by_copy and (rows > MOST_ROWS or self.few_rows() is None):
             return bias + self.num_weights * self.scale.element_size()
         return bias + self.stored_bytes()
 
@@ -262,8 +263,8 @@ class _Derived:
 
     Attributes:
         version: ``DispatchedLinear.version`` of the numbers that it was made from.
-        has_row: Whether there is a product for a single row; None if that was not asked yet.
-        row: That product.
+        has_rows: Whether this project's C multiplies a few rows; None if that was not asked yet.
+        rows: Its product.
         has_form: Whether a kernel can be used; None if that was not asked yet.
         form: What the kernel reads.
         may_pack: Whether there is a packed kernel for the dequantized copy; None if that was not asked yet.
@@ -272,8 +273,8 @@ class _Derived:
     """
 
     version: tuple[object, ...] = ()
-    has_row: bool | None = None
-    row: QuantizedRow | None = None
+    has_rows: bool | None = None
+    rows: QuantizedRows | None = None
     has_form: bool | None = None
     form: object | None = None
     may_pack: bool | None = None

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from specdec.execution.one_row import QuantizedRow, int4_row
+from specdec.execution.few_rows import QuantizedRows, int4_rows
 from specdec.quantization.dispatch import DispatchedLinear
 
 GROUP = 64
@@ -73,8 +73,8 @@ class Int4Linear(DispatchedLinear):
         packed = torch._convert_weight_to_int4pack_for_cpu(_integers(integers).to(torch.int32) + 8, 2)
         return _Packed(packed, _scales_and_zeros(scale))
 
-    def row_form(self) -> QuantizedRow | None:
-        return int4_row(self.weight, self.scale, self.in_features)
+    def rows_form(self) -> QuantizedRows | None:
+        return int4_rows(self.weight, self.scale, self.in_features)
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: "_Packed | Tensor") -> Float[Tensor, "row out"]:
         if isinstance(form, Tensor) or (inputs.device.type == "cuda" and inputs.shape[0] > _TINYGEMM_ROWS):

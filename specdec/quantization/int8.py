@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from specdec.execution.one_row import QuantizedRow, int8_row
+from specdec.execution.few_rows import QuantizedRows, int8_rows
 from specdec.quantization.dispatch import DispatchedLinear
 
 _KERNEL_STEP = 16  # torch's kernel loads as many inputs at a time, and has no code for a remainder
@@ -47,8 +47,8 @@ class Int8Linear(DispatchedLinear):
             return None
         return (self.weight.clone() if self.weight.data_ptr() % _ALIGNMENT else self.weight), scale
 
-    def row_form(self) -> QuantizedRow | None:
-        return int8_row(self.weight, self.scale)
+    def rows_form(self) -> QuantizedRows | None:
+        return int8_rows(self.weight, self.scale)
 
     def kernel(self, inputs: Float[Tensor, "row in"], form: tuple[Tensor, Tensor]) -> Float[Tensor, "row out"]:
         if inputs.device.type == "cuda":

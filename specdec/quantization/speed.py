@@ -126,7 +126,7 @@ def _timed(layer: QuantizedLinear, weight: Tensor, inputs: Tensor) -> RowTimes:
     with torch.inference_mode():
         packed = PackedWeight(weight, [weight]) if can_pack(weight) else None
 
-        row = layer.one_row() if isinstance(layer, DispatchedLinear) else None
+        row = layer.few_rows() if isinstance(layer, DispatchedLinear) else None
         form = layer.form_for(1) if isinstance(layer, DispatchedLinear) and row is None else None
         kernel = layer.by_kernel if isinstance(layer, DispatchedLinear) and form is not None else None
 

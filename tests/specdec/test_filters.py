@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.filters import keep_top, largest, nucleus_by_search, nucleus_by_sorting
+from specdec.filters import first_largest, keep_top, largest, nucleus_by_search, nucleus_by_sorting
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors, distribution
 
@@ -127,3 +127,19 @@ def test_what_the_host_knows_changes_nothing() -> None:
         assert (told.largest_top_k, told.all_top_k, told.any_top_p) == (3, len(chosen) == 2, True)
         untold = replace(told, largest_top_k=None, all_top_k=False, any_top_p=True)
         assert torch.equal(distribution(logits[: len(chosen)], told), distribution(logits[: len(chosen)], untold))
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (2, 3, 32_000), (9, 8_191), (400, 257), (45_000, 1)])
+def test_the_first_of_the_largest_values(shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(8).round()  # many ties
+    values.view(-1, shape[-1])[1::3] = -torch.inf
+    # What ``argmax`` promises of ties is not written down anywhere: count on none of it.
+    expected = (values == values.amax(-1, keepdim=True)).int().cummax(-1).values.eq(0).sum(-1)
+    assert torch.equal(first_largest(values), expected)
+
+
+@pytest.mark.parametrize("place", [0, 130, 8_190])
+def test_nan_is_the_largest_value(place: int) -> None:
+    values = torch.arange(9 * 8_191.0).view(9, 8_191)
+    values[4, place:] = torch.nan
+    assert first_largest(values).tolist() == [8_190] * 4 + [place] + [8_190] * 4

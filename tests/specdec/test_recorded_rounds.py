@@ -17,9 +17,10 @@ import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
+from specdec.execution.capture import recorded_steps
 from specdec.execution.counting import counted
 from specdec.execution.recording import Recorder, Recording, Recordings, Stage
-from specdec.execution.tape import TapeRecorder
+from specdec.execution.tape import TapeRecorder, needed
 from specdec.host import without_looking
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
@@ -376,3 +377,22 @@ def test_only_so_many_recordings_are_kept() -> None:
 def test_a_way_of_recording_that_there_is_not_is_refused(target) -> None:
     with pytest.raises(ValueError, match="recording='graphs': give one of auto, rounds, decisions, off"):
         Engine(target, recording="graphs")
+
+
+def test_a_recording_leaves_out_what_nobody_reads() -> None:
+    written = torch.zeros(3)
+
+    def stage(x: Tensor) -> tuple[Tensor, ...]:
+        _ = (x + 1) * 2  # read by nobody
+        written[1:].add_(x[1:] * 3)  # read by nobody in the stage, but it changes what stays
+        return (x - 1,)
+
+    with recorded_steps() as noted:
+        outputs = stage(torch.ones(3))
+    names = [str(step.function) for step in needed(noted.steps, outputs)]
+    assert names.count("aten.mul.Tensor") == 1 and "aten.add.Tensor" not in names
+    assert "aten.add_.Tensor" in names and "aten.sub.Tensor" in names
+    recording, _ = TapeRecorder().record(stage, [torch.ones(3)])
+    assert recording is not None
+    assert recording(torch.full((3,), 2.0))[0].tolist() == [1, 1, 1]
+    assert written.tolist() == [0, 12, 12]

@@ -208,3 +208,12 @@ def test_penalize_literally() -> None:
 
 def test_one_hot_argmax_keeps_the_lower_id() -> None:
     assert one_hot_argmax(torch.tensor([[1.0, 2.0, 2.0], [5.0, 5.0, 5.0]])).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_the_host_tells_penalized_batches_from_others() -> None:
+    one = torch.zeros(1)
+    plain = SamplingTensors.of([SamplingParams()], temperature=one, top_k=one.long(), top_p=one, min_p=one,
+                               repetition_penalty=one, seen=None)  # fmt: skip
+    assert plain.flags != replace(plain, seen=torch.zeros(1, 8, dtype=torch.bool)).flags
+    assert plain.flags != replace(plain, any_sampled=True).flags
+    assert plain.flags == replace(plain, temperature=one + 1).flags

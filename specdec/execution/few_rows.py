@@ -1,10 +1,11 @@
-"""A weight that multiplies a single row at the speed of the memory, where its C is compiled (``native.py``).
+"""A weight that multiplies a few rows at the speed of the memory, where its C is compiled (``native.py``).
 
-Torch's kernels for one row read weights with a half to two thirds of the bandwidth that one core has. One thread,
-GB/s of weights as they are stored, in layers of 2048 x 768 numbers (AMD EPYC with AVX512-BF16, torch 2.13): float32 44
-against 28, bfloat16 42 against 30, int8 44 against 19, int4 40 against 18.
+The weights are read once for all rows, as they are stored. For one row, torch's kernels use a half to two thirds of the
+bandwidth that one core has; for a few rows, its int8 and int4 kernels are bound by unpacking the weights repeatedly.
+``docs/machine.md`` has the figures.
 
-The sums are those of torch's kernels in another order, in float32 as theirs.
+The sums are those of torch's kernels in another order, in float32 as theirs. **A row's outputs are the same bits for
+any number of rows**, up to ``most_rows``. So the products of plain decoding and of verification agree.
 """
 
 import itertools
@@ -17,14 +18,18 @@ from torch import Tensor
 from specdec.execution.counting import count_operation
 from specdec.execution.native import native_library
 from specdec.execution.stored_weight import StoredWeight
+from specdec.machine import cpu
 
-NO_MEMORY = "no memory for one row of inputs: lower batch sizes or lengths, or take a smaller model"
+NO_MEMORY = "no memory for a few rows of inputs: lower batch sizes or lengths, or take a smaller model"
 
-_FUNCTIONS = {torch.float32: "row_float32", torch.bfloat16: "row_bfloat16"}
+MOST_ROWS = 16
+"""Rows up to which this product is used. With quantized weights it is faster than torch's for fewer, and even here."""
+
+_FUNCTIONS = {torch.float32: "rows_float32", torch.bfloat16: "rows_bfloat16"}
 
 
-class OneRow:
-    """Multiplies one row by some weights side by side: their outputs stand one after the other.
+class FewRows:
+    """Multiplies a few rows by some weights side by side: their outputs stand one after the other.
 
     Args:
         weights: Contiguous matrices ``[out, in]`` of one width and dtype, float32 or bfloat16. They are read where they
@@ -33,7 +38,7 @@ class OneRow:
 
     def __init__(self, weights: list[Tensor]):
         library = native_library()
-        assert library is not None, "asked by `one_row`"
+        assert library is not None, "asked by `few_rows`"
         dtype = weights[0].dtype
         self._function: Any = getattr(library, _FUNCTIONS[dtype])
         self._width = weights[0].shape[1]
@@ -45,20 +50,29 @@ class OneRow:
         self._out = ends[-1]
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the product of one contiguous row ``[..., in]``, in the weights' dtype."""
+        """Returns the product of contiguous rows ``[..., in]``, in the weights' dtype."""
+        rows = inputs.numel() // self._width
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         given, into = inputs.data_ptr(), outputs.data_ptr()
         added = None if bias is None else bias.contiguous().data_ptr()
         for weight, out, offset in self._parts:
             some = None if added is None else added + offset
-            if self._function(weight.data_ptr(), some, given, into + offset, out, self._width) == 0:
+            if self._function(weight.data_ptr(), some, given, into + offset, out, self._width, rows, self._out) == 0:
                 raise MemoryError(NO_MEMORY)
-        count_operation("one_row")
+        count_operation("few_rows")
         return outputs
 
 
-def one_row(weights: list[Tensor]) -> OneRow | None:
-    """Returns what multiplies one row by these weights; None if it is not compiled, or does not take them."""
+def most_rows(dtype: torch.dtype) -> int:
+    """Returns the number of rows up to which a weight that is not quantized should be multiplied here.
+
+    With AVX512, oneDNN's float32 product of two rows or more is as fast, and that of nine faster.
+    """
+    return 1 if dtype is torch.float32 and "avx512f" in cpu().features else MOST_ROWS
+
+
+def few_rows(weights: list[Tensor]) -> FewRows | None:
+    """Returns what multiplies a few rows by these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
         weight.dtype in _FUNCTIONS
@@ -68,16 +82,16 @@ def one_row(weights: list[Tensor]) -> OneRow | None:
         and weight.shape[1] == first.shape[1]
         for weight in weights
     )
-    return OneRow(weights) if fits and native_library() is not None else None
+    return FewRows(weights) if fits and native_library() is not None else None
 
 
-def takes(inputs: Tensor, width: int) -> bool:
-    """Returns whether these inputs are one row that can be read where it lies."""
-    return inputs.numel() == width and inputs.is_contiguous()
+def takes(inputs: Tensor, width: int, most: int = MOST_ROWS) -> bool:
+    """Returns whether these inputs are so few rows, and can be read where they lie."""
+    return inputs.numel() <= most * width and inputs.is_contiguous()
 
 
-class QuantizedRow(StoredWeight):
-    """Quantized weights that multiply one row; ``int8_row`` and ``int4_row`` make them.
+class QuantizedRows(StoredWeight):
+    """Quantized weights that multiply a few rows; ``int8_rows`` and ``int4_rows`` make them.
 
     Inputs and outputs are in ``dtype``; in float32 they are rounded to bfloat16.
     """
@@ -92,33 +106,34 @@ class QuantizedRow(StoredWeight):
         self.bytes = sum(each.numel() * each.element_size() for each in (self._weight, self._scale))
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``StoredWeight.multiply``; for one contiguous row."""
+        """See ``StoredWeight.multiply``; for contiguous rows."""
+        rows = inputs.numel() // inputs.shape[-1]
         outputs = inputs.new_empty((*inputs.shape[:-1], self._out))
         given = self._weight.data_ptr(), self._scale.data_ptr(), inputs.data_ptr(), outputs.data_ptr()
-        if self._function(*given, self._out, self._size, self._wide) == 0:
+        if self._function(*given, self._out, self._size, rows, self._out, self._wide) == 0:
             raise MemoryError(NO_MEMORY)
-        count_operation("one_row")
+        count_operation("few_rows")
         return outputs if bias is None else outputs.add_(bias)
 
 
-def int8_row(weight: Tensor, scale: Tensor) -> QuantizedRow | None:
-    """Returns what multiplies a row by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
+def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
+    """Returns what multiplies a few rows by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
 
     None if it is not compiled, or does not take them.
     """
     if not _readable(weight, scale):
         return None
-    return QuantizedRow("row_int8", weight, scale, scale.dtype, weight.shape[1])
+    return QuantizedRows("rows_int8", weight, scale, scale.dtype, weight.shape[1])
 
 
-def int4_row(weight: Tensor, scale: Tensor, width: int) -> QuantizedRow | None:
-    """Returns what multiplies a row by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
+def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None:
+    """Returns what multiplies a few rows by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
 
     None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
     """
     if not _readable(weight, scale) or width != 64 * scale.shape[1]:
         return None
-    return QuantizedRow("row_int4", weight, scale, scale.dtype, scale.shape[1])
+    return QuantizedRows("rows_int4", weight, scale, scale.dtype, scale.shape[1])
 
 
 def _readable(weight: Tensor, scale: Tensor) -> bool:

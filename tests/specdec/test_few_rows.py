@@ -1,9 +1,11 @@
-"""The product of one row in C: the same function on every processor, and nothing without a compiler."""
+"""Products of a few rows in C: the same function on every processor, and nothing without a compiler."""
 
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.execution.native as native
 from specdec.engine.engine import Engine
-from specdec.execution import one_row as module
+from specdec.execution import few_rows as module
 from specdec.execution.counting import counted
+from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
-from specdec.execution.one_row import int4_row, int8_row, one_row
-from specdec.execution.packing import packed_linears, plain_weights
+from specdec.execution.packing import PackedWeight, packed_linears, plain_weights
 from specdec.machine import cpu
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
@@ -70,7 +72,7 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) -> None:
     parts = [noise(40, width, dtype=dtype), noise(33, width, dtype=dtype)]
     inputs, bias = noise(1, 1, width, dtype=dtype), noise(73, dtype=dtype)
-    product = one_row(parts)
+    product = few_rows(parts)
     assert product is not None
     for added in (None, bias):
         exact = inputs.double() @ torch.cat(parts).double().T + (0 if added is None else added.double())
@@ -89,7 +91,7 @@ def test_a_row_is_multiplied(on: ctypes.CDLL, dtype: torch.dtype, width: int) ->
 def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, dtype: torch.dtype, width: int) -> None:
     layer = made_by(scheme, noise(48, width, dtype=dtype), noise(48, dtype=dtype))
     inputs = noise(1, width, dtype=dtype)
-    made = int8_row(layer.weight, layer.scale) if scheme == "int8" else int4_row(layer.weight, layer.scale, width)
+    made = int8_rows(layer.weight, layer.scale) if scheme == "int8" else int4_rows(layer.weight, layer.scale, width)
     assert made is not None
     outputs = made(inputs, None)
     # The stored numbers themselves: bfloat16 would round int8's products with their scales.
@@ -103,16 +105,64 @@ def test_a_row_is_multiplied_by_quantized_weights(on: ctypes.CDLL, scheme: str, 
 
 
 @needs_compiler
-def test_a_layer_takes_it_for_one_row_only() -> None:
+def test_a_layer_takes_it_for_few_rows_only() -> None:
     for scheme in ("int8", "int8_compact", "int4", "int4_compact"):
         layer = made_by(scheme, noise(48, 64, dtype=torch.bfloat16), None)
-        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((2, 64), 0), ((2, 1, 64), 0)):
+        for shape, times in (((64,), 1), ((1, 1, 64), 1), ((4, 4, 64), 1), ((17, 64), 0), ((2, 9, 64), 0)):
             with counted() as work:
                 layer(noise(*shape, dtype=torch.bfloat16))
-            assert work.operations["one_row"] == times, (scheme, shape)
+            assert work.operations["few_rows"] == times, (scheme, shape)
         with plain_weights(), counted() as work:
             layer(noise(1, 64, dtype=torch.bfloat16))
-        assert not work.operations["one_row"]
+        assert not work.operations["few_rows"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "int8 in float32", "int4 in float32"])
+def test_a_row_has_the_same_bits_among_any_number(on: ctypes.CDLL, kind: str) -> None:
+    """Plain decoding multiplies one row, verification several: they must not part here."""
+    dtype = torch.float32 if "float32" in kind else torch.bfloat16
+    for out, width in ((70, 192),) if "int" in kind else ((70, 192), (37, 67)):
+        weight = noise(out, width, dtype=dtype)
+        product: Callable[[Tensor, None], Tensor] | None = None
+        if "int" not in kind:
+            product = few_rows([weight[:30], weight[30:]])
+        else:
+            layer = made_by(kind[:4], weight, None)
+            made = int8_rows if kind[:4] == "int8" else partial(int4_rows, width=width)
+            product = made(layer.weight, layer.scale)
+        assert product is not None
+        inputs = noise(33, width, dtype=dtype)
+        alone = torch.cat([product(row, None) for row in inputs.split(1)])
+        exact = inputs.double() @ weight.double().T
+        assert (alone.double() - exact).norm() < 0.2 * exact.norm(), "the right product, up to int4's rounding"
+        for rows in range(2, 34):
+            assert torch.equal(product(inputs[:rows], None), alone[:rows]), (out, width, rows)
+
+
+@needs_compiler
+def test_several_rows_with_a_bias_in_several_parts(on: ctypes.CDLL) -> None:
+    for dtype in DTYPES:
+        parts, bias = [noise(5, 100, dtype=dtype), noise(6, 100, dtype=dtype)], noise(11, dtype=dtype)
+        inputs = noise(2, 4, 100, dtype=dtype)
+        product = few_rows(parts)
+        assert product is not None
+        exact = inputs.double() @ torch.cat(parts).double().T + bias.double()
+        outputs = product(inputs, bias)
+        assert outputs.shape == (2, 4, 11)
+        torch.testing.assert_close(outputs.double(), exact, atol=1e-4, rtol=2**-8)
+
+
+@needs_compiler
+def test_float32_of_several_rows_is_left_to_torch_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, inputs = noise(64, 64), noise(2, 64)
+    for features, times in ((cpu().features | {"avx512f"}, 0), (cpu().features - {"avx512f"}, 1)):
+        monkeypatch.setattr(module, "cpu", lambda features=features: replace(cpu(), features=features))
+        packed = PackedWeight(weight, [weight])
+        with counted() as work:
+            outputs = packed(inputs, None)
+        assert work.operations["few_rows"] == times
+        torch.testing.assert_close(outputs, inputs @ weight.T, atol=1e-4, rtol=1e-5)
 
 
 @needs_compiler
@@ -131,13 +181,13 @@ def test_weights_that_are_replaced_or_written_are_seen() -> None:
 
 @needs_compiler
 def test_what_it_cannot_read_is_left_to_torch() -> None:
-    assert one_row([noise(8, 64).t()]) is None, "not in rows"
-    assert one_row([noise(8, 64).double()]) is None
-    assert one_row([noise(8, 64), noise(8, 32)]) is None
-    assert one_row([]) is None
+    assert few_rows([noise(8, 64).t()]) is None, "not in rows"
+    assert few_rows([noise(8, 64).double()]) is None
+    assert few_rows([noise(8, 64), noise(8, 32)]) is None
+    assert few_rows([]) is None
     layer = made_by("int4", noise(16, 65), None)
-    assert layer.one_row() is None, "a last group that is smaller"
-    assert made_by("int8", noise(16, 64, dtype=torch.float16), None).one_row() is None
+    assert layer.few_rows() is None, "a last group that is smaller"
+    assert made_by("int8", noise(16, 64, dtype=torch.float16), None).few_rows() is None
     inputs = noise(1, 65)
     exact = inputs.bfloat16().double() @ layer.dequantized().double().T
     torch.testing.assert_close(layer(inputs).double(), exact, atol=0.03, rtol=2**-7)
@@ -148,7 +198,7 @@ def test_infinity_and_nan_come_through(on: ctypes.CDLL) -> None:
     for dtype in DTYPES:
         weight, inputs = torch.ones(3, 64, dtype=dtype), torch.ones(1, 64, dtype=dtype)
         weight[1, 5], weight[2, 5] = float("inf"), float("nan")
-        product = one_row([weight])
+        product = few_rows([weight])
         assert product is not None
         first, second, third = product(inputs, None)[0].tolist()
         assert first == 64 and second == float("inf") and third != third
@@ -158,7 +208,7 @@ def test_infinity_and_nan_come_through(on: ctypes.CDLL) -> None:
 def test_threads_do_not_matter() -> None:
     """A layer that is large enough to be divided among threads."""
     weight, inputs, before = noise(1501, 768), noise(1, 768), torch.get_num_threads()
-    product = one_row([weight])
+    product = few_rows([weight])
     assert product is not None
     found = []
     try:
@@ -180,7 +230,7 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
     wide: dict[str, Any] = COMMON | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **wide)).eval()
     target = Target(model if scheme is None else quantize(model, scheme))
-    linears = sum(isinstance(each, nn.Linear) or hasattr(each, "one_row") for each in model.modules())
+    linears = sum(isinstance(each, nn.Linear) or hasattr(each, "few_rows") for each in model.modules())
     sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
     found = {}
     for way in ("off", "decisions", "rounds"):
@@ -193,7 +243,7 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
             engine.step()
         # In a captured forward: queries, keys and values at once, and gate and up, in two layers.
         joined = {linears, linears - 2 * (2 + 1)} if scheme is None else {linears}
-        assert work.operations["one_row"] in joined, way
+        assert work.operations["few_rows"] in joined, way
     assert found["decisions"] == found["rounds"] == found["off"]
     assert len(packed_linears(model)) == (0 if scheme else linears)
 
@@ -208,7 +258,7 @@ def test_without_a_compiler_torch_multiplies(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     assert native_library.__wrapped__() is None
     monkeypatch.setattr(module, "native_library", lambda: None)
-    assert one_row([noise(8, 64)]) is None and int8_row(noise(8, 64).to(torch.int8), noise(8)) is None
+    assert few_rows([noise(8, 64)]) is None and int8_rows(noise(8, 64).to(torch.int8), noise(8)) is None
 
 
 def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
