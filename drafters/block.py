@@ -1,6 +1,6 @@
-"""Block drafters: a small transformer fills all slots of a block in one forward.
+"""Block drafters: a small transformer fills all places of a block in one forward.
 
-DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their slots say (DDTree, arXiv 2604.12989).
+DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their places say (DDTree, arXiv 2604.12989).
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
+from drafters.heads.block_wide import widened
 from specdec.arguments import flag, instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
@@ -18,6 +19,7 @@ from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
+from specdec.inflate import signal_width
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling
@@ -26,9 +28,9 @@ from specdec.types import DraftSampling
 class BlockDrafter(ScoredDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
 
-    Without a Markov head the slots know nothing of each other's tokens, so that a level of a tree has the same tokens
-    below every node. With one, the logits of a slot depend on the token before it, branch by branch: a chain drawn slot
-    by slot follows q exactly, and trees may be drawn without replacement.
+    Without a Markov head the places know nothing of each other's tokens, so that a level of a tree has the same tokens
+    below every node. With one, the logits of a place depend on the token before it, branch by branch: a chain drawn
+    place by place follows q exactly, and trees may be drawn without replacement.
 
     Args:
         head: The head. ``bind`` does not change it.
@@ -78,7 +80,7 @@ class BlockDrafter(ScoredDrafter):
         builder = tree_of(self.tokens if tree is None else tree)
         if builder.max_depth > self.tokens:
             raise ValueError(
-                f"the tree is {builder.max_depth} deep and a block of {self.block_size} slots predicts {self.tokens} "
+                f"the tree is {builder.max_depth} deep and a block of {self.block_size} places predicts {self.tokens} "
                 f"tokens: give a shallower tree"
             )
         if sampling is None:
@@ -88,7 +90,7 @@ class BlockDrafter(ScoredDrafter):
         self.head, self.name = head, name or type(head).__name__
         self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
         self.hidden_layers = head.hidden_layers if hidden_layers is None else tuple(hidden_layers)
-        # A leaf's law is said by one more slot.
+        # A leaf's law is said by one more place.
         self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
 
     @classmethod
@@ -167,8 +169,12 @@ class BlockDrafter(ScoredDrafter):
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
         """Check that the head fits the target, and allocate its cache."""
-        self._check_fit(target)
-        head = self.head.bound(target.model)
+        head, width = self.head, target.model.config.get_text_config(decoder=True).hidden_size
+        inflated = signal_width(target.model) < width
+        if inflated and head.config.hidden_size == signal_width(target.model):
+            head = widened(head, width)  # it costs what such a target's head would
+        self._check_fit(head, target, inflated=inflated)
+        head = head.bound(target.model)
         if head.config.rope_parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn"):  # type: ignore[union-attr]
             # RoPE by itself has no last position; the number in the files is how long the training texts were.
             head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
@@ -205,7 +211,7 @@ class BlockDrafter(ScoredDrafter):
 
         return BlockScorer(
             runner,
-            slots=self.block_size,
+            places=self.block_size,
             shifted=config.shifted,
             causal=config.causal,
             mask_token=self.mask_token_id,
@@ -219,19 +225,19 @@ class BlockDrafter(ScoredDrafter):
             version=lambda: tuple(each.version for each in (condition, judge) if each is not None),
         )
 
-    def _check_fit(self, target: Target) -> None:
+    def _check_fit(self, head: BlockHead, target: Target, *, inflated: bool) -> None:
         """Refuse a target that the head was not made for.
 
         Raises:
             ValueError: Says what does not fit.
         """
-        head, config = self.head, self.head.config
+        config = head.config
         text = target.model.config.get_text_config(decoder=True)
         embeddings = target.model.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
         rows = embeddings.weight.shape[0]  # type: ignore[union-attr]
         if self.mask_token_id >= rows:
             raise ValueError(
-                f"the head {self.name} fills its slots with the mask token {self.mask_token_id}, and the embeddings "
+                f"the head {self.name} fills its places with the mask token {self.mask_token_id}, and the embeddings "
                 f"have {rows} rows: give mask_token_id=…, or a head that was trained on this target"
             )
         wrong = [layer for layer in self.hidden_layers if not 0 <= layer < text.num_hidden_layers]
@@ -241,7 +247,7 @@ class BlockDrafter(ScoredDrafter):
                 f"has {text.num_hidden_layers} layers, whose inputs are 0 to {text.num_hidden_layers - 1}: give "
                 f"hidden_layers=…, or a head that was trained on this target"
             )
-        if config.target_layers not in (None, text.num_hidden_layers):
+        if not inflated and config.target_layers not in (None, text.num_hidden_layers):
             raise ValueError(
                 f"the head {self.name} was trained on a target of {config.target_layers} layers, and {target.name} has "
                 f"{text.num_hidden_layers}: give a head that was trained on this target"

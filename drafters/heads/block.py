@@ -1,8 +1,8 @@
-"""The head of a block drafter: a small transformer that fills the slots of a block in one forward.
+"""The head of a block drafter: a small transformer that fills the places of a block in one forward.
 
 It reads the target through injected keys and values: some of the target's hidden states at every committed position,
 made into one feature per position, become keys and values of *every* layer (DFlash, arXiv 2602.06036). DSpark (arXiv
-2607.05147) adds a Markov head, which makes a slot depend on the token drawn before it, and a confidence head.
+2607.05147) adds a Markov head, which makes a place depend on the token drawn before it, and a confidence head.
 """
 
 import copy
@@ -31,11 +31,11 @@ class BlockConfig(Qwen3Config):
 
     Attributes:
         layer_kind: Whose decoder layers: ``"qwen3"`` (which norm queries and keys) or ``"llama"``.
-        block_size: Slots of a block, as trained; the first one holds the root, the others the mask token.
+        block_size: Places of a block, as trained; the first one holds the root, the others the mask token.
         mask_token_id: The mask token, as the target's id.
-        shifted: Whether slot j predicts the token of slot j + 1 (DSpark, ``block_size`` tokens) and not its own
+        shifted: Whether place j predicts the token of place j + 1 (DSpark, ``block_size`` tokens) and not its own
             (DFlash, ``block_size - 1`` tokens: the root is known).
-        causal: Whether a slot sees only those before it; otherwise all slots see each other.
+        causal: Whether a place sees only those before it; otherwise all places see each other.
         hidden_layers: Which hidden states of the target are read, numbered as in ``Drafter.hidden_layers``.
         target_hidden_size: Width of each of them.
         target_layers: The number of the target's layers; None if unknown.
@@ -89,9 +89,10 @@ class BlockConfig(Qwen3Config):
 class BlockHead(PreTrainedModel):
     """A block drafter's head, in two kinds of forwards over one cache.
 
-    *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else. *Slots*:
-    ``forward(input_ids=…)`` without features runs tokens (the root, and mask tokens) through all layers, behind the
-    context that is in the cache. Without any context, and with a causal mask, the second kind is an ordinary causal LM.
+    *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else.
+    *Places*: ``forward(input_ids=…)`` without features runs tokens (the root, and mask tokens) through all layers,
+    behind the context that is in the cache. Without any context, and with a causal mask, this second kind is an
+    ordinary causal LM.
 
     The names of the parameters are those of the published checkpoints.
 
@@ -180,7 +181,7 @@ class BlockHead(PreTrainedModel):
         Args:
             target: The target.
             layers: The number of the head's layers.
-            block_size: Slots of a block.
+            block_size: Places of a block.
             mask_token_id: The mask token; None for the last id, which should be one that texts do not have.
             hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
                 the target's layers if it has few.
@@ -238,22 +239,22 @@ class BlockHead(PreTrainedModel):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Reads context if ``features`` are given, and otherwise runs slots.
+        """Reads context if ``features`` are given, and otherwise runs places.
 
         Args:
-            input_ids: The slots' tokens, as the target's ids. Not read for context.
+            input_ids: The places' tokens, as the target's ids. Not read for context.
             features: The target's hidden states at committed positions (``features_of``).
-            attention_mask: For slots: None for causal; or as transformers' models take it, for example complete and
+            attention_mask: For places: None for causal; or as transformers' models take it, for example complete and
                 additive, ``[batch, 1, node, key]``. Context attends to nothing.
             position_ids: Absolute positions; None counts on from what the cache holds.
-            past_key_values: A cache of transformers, or ours. Context and slots go through the same one.
+            past_key_values: A cache of transformers, or ours. Context and places go through the same one.
             inputs_embeds: Embeddings in place of tokens, before ``input_embedding_scale``.
             use_cache: Passed on to the layers.
             output_hidden_states: Whether to return the inputs of all layers and, last, the normed output.
-            logits_to_keep: How many of the last slots get logits; 0 for all.
+            logits_to_keep: How many of the last places get logits; 0 for all.
 
         Returns:
-            For slots their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
+            For places their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
             the cache.
         """
         config = self.config

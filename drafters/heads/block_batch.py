@@ -1,4 +1,4 @@
-"""Blocks at several places of a text at once, as a block drafter's head is trained."""
+"""Blocks that begin at several positions of a text, as a block drafter's head is trained on them."""
 
 from dataclasses import dataclass
 
@@ -14,23 +14,23 @@ class BlockBatch:
     """The blocks of some anchors, side by side behind the context of their text.
 
     Attributes:
-        tokens: What the slots hold, block after block: the anchor's token, then masks.
-        positions: The slots' positions.
+        tokens: What the places hold, block after block: the anchor's token, then masks.
+        positions: The places' positions.
         mask: What they may see, additive: of the context what stands before their anchor in its document, and of the
-            slots those of their block (the earlier ones and themselves, if the head is causal).
-        columns: Which slots predict a token, block by block: for ``logits[:, columns]``.
+            places those of their block (the earlier ones and themselves, if the head is causal).
+        columns: Which places predict a token, block by block: for ``logits[:, columns]``.
         labels: The tokens that they predict; 0 beyond the text.
         previous: The tokens in front of those.
         known: Which labels exist: those in the text, and in the anchor's document.
     """
 
-    tokens: Int[Tensor, "batch slot"]
-    positions: Int[Tensor, "batch slot"]
-    mask: Float[Tensor, "batch 1 slot key"]
-    columns: Int[Tensor, "block place"]
-    labels: Int[Tensor, "batch block place"]
-    previous: Int[Tensor, "batch block place"]
-    known: Bool[Tensor, "batch block place"]
+    tokens: Int[Tensor, "batch place"]
+    positions: Int[Tensor, "batch place"]
+    mask: Float[Tensor, "batch 1 place key"]
+    columns: Int[Tensor, "block depth"]
+    labels: Int[Tensor, "batch block depth"]
+    previous: Int[Tensor, "batch block depth"]
+    known: Bool[Tensor, "batch block depth"]
 
 
 def block_batch(
@@ -54,9 +54,9 @@ def block_batch(
     """
     batch, length = tokens.shape
     blocks, size, device = anchors.shape[1], config.block_size, tokens.device
-    slot = torch.arange(size, device=device)
+    place = torch.arange(size, device=device)
     roots = tokens.gather(1, anchors)[:, :, None]
-    filled = torch.where(slot == 0, roots, config.mask_token_id)
+    filled = torch.where(place == 0, roots, config.mask_token_id)
     start = anchors if positions is None else positions.gather(1, anchors)
 
     key = torch.arange(length, device=device)
@@ -72,18 +72,18 @@ def block_batch(
     sees = torch.cat([context, own.expand(batch, -1, -1)], dim=2)
     mask = torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(~sees, -torch.inf)
 
-    first = 0 if config.shifted else 1  # the first slot that predicts
-    place = torch.arange(config.tokens, device=device)
-    at = anchors[:, :, None] + 1 + place
+    first = 0 if config.shifted else 1  # the first place that predicts
+    depth = torch.arange(config.tokens, device=device)
+    at = anchors[:, :, None] + 1 + depth
     inside = at.clamp(max=length - 1)
     known = at < length
     if documents is not None:
         known = known & (_taken(documents, inside) == of_anchor)
     return BlockBatch(
         tokens=filled.flatten(1),
-        positions=(start[:, :, None] + slot).flatten(1),
+        positions=(start[:, :, None] + place).flatten(1),
         mask=mask[:, None],
-        columns=torch.arange(blocks, device=device)[:, None] * size + first + place,
+        columns=torch.arange(blocks, device=device)[:, None] * size + first + depth,
         labels=_taken(tokens, inside).where(known, 0),
         previous=_taken(tokens, (at - 1).clamp(max=length - 1)),
         known=known,
@@ -91,6 +91,6 @@ def block_batch(
 
 
 def _taken(
-    row: Int[Tensor, "batch position"], at: Int[Tensor, "batch block place"]
-) -> Int[Tensor, "batch block place"]:
+    row: Int[Tensor, "batch position"], at: Int[Tensor, "batch block depth"]
+) -> Int[Tensor, "batch block depth"]:
     return row.gather(1, at.flatten(1)).view_as(at)

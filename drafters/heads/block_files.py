@@ -148,7 +148,7 @@ def _block(name: str, inner: Mapping[str, Any], outer: Mapping[str, Any], *, shi
 
 
 def _causal(name: str, layers: Mapping[str, Any], *, full: bool, sliding: bool) -> bool:
-    """Returns whether slots see only those before them, in all layers of the types that there are.
+    """Returns whether places see only those before them, in all layers of the types that there are.
 
     Raises:
         ValueError: It differs between layers, which one mask for all of a block cannot say.

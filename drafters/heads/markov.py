@@ -1,4 +1,4 @@
-"""What makes a slot of a block depend on the token drawn before it: DSpark's Markov heads (arXiv 2607.05147)."""
+"""What makes a place of a block depend on the token drawn before it: DSpark's Markov heads (arXiv 2607.05147)."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ KINDS = ("vanilla", "gated", "rnn")
 
 
 class MarkovHead(nn.Module):
-    """Adds to a slot's logits what the token before it says about the next one, by a product of two narrow tables.
+    """Adds to a place's logits what the token before it says about the next one, by a product of two narrow tables.
 
-    ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the slot's hidden state
+    ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the place's hidden state
     and W1[token]. ``rnn``: W2 tanh(o), where o and a state that goes down the path are computed from the state above,
     W1[token] and the hidden state.
 
@@ -58,11 +58,11 @@ class MarkovHead(nn.Module):
         hidden: Float[Tensor, "*some hidden"] | None = None,
         state: Float[Tensor, "*some rank"] | None = None,
     ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some rank"] | None]:
-        """Returns what to add to the logits of the tokens' next slots, and the states below the tokens.
+        """Returns what to add to the logits of the tokens' next places, and the states below the tokens.
 
         Args:
             tokens: The tokens in front, as the target's ids.
-            hidden: The hidden states of the slots that follow; only if ``reads_hidden``.
+            hidden: The hidden states of the places that follow; only if ``reads_hidden``.
             state: The states above the tokens; only with ``state_width``. None for zero.
         """
         known = self.embed(tokens)
@@ -78,25 +78,25 @@ class MarkovHead(nn.Module):
         return self.markov_w2(torch.tanh(output)), gate * state + (1 - gate) * torch.tanh(candidate)
 
     def along(
-        self, previous: Int[Tensor, "*some slot"], hidden: Float[Tensor, "*some slot hidden"]
-    ) -> Float[Tensor, "*some slot column"]:
-        """Returns what to add to the logits of consecutive slots, given the tokens before them, as in training.
+        self, previous: Int[Tensor, "*some place"], hidden: Float[Tensor, "*some place hidden"]
+    ) -> Float[Tensor, "*some place column"]:
+        """Returns what to add to the logits of consecutive places, given the tokens before them, as in training.
 
         Args:
-            previous: The token before every slot.
-            hidden: The hidden states of the slots.
+            previous: The token before every place.
+            hidden: The hidden states of the places.
         """
         if not self.state_width:
             return self(previous, hidden)[0]
         state, found = None, []
-        for slot in range(previous.shape[-1]):
-            bias, state = self(previous[..., slot], hidden[..., slot, :], state)
+        for place in range(previous.shape[-1]):
+            bias, state = self(previous[..., place], hidden[..., place, :], state)
             found.append(bias)
         return torch.stack(found, dim=-2)
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts, before a slot's token is drawn, how likely it is to be accepted if everything before it was.
+    """Predicts, before a place's token is drawn, how likely it is to be accepted if everything before it was.
 
     Args:
         hidden_size: Width of the hidden states.
@@ -114,7 +114,7 @@ class ConfidenceHead(nn.Module):
         """Returns the logit of the probability.
 
         Args:
-            hidden: The slots' hidden states.
+            hidden: The places' hidden states.
             known: ``MarkovHead.embed`` of the tokens before them; only with a ``rank``.
         """
         inputs: Any = hidden if not self.rank else torch.cat([hidden, known], dim=-1)  # type: ignore[list-item]

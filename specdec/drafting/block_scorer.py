@@ -1,4 +1,4 @@
-"""A block drafter's head as a scorer: one forward fills all slots, and a tree is grown over what they say."""
+"""A block drafter's head as a scorer: one forward fills all places, and a tree is grown over what they say."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -14,32 +14,32 @@ from specdec.topology import Topology
 from specdec.types import Committed, Decided
 
 Condition = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
-"""What a token says about the next slot's: ``(tokens, hidden, state) -> (logits to add, the state below)``."""
+"""What a token says about the next place's: ``(tokens, hidden, state) -> (logits to add, the state below)``."""
 
 Confidence = Callable[[Tensor, Tensor], Tensor]
-"""How likely a slot's token is to be accepted: ``(tokens before, hidden) -> probability``."""
+"""How likely a place's token is to be accepted: ``(tokens before, hidden) -> probability``."""
 
 _READS_NOTHING = 1
 """The positions that attention reads in a forward of context, which has no attention."""
 
 
 class BlockScorer(Scorer):
-    """Scores with a head that reads the target's hidden states into its cache and fills a block of slots at once.
+    """Scores with a head that reads the target's hidden states into its cache and fills a block of places at once.
 
     Its cache holds keys and values of committed positions alone. Those of a block stand behind them during the round,
     and the next context is written over them. So nothing has to be moved or taken back.
 
     Args:
-        runner: Runs the head (``features`` are context, tokens are slots).
-        slots: Slots of a block.
-        shifted: Whether the first slot, which holds the root, predicts a token, as every slot then predicts the next
-            one's. Otherwise every slot predicts its own, and the root is known.
-        causal: Whether a slot sees only those before it.
-        mask_token: What the other slots hold.
+        runner: Runs the head (``features`` are context, tokens are places).
+        places: Places of a block.
+        shifted: Whether the first place, which holds the root, predicts a token, as every place then predicts the next
+            one's. Otherwise every place predicts its own, and the root is known.
+        causal: Whether a place sees only those before it.
+        mask_token: What the other places hold.
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
         max_shown: The largest number of nodes that a builder shows.
-        condition: What a token says about the next slot's; None if slots do not depend on drafted tokens.
+        condition: What a token says about the next place's; None if places do not depend on drafted tokens.
         reads_hidden: Whether ``condition`` reads hidden states.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
         confidence: Predicts acceptance; None if that is not known.
@@ -50,7 +50,7 @@ class BlockScorer(Scorer):
         self,
         runner: ModelRunner,
         *,
-        slots: int,
+        places: int,
         shifted: bool,
         causal: bool,
         mask_token: int,
@@ -65,16 +65,16 @@ class BlockScorer(Scorer):
     ):
         self.runner = runner
         self.per_depth = condition is None
-        self._tokens = self.max_depth = slots if shifted else slots - 1
+        self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown = tuple(layers), max_shown
-        self._topology = Topology.chain(slots, runner.device) if causal else Topology.block(slots, runner.device)
+        self._topology = Topology.chain(places, runner.device) if causal else Topology.block(places, runner.device)
         self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
         self._confidence, self._version = confidence, version
         watched = reads_hidden or confidence is not None
         self._last_state = last_state if watched else None
         self._wants = Wants(logits=self._tokens, hidden_layers=(last_state,) if watched else ())
         with torch.inference_mode(False):
-            self._masks = torch.full((1, slots - 1), mask_token, dtype=torch.long, device=runner.device)
+            self._masks = torch.full((1, places - 1), mask_token, dtype=torch.long, device=runner.device)
 
     def release(self, slot: int) -> None:
         """Clear a row: its entries may be NaN."""
@@ -123,7 +123,7 @@ class BlockScorer(Scorer):
         )
 
     def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns logits for the first token, after filling all slots."""
+        """Returns logits for the first token, after filling all places."""
         recorded = slots.key_bound is not None
         width = self._topology.width
         output = self.runner.run(
@@ -151,7 +151,7 @@ class BlockScorer(Scorer):
     def level_logits(
         self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch some vocab"]:
-        """Returns the logits of the slot of the next depth, with what each node's token adds to them."""
+        """Returns the logits of the place of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
@@ -181,7 +181,7 @@ class BlockScorer(Scorer):
     def _conditioned(
         self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
     ) -> Float[Tensor, "batch some vocab"]:
-        """Returns a slot's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
+        """Returns a place's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
         logits = self._logits[:, depth : depth + 1]
         if self._condition is None:
             return logits

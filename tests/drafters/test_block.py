@@ -17,6 +17,7 @@ from drafters.heads.markov import MarkovHead
 from specdec.batch import LOGITS, ForwardBatch, Wants
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
+from specdec.inflate import inflate
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -94,6 +95,8 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) / dim**0.5
         if causal:
             scores = scores.masked_fill(place > place[count:, None], -torch.inf)
+        if config.layer_types[index] == "sliding_attention":
+            scores = scores.masked_fill(place[count:, None] - place >= config.sliding_window, -torch.inf)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(groups, 1))
         x = x + mixed.reshape(slots, -1) @ part["self_attn.o_proj.weight"].T
         normed = _norm(x, part["post_attention_layernorm.weight"], eps)
@@ -106,6 +109,7 @@ def dense_logits(head: BlockHead, target: Target, features: Tensor, tokens: list
 
 
 ROWS = (7, 0, 3)
+WINDOW = {"sliding_window": 6, "use_sliding_window": True}
 
 
 def context_of(head: BlockHead, rows: tuple[int, ...] = ROWS) -> Tensor:
@@ -152,6 +156,8 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
         ({}, "flex"),
         ({"causal": True}, "grouped"),
         ({"layer_kind": "llama"}, "grouped"),
+        ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
+        ({"layer_types": ["sliding_attention", "sliding_attention"], **WINDOW, "causal": True}, "eager"),
         ({"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0}, "grouped"),
     ],
 )
@@ -455,6 +461,33 @@ def test_q_without_the_markov_head_s_part_is_rejected() -> None:
     assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0)) < LEVEL
 
 
+@pytest.mark.parametrize("kind", ["", "vanilla", "gated", "rnn"])
+def test_a_head_on_an_inflated_target_drafts_what_it_did(kind: str) -> None:
+    """Widened with the hidden states, whose new channels carry nothing."""
+    model = tiny_model("llama_mqa_tied", vocab_size=VOCAB, scale=2.0)
+    larger = inflate(model, {
+        "hidden_size": 96, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 128,
+    })  # fmt: skip
+    markov = {"markov_rank": 6, "markov_head_type": kind, "confidence": True} if kind else {}
+    head = head_for(Target(model), shifted=bool(kind), **markov)
+    ids = torch.randint(0, VOCAB - 1, (2, 7), generator=torch.Generator().manual_seed(5))
+    drafts, sure = [], []
+    for each in (model, larger):
+        drafter = bound(Target(each), head, 4)
+        with torch.no_grad():
+            hidden = each(ids[:, :6], output_hidden_states=True).hidden_states
+        drafter.observe(committed({layer: hidden[layer] for layer in drafter.hidden_layers}, [6, 6]))
+        slots = slots_of(ids.tolist(), vocab_size=VOCAB, max_length=40)
+        drafter.propose(slots)
+        drafts.append(drafter.scorer.root_logits(slots))
+        sure.append(drafter.scorer.confidence(ids[:, :1], 2))
+    assert drafter.runner.plan.layers[0].key_heads == 3, "the larger target's head costs more"
+    torch.testing.assert_close(drafts[0], drafts[1], atol=1e-3, rtol=1e-3)
+    if kind:
+        torch.testing.assert_close(sure[0], sure[1], atol=1e-3, rtol=1e-3)
+
+
 def test_a_reduced_vocabulary_drafts_the_target_s_ids(target: Target) -> None:
     ids = torch.arange(3, VOCAB, 4)
     drafter = bound(target, head_for(target, draft_ids=ids), [3, 1])
@@ -483,8 +516,8 @@ def test_the_usual_layers() -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({}, {"tree": 5}, "the tree is 5 deep and a block of 5 slots predicts 4 tokens"),
-        ({"shifted": True}, {"tree": 6}, "the tree is 6 deep and a block of 5 slots predicts 5 tokens"),
+        ({}, {"tree": 5}, "the tree is 5 deep and a block of 5 places predicts 4 tokens"),
+        ({"shifted": True}, {"tree": 6}, "the tree is 6 deep and a block of 5 places predicts 5 tokens"),
         ({}, {"block_size": 1}, "block_size=1"),
         ({}, {"mask_token_id": VOCAB}, f"mask token {VOCAB}, and the embeddings have {VOCAB} rows"),
         ({}, {"hidden_layers": (1, 4)}, r"reads the hidden states \[1, 4\] and the target .* 0 to 3"),

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
+from drafters.heads.block_export import save_block
 from drafters.heads.block_files import load_block
 from specdec.modeling.target import Target
 from tests.drafters.test_block import HIDDEN, VOCAB, context_of, head_for
 from tests.models import tiny_model
 
+WEIGHTS = "model.safetensors"
 LAYERS = {
     "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 256, "vocab_size": VOCAB,
@@ -145,6 +147,56 @@ def test_our_own_layout_is_the_head_it_was(tmp_path: Path, target: Target, layou
     head = head_for(target, **LAYOUTS[layout][0])
     head.save_pretrained(tmp_path)
     assert_same(load_block(tmp_path), head, target)
+
+
+DECIDING = (
+    "speculators_model_type", "target_layer_ids", "aux_hidden_state_layer_ids", "mask_token_id", "block_size",
+    "sample_from_anchor", "draft_vocab_size", "num_target_layers", "markov_rank",
+)  # fmt: skip
+"""What decides how others read a folder; sizes are in the tensors."""
+WRITTEN_AS = {
+    "z-lab": "z-lab", "z-lab, new": "z-lab", "SpecForge's DSpark": "z-lab", "DeepSpec's DSpark": "deepspec",
+    "DeepSpec's DFlash": "deepspec", "speculators' DFlash": "speculators", "speculators' DSpark": "speculators",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_written_in_a_public_layout_says_what_its_own_files_do(
+    tmp_path: Path, target: Target, layout: str
+) -> None:
+    settings, config = LAYOUTS[layout]
+    head = head_for(target, **settings)
+    save_block(head, tmp_path, layout=WRITTEN_AS[layout], target="some/target")
+    assert_same(load_block(tmp_path), head, target)
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert load_file(tmp_path / WEIGHTS).keys() == tensors_of(head).keys()
+    for key in DECIDING:
+        if key in config:
+            assert found[key] == config[key], key
+    for key, value in config.get("dflash_config", {}).items():
+        assert found["dflash_config"][key] == value, key
+    if "speculators_config" in found:
+        method = found["speculators_config"]["proposal_methods"][0]
+        assert method["speculative_tokens"] == head.config.tokens
+        assert found["speculators_config"]["verifier"]["name_or_path"] == "some/target"
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout", "message"),
+    [
+        ({}, "gguf", "layout='gguf': give one of native, z-lab, deepspec, speculators"),
+        ({}, "deepspec", "is for heads whose places predict the next one's token"),
+        ({"markov_rank": 4}, "z-lab", "no Markov head in place"),
+        ({"markov_rank": 4}, "speculators", "no Markov head in place"),
+        ({"causal": True}, "speculators", "no full layers that see a block one way"),
+    ],
+)
+def test_what_a_layout_cannot_say_is_not_written(
+    tmp_path: Path, target: Target, settings: dict[str, Any], layout: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_block(head_for(target, **settings), tmp_path / "out", layout=layout)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_drafter_of_a_folder_drafts_as_the_folder_says(tmp_path: Path, target: Target) -> None:
