@@ -315,7 +315,7 @@ class BlockHead(PreTrainedModel):
             keys = attention.k_proj(feature).unflatten(-1, (-1, attention.head_dim))
             values = attention.v_proj(feature).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
             keys = (attention.k_norm(keys) if self.config.layer_kind == "qwen3" else keys).transpose(1, 2)
-            _, keys = rotated(keys, keys, cos, sin)
+            _, keys = rotated(keys[:, :0], keys, cos, sin)  # no queries
             if isinstance(cache, Cache):
                 cache.write(index, keys, values)  # without reading what nobody attends to
             else:
