@@ -192,16 +192,18 @@ class BlockDrafter(ScoredDrafter):
             raise ValueError(f"the head {self.name}: {error}") from error
         self._runner = runner
         self.begin(
-            self._scorer(head, runner),
+            self._scorer(head, runner, target),
             VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids),
             target.device,
             max_batch_size=max_batch_size,
             leaf_probs=leaf_probs,
         )
 
-    def _scorer(self, head: BlockHead, runner: ModelRunner) -> BlockScorer:
+    def _scorer(self, head: BlockHead, runner: ModelRunner, target: Target) -> BlockScorer:
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
+        rows: int = head.get_input_embeddings().weight.shape[0]
+        padded = rows < target.vocab_size  # by ids that no token has
         judge = None if confidence is None else ModuleCaller(confidence, optimize=self.optimize)
 
         def accepted(tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -218,6 +220,7 @@ class BlockDrafter(ScoredDrafter):
             layers=self.hidden_layers,
             last_state=config.num_hidden_layers,
             max_shown=self.tree.max_shown,
+            to_head=(lambda tokens: tokens.clamp(max=rows - 1)) if padded else (lambda tokens: tokens),
             condition=condition,
             reads_hidden=markov is not None and markov.reads_hidden,
             state_width=0 if markov is None else markov.state_width,

@@ -39,6 +39,7 @@ class BlockScorer(Scorer):
         layers: The target's hidden states that make up the context, in their order.
         last_state: The number of the head's hidden state that the logits are computed from.
         max_shown: The largest number of nodes that a builder shows.
+        to_head: Turns the target's token ids into rows of the head's embeddings.
         condition: What a token says about the next place's; None if places do not depend on drafted tokens.
         reads_hidden: Whether ``condition`` reads hidden states.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
@@ -57,6 +58,7 @@ class BlockScorer(Scorer):
         layers: Sequence[int],
         last_state: int,
         max_shown: int,
+        to_head: Callable[[Tensor], Tensor] = lambda tokens: tokens,
         condition: Condition | None = None,
         reads_hidden: bool = False,
         state_width: int = 0,
@@ -66,7 +68,7 @@ class BlockScorer(Scorer):
         self.runner = runner
         self.per_depth = condition is None
         self._tokens = self.max_depth = places if shifted else places - 1
-        self._layers, self._max_shown = tuple(layers), max_shown
+        self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
         self._topology = Topology.chain(places, runner.device) if causal else Topology.block(places, runner.device)
         self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
         self._confidence, self._version = confidence, version
@@ -124,18 +126,17 @@ class BlockScorer(Scorer):
 
     def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits for the first token, after filling all places."""
-        recorded = slots.key_bound is not None
         width = self._topology.width
         output = self.runner.run(
             ForwardBatch(
-                tokens=torch.cat([slots.roots[:, None], self._masks.expand(len(slots), -1)], dim=1),
+                tokens=torch.cat([self._to_head(slots.roots)[:, None], self._masks.expand(len(slots), -1)], dim=1),
                 slots=slots.index,
                 lengths=slots.lengths,
                 topology=self._topology,
                 host_slots=slots.known_index,
-                host_lengths=None if recorded else slots.host_lengths,
+                host_lengths=slots.host_lengths if slots.key_bound is None else None,
                 # A block may be longer than the tree that the bound was made for.
-                key_bound=slots.key_bound + width if slots.key_bound is not None else None,
+                key_bound=None if slots.key_bound is None else slots.key_bound + width,
                 wants=self._wants,
             )
         )

@@ -496,6 +496,15 @@ def test_a_reduced_vocabulary_drafts_the_target_s_ids(target: Target) -> None:
     assert set(tree.tokens[:, 1:].flatten().tolist()) <= set(ids.tolist())
 
 
+def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -> None:
+    """A target's logits may be padded: drafts are bad then, and nothing fails."""
+    head = head_for(target, owns_embeddings=True, owns_output=True, vocab_size=VOCAB - 4, mask_token_id=5)
+    drafter = bound(target, head)
+    drafter.observe(committed(states_for(target, drafter), [6, 6]))
+    slots = slots_of([[1] * 6 + [VOCAB - 1], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
+    assert drafter.propose(slots).tokens[:, 1:].max() < VOCAB - 4
+
+
 def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
     head = head_for(target)
     drafter = bound(target, head)
