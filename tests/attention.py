@@ -26,7 +26,8 @@ class Case:
         lengths: The length of every row's prefix.
         nodes: Nodes of the tree.
         last: How many of them are queries; None for all.
-        shape: "random" trees, "wide" ones (all nodes below the root, or below its first child), or a "chain".
+        shape: "random" trees, "wide" ones (all nodes below the root, or below its first child), a "chain", or a "block"
+            whose nodes all see each other.
         shared: Whether all rows have the same tree.
         slots: The rows' slots; None for the first ones.
         bound: Further positions in every slot.
@@ -81,6 +82,9 @@ CASES = {
     "the last level, in a window": Case(nodes=9, last=3, lengths=(16, 2), window=6),
     "slots apart": Case(slots=(4, 1, 2), lengths=(3, 6, 1), kv_heads=1),
     "at the end of the slots": Case(lengths=(12, 12), nodes=4, bound=0, kv_heads=1),
+    "a block": Case(nodes=6, shape="block", lengths=(17, 0, 4)),
+    "the window of a block": Case(nodes=7, shape="block", lengths=(18, 2), window=5),
+    "a block of several words": Case(nodes=70, shape="block", lengths=(3,), kv_heads=1, groups=1),
     "a long prefix": Case(lengths=(75, 40), nodes=3, kv_heads=1),
     "bfloat16": Case(dtype=torch.bfloat16),
     "float16": Case(dtype=torch.float16, lengths=(30, 2), kv_heads=1),
@@ -160,6 +164,8 @@ def problem(case: Case, device: str = "cpu") -> Problem:
     topology = Topology.from_parents(torch.tensor(parents, device=device))
     if case.shape == "chain":
         topology = Topology.chain(case.nodes, torch.device(device))
+    if case.shape == "block":
+        topology = Topology.block(case.nodes, torch.device(device))
     last = case.last or case.nodes
     lengths = np.array(case.lengths)
     batch = ForwardBatch(
@@ -217,6 +223,7 @@ def reference(problem: Problem) -> Tensor:
             path = path_to(parents, case.nodes - last + q)
             position = length + len(path) - 1
             # Where a key is stored, and where in the sequence it stands.
+            path = list(range(case.nodes)) if case.shape == "block" else path
             stored = [(p, p) for p in range(length)] + [(length + node, length + i) for i, node in enumerate(path)]
             if case.window is not None:
                 stored = [(p, at) for p, at in stored if position - at < case.window]
@@ -285,7 +292,7 @@ def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple
 
 
 def _parents(case: Case, generator: torch.Generator) -> list[int]:
-    if case.shape == "chain":
+    if case.shape in ("chain", "block"):
         return list(range(-1, case.nodes - 1))
     if case.shape == "wide":
         return [-1, 0, *(int(torch.randint(0, 2, (1,), generator=generator)) for _ in range(case.nodes - 2))]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
+from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.modeling.target import Target
@@ -320,6 +321,58 @@ def test_what_it_tells_the_engine() -> None:
     assert (drafter.max_nodes, drafter.max_depth, drafter.is_chain) == (3, 2, False)
     assert drafter.laws == {DraftSampling.DETERMINISTIC} and drafter.hidden_layers == (-1,)
     assert MedusaDrafter(random_heads(), 2).is_chain
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sampling", ["iid", "without_replacement"])
+def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: Target, sampling: str) -> None:
+    heads = random_heads()
+    drafter = MedusaDrafter(heads, [2, 1], sampling=sampling)
+    assert drafter.laws == {DraftSampling[sampling.upper()]} and drafter.has_leaf_probs
+    drafter.bind(target, max_batch_size=3, max_length=50, leaf_probs=True)
+    hidden = torch.randn(3, 1, HIDDEN)
+    drafter.observe(committed(hidden, [1, 1, 1]))
+    params = [SamplingParams(temperature=t) for t in (0.5, 1.0, 2.0)]
+    tree = drafter.propose(slots_of([[10], [11], [12]], vocab_size=VOCAB, params=params, max_length=50))
+    depths = [0, 1, 1, 2, 2]
+    for row, temperature in enumerate((0.5, 1.0, 2.0)):
+        for node, depth in enumerate(depths):  # leaves included
+            wanted = (heads.heads[depth](hidden[row, 0]) / temperature).softmax(-1)
+            torch.testing.assert_close(tree.draft_probs[row, node], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_leaf_s_law_takes_one_more_head() -> None:
+    assert MedusaDrafter(random_heads(3), 2, sampling="iid").has_leaf_probs
+    assert not MedusaDrafter(random_heads(3), 3, sampling="iid").has_leaf_probs
+
+
+@torch.no_grad()
+def test_a_tree_of_the_best_paths_of_all(target: Target) -> None:
+    heads = random_heads(2)
+    drafter = MedusaDrafter(heads, ExpansionTree(9, 2, 9))
+    drafter.bind(target, max_batch_size=3, max_length=50)
+    hidden = torch.randn(3, 1, HIDDEN)
+    drafter.observe(committed(hidden, [1, 1, 1]))
+    tree = drafter.propose(running())
+    for row in range(3):
+        first, second = (head(hidden[row, 0]).log_softmax(-1) for head in heads.heads)
+        scores = {(a,): float(first[a]) for a in range(VOCAB)}
+        scores |= {(a, b): float(first[a] + second[b]) for a in range(VOCAB) for b in range(VOCAB)}
+        found = set()
+        for node in range(1, 10):
+            parent, token = int(tree.parents[row, node]), int(tree.tokens[row, node])
+            found.add((token,) if parent == 0 else (int(tree.tokens[row, parent]), token))
+        assert found == set(sorted(scores, key=scores.__getitem__, reverse=True)[:9])
+
+
+def test_a_row_that_is_not_ready_has_no_q_at_the_leaves(target: Target) -> None:
+    drafter = MedusaDrafter(random_heads(), 2, sampling="iid")
+    drafter.bind(target, max_batch_size=3, max_length=50, leaf_probs=True)
+    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
+    params = [SamplingParams(temperature=1.0)] * 3
+    tree = drafter.propose(slots_of([[10], [11], [12]], vocab_size=VOCAB, params=params, max_length=50))
+    assert tree.valid[:, 1:].tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert not tree.draft_probs[[0, 2]].any() and tree.draft_probs[1].any()
 
 
 def test_the_default_shape_is_as_deep_as_there_are_heads(tmp_path: Path) -> None:
