@@ -5,7 +5,7 @@ Axis names, used in every annotation: ``batch node depth position vocab layer he
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -192,6 +192,16 @@ class Step:
     elapsed: float = field(default=0.0, compare=False)  # a second run of the same is equal, and takes its own time
     finish_reason: str | None = None
     error: str | None = None
+
+    def shortened(self, count: int) -> "Step":
+        """Returns the step with the first ``count`` of its tokens alone."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            logprobs=self.logprobs[:count],
+            raw_logprobs=self.raw_logprobs[:count],
+            top_logprobs=self.top_logprobs[:count],
+        )
 
     def __repr__(self) -> str:
         drafted = (

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import examine
+from specdec.execution.few_rows import MOST_ROWS
 from specdec.modeling.loading import load_model
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -147,6 +148,12 @@ def test_fp8_keeps_small_weights() -> None:
 ROWS = [1, 2, 3, KERNEL_ROWS, KERNEL_ROWS + 1, KERNEL_ROWS_FLOAT32, KERNEL_ROWS_FLOAT32 + 1, 33, COMPACT_ROWS + 1]
 
 
+@pytest.fixture
+def torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are multiplied as without a C compiler."""
+    monkeypatch.setattr("specdec.execution.few_rows.native_library", lambda: None)
+
+
 @pytest.mark.parametrize("widths", [(48, 64), (5, 16), (33, 128), (20, 40), (16, 97)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", METHODS)
@@ -179,6 +186,7 @@ def test_in_float32_all_numbers_of_rows_give_nearly_the_same_bits(name: str) -> 
     assert (nn.functional.linear(inputs, layer.dequantized()) != single).float().mean() > 0.9
 
 
+@pytest.mark.usefixtures("torchs_kernels")
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [2, 3, 9])
 def test_few_rows_go_through_the_kernel(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +210,7 @@ def test_few_rows_go_through_the_kernel(name: str, rows: int, monkeypatch: pytes
         monkeypatch.setattr(type(layer), "kernel", kernel)
 
 
+@pytest.mark.usefixtures("torchs_kernels")
 @pytest.mark.parametrize("offset", [0, 1, 2, 8, 16])
 def test_integers_at_addresses_the_kernel_cannot_read(offset: int) -> None:
     """A mapped file has them at any address. torch's kernel crashes on some, with AVX512."""
@@ -223,6 +232,7 @@ def test_a_float32_scale_that_the_kernel_cannot_take() -> None:
     assert torch.equal(layer(inputs)[:1], layer(inputs[:1]))
 
 
+@pytest.mark.usefixtures("torchs_kernels")
 def test_shapes_and_addresses_the_kernel_cannot_read() -> None:
     """It reads sixteen inputs at a time from aligned addresses, and crashes on others."""
     layer = Int8Linear(torch.randn(16, 32).bfloat16(), None)
@@ -389,7 +399,7 @@ def test_bytes_are_counted(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ModelRunner(target.model, max_batch_size=1, max_length=16)
     few = linear + 2 * outputs + 2 * norms
     assert runner.weight_bytes() == runner.weight_bytes(KERNEL_ROWS) == few
-    assert runner.weight_bytes(KERNEL_ROWS + 1) == 2 * (linear + norms)
+    assert runner.weight_bytes(MOST_ROWS + 1) == 2 * (linear + norms)
     assert target.bytes_per_weight == pytest.approx(few / (linear + norms))
     compact = quantized(small(tied=tied), "int8_compact")
     assert weights_read(compact, 100).bytes == few
@@ -399,7 +409,7 @@ def test_bytes_are_counted(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_rows_of_float32_read_the_copy() -> None:
     model = quantize(small(dtype=torch.float32), "int8")
     assert Target(model).bytes_per_weight < 1.5
-    assert weights_read(model, KERNEL_ROWS_FLOAT32 + 1).bytes == 4 * weights_read(model).weights
+    assert weights_read(model, MOST_ROWS + 1).bytes == 4 * weights_read(model).weights
 
 
 @pytest.mark.parametrize("name", ["int4", "int4_compact"])
