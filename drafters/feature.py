@@ -71,7 +71,7 @@ class FeatureDrafter(ScoredDrafter):
         self._runner = runner
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
-        rows = head.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+        rows = head.get_input_embeddings().weight.shape[0]
         padded = rows < target.vocab_size  # ids of padding, which no token has
         scorer = FeatureScorer(
             runner,

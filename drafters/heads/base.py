@@ -8,9 +8,35 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+
+def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
+    """Returns the configuration of a new head of a target's widths, with plain rotary embeddings.
+
+    Args:
+        target: The model.
+        layers: The head's decoder layers.
+        intermediate_size: Width of their MLPs; None for the target's.
+    """
+    text: Any = target.config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    return LlamaConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=intermediate_size or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None),
+        max_position_embeddings=text.max_position_embeddings,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
 
 
 class FeatureBackbone(nn.Module):
@@ -58,24 +84,21 @@ class FeatureBackbone(nn.Module):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Runs pairs through the layers; see ``FeatureHead.forward``."""
-        if inputs_embeds is None:
-            if self.embed_tokens is None:
-                raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
-            inputs_embeds = self.embed_tokens(input_ids)
+        embeds = self._embedded(input_ids) if inputs_embeds is None else inputs_embeds
         if features is None:
-            features = inputs_embeds.new_zeros(*inputs_embeds.shape[:2], self.feature_width)
+            features = embeds.new_zeros(*embeds.shape[:2], self.feature_width)
         if position_ids is None:
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(start, start + inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+            position_ids = torch.arange(start, start + embeds.shape[1], device=embeds.device)[None]
         mask = create_causal_mask(
             config=self.config,
-            inputs_embeds=inputs_embeds,
+            inputs_embeds=embeds,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        hidden = self.join(inputs_embeds, features)
-        rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
+        hidden = self.join(embeds, features)
+        rotary = self.rotary_emb(embeds, position_ids=position_ids)
         inputs: list[Tensor] = []
         for layer in self.layers:
             inputs.append(hidden)
@@ -95,10 +118,14 @@ class FeatureBackbone(nn.Module):
             hidden_states=(*inputs, hidden, normed) if output_hidden_states else None,
         )
 
+    def _embedded(self, input_ids: Int[Tensor, "batch node"] | None) -> Float[Tensor, "batch node hidden"]:
+        if self.embed_tokens is None:
+            raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
+        return self.embed_tokens(input_ids)
+
 
 class FeatureHead(PreTrainedModel):
-    """A head that reads pairs, as a causal LM over them: row t is (feature of position t, token t+1), its logits are of
-    token t+2.
+    """A causal LM over pairs: row t is (feature of position t, token t+1), and its logits are of token t+2.
 
     A feature is made of the target's hidden states (``fuse``), or it is the head's own output for the pair before
     (``hidden_states[fed_back]``) where the target has not been run yet.
@@ -129,10 +156,10 @@ class FeatureHead(PreTrainedModel):
     fed_back: int
     draft_ids: Int[Tensor, " column"] | None
 
-    def get_input_embeddings(self) -> nn.Module | None:
+    def get_input_embeddings(self) -> Any:
         return self.model.embed_tokens
 
-    def get_output_embeddings(self) -> nn.Module | None:
+    def get_output_embeddings(self) -> Any:
         return self.lm_head
 
     @property
@@ -204,7 +231,8 @@ class FeatureHead(PreTrainedModel):
         twin = copy.deepcopy(self, {id(each): each for each in shared})
         if not fits:
             twin.zero_grad()  # a head in training was copied with its gradients
-            twin.requires_grad_(False).to(device=device, dtype=dtype)
+            twin.requires_grad_(False)
+            nn.Module.to(twin, device=device, dtype=dtype)
             # A cast would round its frequencies, which stay in float32.
             twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config).to(device)
         if twin.model.embed_tokens is None:

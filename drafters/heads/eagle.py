@@ -3,9 +3,9 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafters.heads.base import FeatureBackbone, FeatureHead
+from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
 from drafters.heads.layers import decoder_layer, rotary
 
 
@@ -52,20 +52,5 @@ class EagleHead(FeatureHead):
     @classmethod
     def for_target(cls, target: PreTrainedModel, *, layers: int = 1, fusion_bias: bool = True) -> "EagleHead":
         """Returns a new head with random weights for a target, of the target's sizes."""
-        text = target.config.get_text_config(decoder=True)
-        heads = text.num_attention_heads
-        config = LlamaConfig(
-            vocab_size=text.vocab_size,
-            hidden_size=text.hidden_size,
-            intermediate_size=text.intermediate_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None),
-            max_position_embeddings=text.max_position_embeddings,
-            rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            bos_token_id=None,
-            eos_token_id=None,
-        )
+        config = config_for(target, layers=layers)
         return cls(config, fusion_bias=fusion_bias)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafters.heads.base import FeatureBackbone, FeatureHead
+from drafters.heads.base import FeatureBackbone, FeatureHead, config_for
 from drafters.heads.layers import Fusion, NormEach, PairLayer, decoder_layer, rms_norm, rotary
 from specdec.arguments import whole
 
@@ -131,21 +131,7 @@ class Eagle3Head(FeatureHead):
         """
         text = target.config.get_text_config(decoder=True)
         chosen = default_layers(text.num_hidden_layers) if hidden_layers is None else tuple(hidden_layers)
-        heads = text.num_attention_heads
-        config = LlamaConfig(
-            vocab_size=text.vocab_size,
-            hidden_size=text.hidden_size,
-            intermediate_size=intermediate_size or text.intermediate_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None),
-            max_position_embeddings=text.max_position_embeddings,
-            rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            bos_token_id=None,
-            eos_token_id=None,
-        )
+        config = config_for(target, layers=layers, intermediate_size=intermediate_size)
         return cls(
             config,
             hidden_layers=chosen,

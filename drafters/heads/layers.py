@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, Qwen3Config
+from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -16,23 +16,23 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 
-def rms_norm(config: PreTrainedConfig, width: int | None = None) -> nn.Module:
+def rms_norm(config: Any, width: int | None = None) -> nn.Module:
     """Returns an RMSNorm over ``width`` channels (by default the hidden size)."""
     return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
 
 
-def rotary(config: PreTrainedConfig) -> nn.Module:
+def rotary(config: Any) -> nn.Module:
     """Returns the rotary embedding that a configuration describes."""
     return LlamaRotaryEmbedding(config)  # Qwen3's is the same
 
 
-def decoder_layer(config: PreTrainedConfig, index: int) -> nn.Module:
+def decoder_layer(config: Any, index: int) -> nn.Module:
     """Returns an ordinary decoder layer: Qwen3's, which norms queries and keys, for a configuration of its kind."""
-    kind = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
+    kind: Any = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
     return with_biases(kind(config, index), config)
 
 
-def with_biases(layer: nn.Module, config: PreTrainedConfig) -> nn.Module:
+def with_biases(layer: nn.Module, config: Any) -> nn.Module:
     """Returns a layer whose output projection has a bias only if the configuration's ``output_bias`` says so.
 
     Llama's attention has biases everywhere or nowhere. Qwen2's has none at the output.
@@ -54,9 +54,9 @@ class PairLayer(nn.Module):
         norm_before_residual: Whether the residual stream begins with the normed feature.
     """
 
-    def __init__(self, config: PreTrainedConfig, index: int, *, norm_before_residual: bool):
+    def __init__(self, config: Any, index: int, *, norm_before_residual: bool):
         super().__init__()
-        kind = Qwen3Attention if isinstance(config, Qwen3Config) else LlamaAttention
+        kind: Any = Qwen3Attention if isinstance(config, Qwen3Config) else LlamaAttention
         self.self_attn: Any = kind(config, index)
         for name in ("q_proj", "k_proj", "v_proj"):
             own = getattr(self.self_attn, name)
@@ -86,9 +86,9 @@ class PairLayer(nn.Module):
 
 
 class NormEach(nn.Module):
-    """Norms each of several hidden states that lie side by side with a norm of its own (EAGLE-3.1, arXiv 2605.09992)."""
+    """Norms each of several hidden states, which lie side by side, by itself (EAGLE-3.1, arXiv 2605.09992)."""
 
-    def __init__(self, config: PreTrainedConfig, count: int, width: int):
+    def __init__(self, config: Any, count: int, width: int):
         super().__init__()
         self.norms = nn.ModuleList(rms_norm(config, width) for _ in range(count))
 

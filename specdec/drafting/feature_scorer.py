@@ -1,9 +1,9 @@
 """A head that reads pairs (the target's hidden state at t, token t+1) as a scorer: EAGLE's heads, MTP modules.
 
-Where they stand: with L committed tokens, the newest complete pair is (state at L-1, root). The pair of position t stands
-at position t of the head's own KV cache, so this one stands at L-1 and is node 0 of the tree that is grown. A drafted
-node's pair is (its parent's output, its token). Nothing of a tree is committed: the pairs of tokens that were accepted
-are forwarded again, with the target's hidden states in place of the head's own outputs.
+Where they stand: the pair of position t stands at position t of the head's own KV cache. With L committed tokens, the
+newest complete pair is (state at L-1, root). It stands at L-1 and is node 0 of the tree that is grown. A drafted node's
+pair is (its parent's output, its token). Nothing of a tree is committed: the pairs of accepted tokens are forwarded
+again, with the target's hidden states in place of the head's own outputs.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -177,7 +177,7 @@ class FeatureScorer(Scorer):
     # ---------------------------------------------------------------- a tree
 
     def catch_up(self, slots: Slots) -> Hashable:
-        """See whether every row that drafts has a full window. (Nothing is missing: rounds without drafts flush.)"""
+        """See whether every row that drafts has a full window; no pair can be missing."""
         self._every = bool((slots.host_lengths[slots.host_drafting] >= self._window).all())
         return self._every
 
