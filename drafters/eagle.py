@@ -14,7 +14,7 @@ from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
 from drafters.heads.eagle_files import load_eagle
 from specdec.arguments import instance
-from specdec.drafting.builders import AnyTree, ExpansionTree
+from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling
 
@@ -24,7 +24,7 @@ class EagleDrafter(FeatureDrafter):
 
     Args:
         head: The head.
-        tree: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
+        shape: A tree builder, or what ``TreeShape.of`` takes; None for EAGLE-2's tree of 59 nodes.
         sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
             ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
             and ``"iid"`` with a shape.
@@ -42,7 +42,7 @@ class EagleDrafter(FeatureDrafter):
     def __init__(
         self,
         head: EagleHead | Eagle3Head,
-        tree: AnyTree | None = None,
+        shape: AnyTree | None = None,
         *,
         sampling: DraftSampling | str | None = None,
         temperature: float | None = None,
@@ -53,7 +53,7 @@ class EagleDrafter(FeatureDrafter):
         kv_cache: str | None = None,
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        tree = ExpansionTree() if tree is None else tree
+        tree = ExpansionTree() if shape is None else tree_of(shape)
         if sampling is None:
             sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         self._layers = hidden_layers
@@ -73,7 +73,7 @@ class EagleDrafter(FeatureDrafter):
         cls,
         path: str | Path,
         *,
-        tree: AnyTree | None = None,
+        shape: AnyTree | None = None,
         sampling: DraftSampling | str | None = None,
         temperature: float | None = None,
         hidden_layers: Sequence[int] | None = None,
@@ -94,7 +94,7 @@ class EagleDrafter(FeatureDrafter):
 
         Args:
             path: See ``load_eagle``.
-            tree: See the class.
+            shape: See the class.
             sampling: See the class.
             temperature: See the class.
             hidden_layers: See the class.
@@ -130,7 +130,7 @@ class EagleDrafter(FeatureDrafter):
         )
         return cls(
             head,
-            tree,
+            shape,
             sampling=sampling,
             temperature=temperature,
             name=str(path),

@@ -8,7 +8,7 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.widened import widened
 from specdec.arguments import flag
 from specdec.cache.formats import check_format
-from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
@@ -24,7 +24,7 @@ class FeatureDrafter(ScoredDrafter):
 
     Args:
         head: The head, which ``bind`` does not change; None if ``bind`` loads it.
-        tree: A tree builder, or what ``TreeShape.of`` takes.
+        tree: The tree builder.
         sampling: See ``ScoredDrafter``.
         temperature: See ``ScoredDrafter``.
         name: Shown in error messages.
@@ -36,7 +36,7 @@ class FeatureDrafter(ScoredDrafter):
     def __init__(
         self,
         head: FeatureHead | None,
-        tree: AnyTree,
+        tree: TreeBuilder,
         *,
         sampling: DraftSampling | str,
         temperature: float | None,
@@ -45,7 +45,7 @@ class FeatureDrafter(ScoredDrafter):
         optimize: bool,
         kv_cache: str | None,
     ):
-        super().__init__(tree_of(tree), sampling, temperature)
+        super().__init__(tree, sampling, temperature)
         check_format(kv_cache)
         self._head, self.name = head, name
         self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache

@@ -69,11 +69,12 @@ Head = TypeVar("Head", bound=FeatureHead)
 def wide(head: Head, factor: float = 6.0) -> Head:
     """A random head with weights so large that its logits depend on its features and on everything before."""
     generator = torch.Generator().manual_seed(11)
-    for parameter in head.parameters():
+    for name, parameter in head.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim > 1:
-            parameter.data.copy_(
-                torch.randn(parameter.shape, generator=generator) * factor * parameter.shape[-1] ** -0.5
-            )
+            parameter.data.copy_(noise * factor * parameter.shape[-1] ** -0.5)
+        elif name.endswith("bias"):
+            parameter.data.copy_(noise * 0.1)
     return head
 
 

@@ -17,13 +17,10 @@ from drafters.heads.assemble import config_of, fill, finite, needed
 from drafters.heads.base import move
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
-from drafters.heads.files import Checkpoint
+from drafters.heads.files import OURS, Checkpoint
 from specdec.modeling.loading import resolve_device, resolve_dtype
 
 EMBEDDINGS = ("auto", "own", "target")
-OURS = "specdec.json"
-"""A file of ours beside config.json: what the public keys cannot say without doubt."""
-
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
 _LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
 _IGNORED = re.compile(r"d2t|t2d|.*rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")

@@ -16,6 +16,9 @@ from specdec.modeling.loading import looks_local
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
+OURS = "specdec.json"
+"""A file of ours beside ``config.json``: what the public keys cannot say without doubt."""
+
 
 class Checkpoint:
     """Finds and reads the files of one checkpoint.

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.heads.assemble import fill
-from drafters.heads.files import Checkpoint
+from drafters.heads.files import OURS, Checkpoint
 from drafters.heads.mtp import MTPHead
+from specdec.arguments import whole
 
 
 class Family(NamedTuple):
@@ -76,6 +78,51 @@ HIDDEN = ("auto", "after_norm", "before_norm")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
+class MTPFiles:
+    """Where a module is found, once its target is known.
+
+    Args:
+        path: A folder or a name on the hub; None for the target's own checkpoint.
+        module: Which of its modules, from 0.
+        hidden_state: See ``load_mtp``.
+        where: See ``Checkpoint``.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        module: int = 0,
+        hidden_state: str = "auto",
+        where: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.name = "" if path is None else str(path)
+        self.module, self.hidden_state = whole("module", module, least=0), _checked(hidden_state)
+        self._where = dict(where)
+
+    def load(self, target: PreTrainedModel) -> MTPHead:
+        """Returns the module.
+
+        Raises:
+            ValueError: It is not found, or does not fit.
+        """
+        path = self.name or target.config.name_or_path
+        if not path:
+            raise ValueError(
+                "the target was not loaded from files, so its MTP module cannot be found: give the folder that it is in"
+            )
+        return load_mtp(path, target, module=self.module, hidden_state=self.hidden_state, **self._where)
+
+
+def _checked(hidden_state: str) -> str:
+    if hidden_state not in HIDDEN:
+        raise ValueError(f"hidden_state={hidden_state!r}: give one of {', '.join(HIDDEN)}")
+    return hidden_state
+
+
 def load_mtp(
     path: str | Path, target: PreTrainedModel, *, module: int = 0, hidden_state: str = "auto", **where: Any
 ) -> MTPHead:
@@ -86,14 +133,14 @@ def load_mtp(
         target: The target.
         module: Which module, from 0.
         hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
-            norm); ``"auto"`` is before the norm for checkpoints that ``speculators`` wrote, and after it for others.
+            norm). ``"auto"`` is what ``specdec.json`` says, else before the norm for checkpoints that ``speculators``
+            wrote, and after it for others.
         **where: See ``Checkpoint``.
 
     Raises:
         ValueError: There is no such module, or it is incomplete, or it does not fit the target.
     """
-    if hidden_state not in HIDDEN:
-        raise ValueError(f"hidden_state={hidden_state!r}: give one of {', '.join(HIDDEN)}")
+    _checked(hidden_state)
     checkpoint = Checkpoint(path, **where)
     layers = target.config.get_text_config(decoder=True).num_hidden_layers
     for family in FAMILIES.values():
@@ -101,8 +148,9 @@ def load_mtp(
             prefix = pattern.format(layer=layers + module, module=module)
             found = checkpoint.tensors(lambda name, prefix=prefix: name.startswith(prefix))
             if found:
-                before = hidden_state == "before_norm"
-                if hidden_state == "auto":
+                state = (checkpoint.json(OURS) or {}).get("hidden_state") if hidden_state == "auto" else hidden_state
+                before = state == "before_norm"
+                if state is None:
                     before = checkpoint.config.get("speculators_model_type") is not None
                 inside = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
                 return _assembled(checkpoint.name, target, family, prefix, inside, module=module, before_norm=before)
@@ -196,4 +244,4 @@ def save_mtp(head: MTPHead, path: str | Path, *, notes: Mapping[str, Any] | None
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(head.config.to_dict(), indent=2, default=str) + "\n")
     ours = {"family": "mtp", "hidden_state": "before_norm" if head.before_norm else "after_norm", **(notes or {})}
-    (folder / "specdec.json").write_text(json.dumps(ours, indent=2) + "\n")
+    (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
