@@ -71,6 +71,7 @@ class FeatureBackbone(nn.Module):
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.config = config
+        self.rotary_arguments: dict[str, Any] = {}  # what the rotary embedding is given besides positions
 
     @abstractmethod
     def join(
@@ -105,7 +106,7 @@ class FeatureBackbone(nn.Module):
             position_ids=position_ids,
         )
         hidden = self.join(embeds, features)
-        rotary = self.rotary_emb(embeds, position_ids=position_ids)
+        rotary = self.rotary_emb(embeds, position_ids=position_ids, **self.rotary_arguments)
         inputs: list[Tensor] = []
         for layer in self.layers:
             inputs.append(hidden)

@@ -1,6 +1,7 @@
 """Modules for multi-token prediction that models ship with: DeepSeek-V3's (arXiv 2412.19437), GLM's, Qwen's, MiMo's."""
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class _Backbone(FeatureBackbone):
         self.fusion = nn.Identity()
         self.embed_tokens = nn.Embedding(settings.vocab_size, width) if owns_embeddings else None
         self.rotary_emb = rotary
+        if "layer_type" in inspect.signature(rotary.forward).parameters:  # one kind of layers turns unlike another
+            self.rotary_arguments = {"layer_type": "full_attention"}
 
     def join(
         self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]

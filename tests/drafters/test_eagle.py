@@ -158,7 +158,7 @@ def test_deepspecs_files_load(tmp_path: Path) -> None:
     again = load_eagle(tmp_path)
     assert again.hidden_layers == (0, 1, 2, 3, 4)
     assert again.config.model_type == "qwen3"
-    assert torch.equal(logits(again, target), logits(head, target))
+    torch.testing.assert_close(logits(again, target), logits(head, target))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -
     again = load_eagle(tmp_path)
     assert again.model.embed_tokens is None
     assert again.bound(model).get_input_embeddings() is model.get_input_embeddings()
-    with pytest.raises(ValueError, match="embeddings='own' and .* has none that are finite: give 'target'"):
+    with pytest.raises(ValueError, match=r"embeddings='own' and .* has none that are finite: give 'target'"):
         load_eagle(tmp_path, embeddings="own")
 
 
@@ -354,23 +354,23 @@ def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> EagleDrafter:
 def test_a_target_that_does_not_fit_is_refused(model) -> None:
     config = type(model.config)(**{**model.config.to_dict(), "hidden_size": 40, "head_dim": 8})
     wider = type(model)(config)
-    with pytest.raises(ValueError, match="the head H reads hidden states of width 32 and those of .* have 40"):
+    with pytest.raises(ValueError, match=r"the head H reads hidden states of width 32 and those of .* have 40"):
         bind(eagle3(model), wider)
-    with pytest.raises(ValueError, match=r"reads the input of layer 3 and the target .* has the layers 0 to 1"):
+    with pytest.raises(ValueError, match=r"reads the input of layer 2 and the target .* has the layers 0 to 1"):
         bind(eagle3(model), tiny_model("llama", vocab_size=VOCAB, layers=2))
-    with pytest.raises(ValueError, match="the head H drafts token 62 and the target .* has 24 tokens"):
+    with pytest.raises(ValueError, match=r"the head H drafts token 62 and the target .* has 24 tokens"):
         bind(eagle3(model), tiny_model("llama", vocab_size=24))
     other = tiny_model("llama", vocab_size=VOCAB + 600)
-    with pytest.raises(ValueError, match="the output layer of the head H has 64 tokens and the target .* has 664"):
+    with pytest.raises(ValueError, match=r"the output layer of the head H has 64 tokens and the target .* has 664"):
         bind(eagle3(model, draft_ids=None), other)
-    with pytest.raises(ValueError, match="the embeddings of the head H has 64 tokens and the target .* has 664"):
+    with pytest.raises(ValueError, match=r"the embeddings of the head H has 64 tokens and the target .* has 664"):
         bind(eagle3(model, owns_embeddings=True), other)
     with pytest.raises(ValueError, match=r"fuses 3 hidden states, and hidden_layers=\[1, 2\] are 2: give 3"):
         bind(eagle3(model), model, hidden_layers=(1, 2))
     narrow = Eagle3Head(config, hidden_layers=(0, 1, 2), captured_width=32)
-    with pytest.raises(ValueError, match="the head H is 40 wide and has no embeddings, and those of .* are 32 wide"):
+    with pytest.raises(ValueError, match=r"the head H is 40 wide and has no embeddings, and those of .* are 32 wide"):
         bind(narrow, model)
-    with pytest.raises(ValueError, match="head is the text 'there'|head"):
+    with shapes_unchecked(), pytest.raises(ValueError, match=r"EagleDrafter\.from_pretrained"):
         EagleDrafter("there")  # type: ignore[arg-type]
 
 
@@ -433,5 +433,5 @@ def test_positions_beyond_those_of_the_training_texts(model) -> None:
     scaled = eagle3(model)
     scaled.config.max_position_embeddings = 8
     scaled.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    with pytest.raises(ValueError, match="the head EagleDrafter|the head Eagle3Head: max_length=40 is beyond the 8"):
+    with pytest.raises(ValueError, match=r"the head Eagle3Head: max_length=40 is beyond the 8"):
         Engine(Target(model), EagleDrafter(scaled, 2), TargetWalkVerifier(), max_length=40)
