@@ -5,15 +5,19 @@ from typing import TYPE_CHECKING
 from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
+    from drafters.eagle import EagleDrafter
     from drafters.medusa import MedusaDrafter
     from drafters.medusa_heads import MedusaHeads
     from drafters.model import ModelDrafter
+    from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
     from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
         {
+            "EagleDrafter": "drafters.eagle",
+            "MTPDrafter": "drafters.mtp",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa_heads",
             "ModelDrafter": "drafters.model",
@@ -22,4 +26,12 @@ else:  # a type checker would take any name for defined
         },
     )
 
-__all__ = ["MedusaDrafter", "MedusaHeads", "ModelDrafter", "NGramDrafter", "SyntheticDrafter"]
+__all__ = [
+    "EagleDrafter",
+    "MTPDrafter",
+    "MedusaDrafter",
+    "MedusaHeads",
+    "ModelDrafter",
+    "NGramDrafter",
+    "SyntheticDrafter",
+]

@@ -21,6 +21,7 @@ from specdec.requests import SamplingParams
 from specdec.types import DraftSampling
 from tests.components import eagle_head, wide
 from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
 from verifiers import RejectionVerifier, TargetWalkVerifier
 
 VOCAB = 64
