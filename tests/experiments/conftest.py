@@ -34,7 +34,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with ``target``, ``drafter`` (mostly of its opinion), ``medusa``, ``eagle``, ``other`` (another vocabulary)."""
+    """Folder with ``target``, ``drafter`` (mostly of its opinion), ``medusa``, ``eagle``, ``other`` (other tokens)."""
     folder = tmp_path_factory.mktemp("models")
     target = tiny_model(vocab_size=VOCAB_SIZE)
     for name, model in (
