@@ -84,7 +84,9 @@ def eagle_head(model: PreTrainedModel) -> EagleHead:
 
 
 def mtp_head(model: PreTrainedModel) -> MTPHead:
-    """A module as MiMo's: the hidden state first."""
+    """A module as MiMo's: the hidden state first. Models without RMSNorm have none."""
+    if model.config.model_type in ("gpt2", "phi"):
+        pytest.skip(f"{model.config.model_type} has layers of another form than MTP modules")
     return wide(MTPHead.for_target(model, hidden_first=True), 1.5)
 
 
