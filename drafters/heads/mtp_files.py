@@ -156,7 +156,8 @@ def load_mtp(
                 return _assembled(checkpoint.name, target, family, prefix, inside, module=module, before_norm=before)
     shown = ", ".join(p.format(layer=layers + module, module=module) for f in FAMILIES.values() for p in f.prefixes)
     raise ValueError(
-        f"{checkpoint.name} has no MTP module {module} for a target of {layers} layers: no tensor begins with {shown}"
+        f"{checkpoint.name} has no MTP module {module} for a target of {layers} layers: no tensor begins with "
+        f"{shown}; give a checkpoint that has one"
     )
 
 

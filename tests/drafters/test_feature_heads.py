@@ -22,6 +22,8 @@ from specdec.inflate import inflate
 from specdec.interfaces import Round
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
 from tests.models import tiny_model
@@ -252,3 +254,54 @@ def test_a_head_drafts_the_same_for_an_inflated_target(model, make) -> None:
             width = drafter.runner.model.config.hidden_size
         assert width == target.model.config.hidden_size
     assert found[0] == found[1]
+
+
+class Seldom(EagleDrafter):
+    """Drafts in every sixth round."""
+
+    rounds = 0
+
+    def propose(self, slots: Slots) -> DraftTree:
+        self.rounds += 1
+        return DraftTree.root_only(slots.roots) if self.rounds % 6 else super().propose(slots)
+
+
+def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
+    """More of them than a slot keeps: they are forwarded before they drop out."""
+    head = eagle3(model)
+    law, fuse = reference(head, tmp_path, model)
+    drafter = Seldom(head, 2, sampling="iid")
+    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48)
+    compared = 0
+
+    def check(known: list[int], path: list[int], q: Tensor) -> None:
+        nonlocal compared
+        torch.testing.assert_close(q, law_after(model, law, fuse, known, path), atol=2e-4, rtol=0)
+        compared += 1
+
+    engine.on_round = check_rounds(engine, check)
+    with shapes_unchecked():
+        engine.generate(PROMPTS, SamplingParams(temperature=1.0, max_new_tokens=24))
+    assert compared >= 8
+
+
+def test_nothing_of_a_request_is_left_in_its_slot(model) -> None:
+    """Not even NaN, which would leak through masks: the next request drafts as in a new engine."""
+    head, sampling = eagle3(model), SamplingParams(max_new_tokens=12)
+
+    def steps(engine: Engine) -> list[tuple]:
+        return [(s.token_ids, s.accepted, s.proposed_nodes) for s in engine.generate([PROMPTS[0]], sampling)[0].steps]
+
+    with Engine(Target(model), EagleDrafter(head, [2, 1]), RejectionVerifier(), max_length=48) as engine:
+        wanted = steps(engine)
+    drafter = EagleDrafter(head, [2, 1])
+    with Engine(Target(model), drafter, RejectionVerifier(), max_length=48) as engine:
+        request = engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=20))
+        for _ in range(4):
+            engine.step()
+        reached = len(PROMPTS[3]) + 4
+        for tensor in drafter.runner.cache.tensors:
+            tensor[:, :, :reached] = float("nan")
+        drafter.scorer.tensors[0].fill_(float("nan"))
+        engine.abort(request)
+        assert steps(engine) == wanted
