@@ -285,23 +285,41 @@ def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
     assert compared >= 8
 
 
-def test_nothing_of_a_request_is_left_in_its_slot(model) -> None:
-    """Not even NaN, which would leak through masks: the next request drafts as in a new engine."""
-    head, sampling = eagle3(model), SamplingParams(max_new_tokens=12)
+@pytest.mark.parametrize("between", [False, True])
+def test_nothing_of_a_request_is_left_in_its_slot(model, between: bool) -> None:
+    """Not even NaN, which would leak through masks: later requests draft as in a new engine.
 
-    def steps(engine: Engine) -> list[tuple]:
-        return [(s.token_ids, s.accepted, s.proposed_nodes) for s in engine.generate([PROMPTS[0]], sampling)[0].steps]
+    A short request's row is read as far as its batch mate's is long. A request that does not speculate, in between, is
+    forwarded along with its batch mate, and leaves in the cache what its row of the window held.
+    """
+    head, sampling = eagle3(model), SamplingParams(max_new_tokens=4)
+    short, long = [5, 9], PROMPTS[0]
 
-    with Engine(Target(model), EagleDrafter(head, [2, 1]), RejectionVerifier(), max_length=48) as engine:
-        wanted = steps(engine)
+    def drafts(engine: Engine) -> list[Tensor]:
+        found: list[Tensor] = []
+        engine.on_round = lambda seen: found.append(seen.tree.tokens.clone())
+        engine.generate([short, long], sampling)
+        return found
+
+    def engine_with(drafter: EagleDrafter) -> Engine:
+        return Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48)
+
+    with engine_with(EagleDrafter(head, [2, 1])) as engine:
+        wanted = drafts(engine)
     drafter = EagleDrafter(head, [2, 1])
-    with Engine(Target(model), drafter, RejectionVerifier(), max_length=48) as engine:
-        request = engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=20))
+    with engine_with(drafter) as engine:
+        requests = [engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=20)) for _ in range(2)]
         for _ in range(4):
             engine.step()
-        reached = len(PROMPTS[3]) + 4
         for tensor in drafter.runner.cache.tensors:
-            tensor[:, :, :reached] = float("nan")
+            tensor[:, :, :10] = float("nan")
         drafter.scorer.tensors[0].fill_(float("nan"))
-        engine.abort(request)
-        assert steps(engine) == wanted
+        for request in requests:
+            engine.abort(request)
+        if between:
+            engine.submit(long, sampling, speculate=False)
+            engine.submit(long, sampling)
+            while engine.unfinished:
+                engine.step()
+        for found, other in zip(drafts(engine), wanted, strict=True):
+            assert torch.equal(found, other)
