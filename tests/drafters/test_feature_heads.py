@@ -28,6 +28,7 @@ from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
+from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier, TargetWalkVerifier
 
 VOCAB = 24
@@ -158,9 +159,9 @@ def drafter_of(head, tree, sampling: str = "iid") -> FeatureDrafter:
 @pytest.mark.parametrize(
     ("name", "tree", "sampling"),
     [
-        *((name, 3, "iid") for name in HEADS),
+        *(complete(name, 3, "iid", strong=name in ("eagle", "eagle3.1", "mtp")) for name in HEADS),
         ("eagle3", TREE, "without_replacement"),
-        ("mtp", [2, 2], "iid"),
+        complete("mtp", [2, 2], "iid", strong=False),
     ],
 )
 def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_path, name, tree, sampling) -> None:
@@ -207,6 +208,7 @@ def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
     assert wrong > 5
 
 
+@pytest.mark.full
 def test_drafts_do_not_drift_over_two_hundred_rounds(tmp_path) -> None:
     """The last rounds of a long output, after 200 of them, each of which wrote drafted entries."""
     model = tiny_model("llama", vocab_size=VOCAB)
@@ -233,8 +235,8 @@ def test_drafts_do_not_drift_over_two_hundred_rounds(tmp_path) -> None:
     assert rounds > 205
 
 
-@pytest.mark.parametrize("make", [eagle_head, lambda model: eagle3(model, norm_each=True)])
-def test_a_head_drafts_the_same_for_an_inflated_target(model, make) -> None:
+@pytest.mark.parametrize("name", [complete("eagle", strong=False), complete("eagle3.1", strong=True)])
+def test_a_head_drafts_the_same_for_an_inflated_target(model, name: str) -> None:
     """A target of twice the width: the head is widened, and its drafts are the same."""
     shape = {
         "hidden_size": 64,
@@ -244,7 +246,7 @@ def test_a_head_drafts_the_same_for_an_inflated_target(model, make) -> None:
         "head_dim": 8,
         "intermediate_size": 96,
     }
-    head = make(model)
+    head = HEADS[name](model)
     found = []
     for target in (Target(model), Target(inflate(model, shape))):
         drafter = EagleDrafter(head, ExpansionTree(12, 4, 4))
