@@ -6,10 +6,12 @@ from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
     from drafters.block import BlockDrafter
+    from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.medusa import MedusaDrafter
     from drafters.medusa_heads import MedusaHeads
     from drafters.model import ModelDrafter
+    from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
     from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
@@ -18,6 +20,8 @@ else:  # a type checker would take any name for defined
         {
             "BlockDrafter": "drafters.block",
             "BlockHead": "drafters.heads.block",
+            "EagleDrafter": "drafters.eagle",
+            "MTPDrafter": "drafters.mtp",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa_heads",
             "ModelDrafter": "drafters.model",
@@ -29,6 +33,8 @@ else:  # a type checker would take any name for defined
 __all__ = [
     "BlockDrafter",
     "BlockHead",
+    "EagleDrafter",
+    "MTPDrafter",
     "MedusaDrafter",
     "MedusaHeads",
     "ModelDrafter",

@@ -4,7 +4,7 @@ Add a line for a new component; the lossless, distribution and batch tests pick 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -12,10 +12,16 @@ from transformers import PreTrainedModel
 
 from drafters.adaptive import AdaptiveDrafter
 from drafters.block import BlockDrafter
+from drafters.eagle import EagleDrafter
+from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
+from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree
@@ -81,10 +87,51 @@ def markov_head(model: PreTrainedModel) -> BlockHead:
     return block_head(model, shifted=True, markov_rank=model.get_input_embeddings().weight.shape[0])
 
 
+Head = TypeVar("Head", bound=FeatureHead)
+
+
+def wide(head: Head, factor: float = 6.0) -> Head:
+    """A random head with weights so large that its logits depend on its features and on everything before."""
+    generator = torch.Generator().manual_seed(11)
+    for name, parameter in head.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim > 1:
+            parameter.data.copy_(noise * factor * parameter.shape[-1] ** -0.5)
+        elif name.endswith("bias"):
+            parameter.data.copy_(noise * 0.1)
+    return head
+
+
+def eagle_head(model: PreTrainedModel) -> EagleHead:
+    """Joins the embedding and the target's last hidden state, and borrows the target's output layer."""
+    return wide(EagleHead.for_target(model), 1.5)
+
+
+def mtp_head(model: PreTrainedModel) -> MTPHead:
+    """A module as MiMo's: the hidden state first. Models without RMSNorm have none."""
+    if model.config.model_type in ("gpt2", "phi"):
+        pytest.skip(f"{model.config.model_type} has layers of another form than MTP modules")
+    return wide(MTPHead.for_target(model, hidden_first=True), 1.5)
+
+
+def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
+    """Fuses three hidden states; every token but one has a column."""
+    ids = [token for token in range(model.get_output_embeddings().weight.shape[0]) if token != 3]
+    return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids), 1.5)
+
+
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
+    "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
+        eagle_head(target), TREE, sampling="without_replacement"
+    ),
+    "eagle3_chain_iid": lambda target, distance=DISTANCE: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
+    "eagle3_expansion": lambda target, distance=DISTANCE: EagleDrafter(
+        eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)
+    ),
+    "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
     "model_paths_iid": lambda target, distance=DISTANCE: ModelDrafter(

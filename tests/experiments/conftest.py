@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from drafters.heads.eagle_files import save_eagle
 from experiments.app.config import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
-from tests.components import block_head, medusa_heads, perturbed
+from tests.components import block_head, eagle_head, medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -49,6 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder / "other")
     medusa_heads(target).save_pretrained(folder / "medusa")
     block_head(target).save_pretrained(folder / "block")
+    save_eagle(eagle_head(target), folder / "eagle")
     return folder
 
 

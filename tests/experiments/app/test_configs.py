@@ -61,6 +61,7 @@ LOCAL = {
     ("target", "bundled"): ["target.name={models}/target"],
     ("drafter", "model"): ["drafter.name={models}/drafter"],
     ("drafter", "medusa"): ["drafter.name={models}/medusa"],
+    ("drafter", "eagle"): ["drafter.name={models}/eagle"],
     ("contender", "hf_assisted"): ["contenders.hf_assisted.assistant={models}/drafter"],
 }
 

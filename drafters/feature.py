@@ -1,0 +1,168 @@
+"""What EAGLE's heads and MTP modules have in common as drafters: they read the target's hidden states."""
+
+import torch
+
+from drafters.heads.base import FeatureHead
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.widened import widened
+from specdec.arguments import flag
+from specdec.cache.formats import check_format
+from specdec.drafting.builders import TreeBuilder
+from specdec.drafting.feature_scorer import FeatureScorer
+from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
+from specdec.execution.module import ModuleCaller
+from specdec.inflate import signal_width
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.types import DraftSampling
+
+
+class FeatureDrafter(ScoredDrafter):
+    """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
+
+    Args:
+        head: The head, which ``bind`` does not change; None if ``bind`` loads it.
+        tree: The tree builder.
+        sampling: See ``ScoredDrafter``.
+        temperature: See ``ScoredDrafter``.
+        name: Shown in error messages.
+        attention: See ``ModelRunner``; for the head's forwards.
+        optimize: See ``ModelRunner``; for the head's forwards.
+        kv_cache: See ``ModelRunner``; for the head's keys and values.
+    """
+
+    def __init__(
+        self,
+        head: FeatureHead | None,
+        tree: TreeBuilder,
+        *,
+        sampling: DraftSampling | str,
+        temperature: float | None,
+        name: str,
+        attention: str,
+        optimize: bool,
+        kv_cache: str | None,
+    ):
+        super().__init__(tree, sampling, temperature)
+        check_format(kv_cache)
+        self._head, self.name = head, name
+        self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
+        if head is not None:
+            self.hidden_layers = head.hidden_layers or ()
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+        """Check that the head fits the target, and allocate its cache."""
+        self.hidden_layers = self.layers_for(target)
+        head = self.fitted(target).bound(target.model)
+        if self._scales_freely(head):
+            # These have no last position; the number in the files is how long the training texts were.
+            head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
+        window = self.max_depth + 1
+        try:
+            runner = ModelRunner(
+                head,
+                max_batch_size=max_batch_size,
+                max_length=max_length,
+                max_nodes=max(self.tree.max_shown, window),
+                attention=self.attention,
+                optimize=self.optimize,
+                kv_cache=self.kv_cache,
+            )
+        except ValueError as error:  # else it would read as if the target were meant
+            raise ValueError(f"the head {self.name}: {error}") from error
+        self._runner = runner
+        fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
+        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
+        rows = head.get_input_embeddings().weight.shape[0]
+        padded = rows < target.vocab_size  # ids of padding, which no token has
+        scorer = FeatureScorer(
+            runner,
+            max_batch_size=max_batch_size,
+            window=window,
+            max_shown=self.tree.max_shown,
+            width=head.feature_width,
+            layers=self.hidden_layers,
+            fuse=lambda states: fusion(torch.cat(states, dim=-1)),
+            fed_back=head.fed_back,
+            to_head=(lambda tokens: tokens.clamp(max=rows - 1)) if padded else (lambda tokens: tokens),
+            fuse_version=lambda: fusion.version,
+        )
+        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
+
+    def layers_for(self, target: Target) -> tuple[int, ...]:
+        """Returns the target's hidden states that the head reads."""
+        assert self.head.hidden_layers is not None, "a subclass knows the usual ones"
+        return self.head.hidden_layers
+
+    def fitted(self, target: Target) -> FeatureHead:
+        """Returns the head, which may have to be as wide as an inflated target.
+
+        Raises:
+            ValueError: The target is not the one that the head was made for; says what does not fit.
+        """
+        head, remedy = self.head, "give a head that was trained on this target"
+        width = target.model.config.get_text_config(decoder=True).hidden_size
+        signal = signal_width(target.model)
+        if head.captured_width != width and isinstance(head, EagleHead | Eagle3Head) and head.captured_width == signal:
+            head = widened(head, width)  # the target is inflated, and its head costs what such a target's would
+        if head.captured_width != width:
+            raise ValueError(
+                f"the head {self.name} reads hidden states of width {head.captured_width} and those of the target "
+                f"{target.name} have {width}: {remedy}"
+            )
+        if head.model.embed_tokens is None and head.config.hidden_size != width:
+            raise ValueError(
+                f"the head {self.name} is {head.config.hidden_size} wide and has no embeddings, and those of the "
+                f"target {target.name} are {width} wide: {remedy}"
+            )
+        wide = [layer for layer in self.hidden_layers if target.num_layers is not None and layer >= target.num_layers]
+        if wide:
+            raise ValueError(
+                f"the head {self.name} reads the input of layer {wide[0]} and the target {target.name} has the layers "
+                f"0 to {(target.num_layers or 0) - 1}: {remedy}, or hidden_layers"
+            )
+        if len(self.hidden_layers) != head.captured:
+            raise ValueError(
+                f"the head {self.name} fuses {head.captured} hidden states, and hidden_layers="
+                f"{list(self.hidden_layers)} are {len(self.hidden_layers)}: give {head.captured}"
+            )
+        self._check_vocabulary(head, target)
+        return head
+
+    def _check_vocabulary(self, head: FeatureHead, target: Target) -> None:
+        remedy = "give a head that was trained on this target"
+        ids, output, embeddings = head.draft_ids, head.lm_head, head.model.embed_tokens
+        if ids is not None and int(ids.max()) >= target.vocab_size:
+            raise ValueError(
+                f"the head {self.name} drafts token {int(ids.max())} and the target {target.name} has "
+                f"{target.vocab_size} tokens: {remedy}"
+            )
+        widths = {
+            "output layer": None if output is None or ids is not None else output.weight.shape[0],  # type: ignore[union-attr]
+            "embeddings": None if embeddings is None else embeddings.weight.shape[0],  # type: ignore[union-attr]
+        }
+        for part, tokens in widths.items():
+            if isinstance(tokens, int) and abs(tokens - target.vocab_size) > MOST_PADDING:
+                raise ValueError(
+                    f"the {part} of the head {self.name} has {tokens} tokens and the target {target.name} has "
+                    f"{target.vocab_size}: {remedy}"
+                )
+
+    @property
+    def head(self) -> FeatureHead:
+        """The head, as it was given or loaded."""
+        assert self._head is not None, "loaded when the drafter is bound"
+        return self._head
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs the head, from ``bind`` on."""
+        return self._runner
+
+    @staticmethod
+    def _scales_freely(head: FeatureHead) -> bool:
+        """Returns whether the head's rotary embedding is the same whatever the longest position is."""
+        parameters = getattr(head.config, "rope_parameters", None) or {}
+        return parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")

@@ -1,0 +1,215 @@
+"""MTP modules: found by name in a model's own files, made like the target's layers, and refused with a reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedModel
+
+from drafters.heads.mtp import MTPHead
+from drafters.heads.mtp_files import load_mtp, save_mtp
+from drafters.mtp import MTPDrafter
+from specdec.drafting.builders import ExpansionTree
+from specdec.engine.engine import Engine
+from specdec.exactness.reference import reference_decode
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.types import DraftSampling
+from tests.components import wide
+from tests.models import COMMON, tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers import RejectionVerifier
+
+VOCAB = 64
+
+
+def deepseek() -> PreTrainedModel:
+    """Latent attention, a dense layer and two of experts."""
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=VOCAB,
+        **COMMON | {"num_hidden_layers": 3, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(5.0)
+    return model
+
+
+TARGETS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: tiny_model("llama", vocab_size=VOCAB),
+    "qwen3": lambda: tiny_model("qwen3", vocab_size=VOCAB),
+    "gemma3": lambda: tiny_model("gemma3", vocab_size=VOCAB),  # norms of 1 + weight, sliding layers
+    "deepseek": deepseek,
+}
+
+
+def head_of(target: PreTrainedModel, **options: Any) -> MTPHead:
+    head = wide(MTPHead.for_target(target, **options), 1.5)
+    for name, parameter in head.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    return head
+
+
+def logits(head: MTPHead, target: PreTrainedModel) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(2, 5, head.captured_width, generator=generator)
+    bound = head.bound(target)
+    tokens = torch.randint(0, VOCAB, (2, 5), generator=generator)
+    with torch.inference_mode():
+        return bound(tokens, features=bound.fuse([state])).logits
+
+
+def as_deepseek(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """A module under DeepSeek's names, one tensor per expert, with copies of embeddings and output layer."""
+    parts = {"fc.": "eh_proj.", "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm."}
+    parts |= {"norm.": "shared_head.norm.", "layers.0.": ""}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        inner = name.removeprefix("mtp.")
+        old = next(old for old in parts if inner.startswith(old))
+        inner = parts[old] + inner.removeprefix(old)
+        if inner == "mlp.experts.gate_up_proj":
+            for expert, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                found[f"mlp.experts.{expert}.gate_proj.weight"] = gate.clone()
+                found[f"mlp.experts.{expert}.up_proj.weight"] = up.clone()
+        elif inner == "mlp.experts.down_proj":
+            found |= {f"mlp.experts.{expert}.down_proj.weight": one.clone() for expert, one in enumerate(tensor)}
+        else:
+            found[inner] = tensor
+    return {f"model.layers.{layer}.{name}": tensor for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("hidden_first", [False, True])
+def test_a_module_comes_back_as_it_was(name: str, hidden_first: bool, tmp_path: Path) -> None:
+    target = TARGETS[name]()
+    head = head_of(target, hidden_first=hidden_first, before_norm=hidden_first)
+    save_mtp(head, tmp_path)
+    again = load_mtp(tmp_path, target)
+    assert again.before_norm == hidden_first
+    torch.testing.assert_close(logits(again, target), logits(head, target))
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) -> None:
+    """Under DeepSeek's names, behind the target's last layer, in the second place of two."""
+    target = TARGETS[name]()
+    layers = target.config.num_hidden_layers
+    heads = [head_of(target) for _ in range(2)]
+    heads[1].model.proj.weight.data.mul_(-1.0)  # type: ignore[union-attr]
+    target.save_pretrained(tmp_path, max_shard_size="30KB")
+    index = tmp_path / "model.safetensors.index.json"
+    listing = json.loads(index.read_text())
+    for number, head in enumerate(heads):
+        folder = tmp_path / f"module{number}"
+        save_mtp(head, folder)
+        tensors = as_deepseek(load_file(folder / "model.safetensors"), layers + number)
+        save_file(tensors, tmp_path / f"mtp{number}.safetensors")
+        listing["weight_map"] |= dict.fromkeys(tensors, f"mtp{number}.safetensors")
+    index.write_text(json.dumps(listing))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").float().eval()
+    for number, head in enumerate(heads):
+        drafter = MTPDrafter.from_pretrained(module=number)
+        drafter.bind(Target(loaded), max_batch_size=1, max_length=32)
+        assert isinstance(drafter.head, MTPHead)
+        torch.testing.assert_close(logits(drafter.head, target), logits(head, target))
+    with pytest.raises(ValueError, match=rf"has no MTP module 2 for a target of {layers} layers: no tensor begins"):
+        load_mtp(tmp_path, loaded, module=2)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek"])
+def test_greedy_outputs_are_the_targets(name: str) -> None:
+    """With experts and latent attention, and with layers of another reach than the module's."""
+    target = TARGETS[name]()
+    drafter = MTPDrafter(head_of(target), [2, 1])
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 9]]
+    with Engine(Target(target), drafter, RejectionVerifier(), max_batch_size=2, max_length=48) as engine:
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=16))
+    with shapes_unchecked():
+        wanted = [reference_decode(target, prompt, SamplingParams(max_new_tokens=16).seeded(0)) for prompt in prompts]
+    assert [list(output.token_ids) for output in outputs] == wanted
+
+
+def test_before_the_norm_is_the_state_before_the_norm_up_to_a_factor() -> None:
+    """For norms that multiply by the weight, and by 1 + weight."""
+    for name in ("llama", "gemma3"):
+        target = TARGETS[name]()
+        norm = target.get_decoder().norm
+        norm.weight.data.uniform_(0.2, 0.9)
+        state = torch.randn(3, 5, 32)
+        feature = head_of(target, before_norm=True).bound(target).fuse([norm(state)])
+        ratio = feature / state
+        torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio))
+
+
+def pop(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pop("mtp.fc.weight"), r"is incomplete: the tensor mtp\.fc\.weight is missing"),
+        (pop("mtp.layers.0.mlp.up_proj.weight"), r"the tensor mtp\.layers\.0\.mlp\.up_proj\.weight is missing"),
+        (
+            lambda tensors: tensors.update({"mtp.layers.0.self_attn.q_proj.weight_scale_inv": torch.ones(1)}),
+            r"holds the tensor mtp\.layers\.0\.self_attn\.q_proj\.weight_scale_inv, which MTPHead does not have",
+        ),
+        (
+            lambda tensors: tensors.update({"mtp.norm.weight": torch.ones(31)}),
+            r"mtp\.norm\.weight has the shape \[31\] and the others call for \[32\]",
+        ),
+    ],
+)
+def test_a_module_that_is_wrong_is_refused_by_name(
+    change: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    target = TARGETS["llama"]()
+    save_mtp(head_of(target), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        load_mtp(tmp_path, target)
+
+
+def test_what_has_no_module_is_refused_with_the_reason(tmp_path: Path) -> None:
+    target = TARGETS["llama"]()
+    with pytest.raises(ValueError, match="was not loaded from files, so its MTP module cannot be found"):
+        Engine(Target(target), MTPDrafter.from_pretrained(), RejectionVerifier())
+    target.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"has no MTP module 0 for a target of 4 layers: no tensor begins with model"):
+        Engine(Target(target), MTPDrafter.from_pretrained(tmp_path), RejectionVerifier())
+    with pytest.raises(ValueError, match=r"with RMSNorm and rotary embeddings, and the target's \(gpt2\) are not"):
+        MTPHead.for_target(tiny_model("gpt2", vocab_size=VOCAB))
+    with pytest.raises(ValueError, match="hidden_state='pre': give one of auto, after_norm, before_norm"):
+        MTPDrafter.from_pretrained(hidden_state="pre")
+    with pytest.raises(ValueError, match="module=-1"):
+        MTPDrafter.from_pretrained(module=-1)
+
+
+def test_laws_by_default() -> None:
+    target = TARGETS["llama"]()
+    head = head_of(target)
+    assert MTPDrafter(head).laws == {DraftSampling.IID}
+    assert MTPDrafter(head, ExpansionTree(8, 3, 3)).laws == {DraftSampling.DETERMINISTIC}
