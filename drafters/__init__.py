@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from drafters.medusa_heads import MedusaHeads
     from drafters.model import ModelDrafter
     from drafters.ngram import NGramDrafter
+    from drafters.suffix import SuffixDrafter
     from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
@@ -18,8 +19,9 @@ else:  # a type checker would take any name for defined
             "MedusaHeads": "drafters.medusa_heads",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
+            "SuffixDrafter": "drafters.suffix",
             "SyntheticDrafter": "drafters.synthetic",
         },
     )
 
-__all__ = ["MedusaDrafter", "MedusaHeads", "ModelDrafter", "NGramDrafter", "SyntheticDrafter"]
+__all__ = ["MedusaDrafter", "MedusaHeads", "ModelDrafter", "NGramDrafter", "SuffixDrafter", "SyntheticDrafter"]

@@ -13,6 +13,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
@@ -57,6 +58,7 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),

@@ -137,6 +137,7 @@ def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
 # What runs by default: every drafter, every rule and every sampling, each where the others make it hardest.
 STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
     ("min-p", "ngram", EVERYWHERE),
+    ("temperature 1", "suffix", EVERYWHERE),
     ("temperature 1", "medusa", EVERYWHERE),
     ("temperature 1", "synthetic", EVERYWHERE),
     ("repetition penalty", "model_chain_iid", EVERYWHERE),

@@ -42,6 +42,7 @@ class ReadBack:
     Attributes:
         tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
         logprobs: Their log-probabilities under p.
+        path: The accepted nodes, -1 padded.
         raw: Float[batch position 1+2k]: their log-probabilities before all processing, then the k most probable tokens
             and their log-probabilities; None if no request asks for them.
         num_accepted: The number of accepted nodes.
@@ -54,6 +55,7 @@ class ReadBack:
 
     tokens: np.ndarray
     logprobs: np.ndarray
+    path: np.ndarray
     raw: np.ndarray | None
     num_accepted: np.ndarray
     expected_accepted: np.ndarray
@@ -70,10 +72,12 @@ class ReadBack:
             width: Columns of tokens: the root and the longest path.
             alternatives: As ``pack`` was given them.
         """
-        figures, raw = packed[:, 2 * width : 2 * width + 5], packed[:, 2 * width + 5 :]
+        path, rest = packed[:, 2 * width : 3 * width - 1], packed[:, 3 * width - 1 :]
+        figures, raw = rest[:, :5], rest[:, 5:]
         return cls(
             tokens=packed[:, :width].astype(np.int64),
             logprobs=packed[:, width : 2 * width],
+            path=path.astype(np.int64),
             raw=None if alternatives is None else raw.reshape(len(packed), width, -1),
             num_accepted=figures[:, 0].astype(np.int64),
             expected_accepted=figures[:, 1],
@@ -110,7 +114,7 @@ def pack(
     # NaN wins every maximum: a largest logit tells whether its node went wrong.
     valid = logits.amax(-1).gather(1, nodes).isfinite().all(-1) & verdict.valid
     figures = [verdict.num_accepted, verdict.expected_accepted, *tree.size, valid]
-    columns = [emitted.to(torch.float64), chosen.log(), *[figure[:, None] for figure in figures]]
+    columns = [emitted.to(torch.float64), chosen.log(), verdict.path, *[figure[:, None] for figure in figures]]
     if alternatives is not None:
         columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
     return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact
