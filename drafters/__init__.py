@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from drafters.medusa_heads import MedusaHeads
     from drafters.model import ModelDrafter
     from drafters.ngram import NGramDrafter
+    from drafters.recycling import TokenRecyclingDrafter
     from drafters.suffix import SuffixDrafter
     from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
@@ -21,7 +22,16 @@ else:  # a type checker would take any name for defined
             "NGramDrafter": "drafters.ngram",
             "SuffixDrafter": "drafters.suffix",
             "SyntheticDrafter": "drafters.synthetic",
+            "TokenRecyclingDrafter": "drafters.recycling",
         },
     )
 
-__all__ = ["MedusaDrafter", "MedusaHeads", "ModelDrafter", "NGramDrafter", "SuffixDrafter", "SyntheticDrafter"]
+__all__ = [
+    "MedusaDrafter",
+    "MedusaHeads",
+    "ModelDrafter",
+    "NGramDrafter",
+    "SuffixDrafter",
+    "SyntheticDrafter",
+    "TokenRecyclingDrafter",
+]

@@ -13,6 +13,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.interfaces import Drafter, Verifier
@@ -58,6 +59,7 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
     "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
