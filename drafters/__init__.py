@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
+    from drafters.choice import ChoiceDrafter
     from drafters.medusa import MedusaDrafter
     from drafters.medusa_heads import MedusaHeads
+    from drafters.merged import MergedDrafter
     from drafters.model import ModelDrafter
     from drafters.ngram import NGramDrafter
     from drafters.recycling import TokenRecyclingDrafter
@@ -16,8 +18,10 @@ else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
         {
+            "ChoiceDrafter": "drafters.choice",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa_heads",
+            "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
             "SuffixDrafter": "drafters.suffix",
@@ -27,8 +31,10 @@ else:  # a type checker would take any name for defined
     )
 
 __all__ = [
+    "ChoiceDrafter",
     "MedusaDrafter",
     "MedusaHeads",
+    "MergedDrafter",
     "ModelDrafter",
     "NGramDrafter",
     "SuffixDrafter",

@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafters.choice import ChoiceDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
+from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
@@ -62,6 +64,13 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
     "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
+    "choice": lambda target, distance=DISTANCE: ChoiceDrafter(
+        SuffixDrafter(4, factor=2.0), ModelDrafter(perturbed(target, 5 * distance), TREE, sampling="iid"), start=0.4
+    ),
+    "merged": lambda target, distance=DISTANCE: MergedDrafter(
+        TokenRecyclingDrafter(TREE, scope="request"),
+        ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling="without_replacement"),
+    ),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),

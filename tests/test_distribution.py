@@ -138,6 +138,8 @@ def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
 STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
     ("min-p", "ngram", EVERYWHERE),
     ("temperature 1", "suffix", EVERYWHERE),
+    ("temperature 1", "choice", EVERYWHERE),
+    ("temperature 1", "merged", EVERYWHERE),
     ("temperature 1", "recycling", EVERYWHERE),
     ("temperature 1", "medusa", EVERYWHERE),
     ("temperature 1", "synthetic", EVERYWHERE),
