@@ -17,10 +17,9 @@ class MergedDrafter(CombinedDrafter):
     Among the children of a node the model's come first, in the order in which they were drawn, and the look-up's
     follow: a rule then tries the drawn tokens against the whole of p, which accepts most (Hu et al. 2025, arXiv
     2502.18779, for one drawn token among chosen ones). Every node keeps its own law. Where a node of the model and one
-    of the look-up have the same token and parent, what the look-up drafts behind its node goes on behind the model's,
-    which is tried first. The look-up's own node is then left out if the model's was chosen without randomness, so that
-    chosen siblings are distinct. If the model's was drawn, it stays, though it can hardly be accepted any more: some
-    rules weigh all siblings at once, and whether one is there must not depend on what another one is.
+    of the look-up have the same token and parent, the look-up's is left out, and what it drafts behind it goes on
+    behind the model's. That is exact: whether a later sibling or a deeper node is there may depend on what was drawn
+    before it. To leave out the drawn node instead would not be.
 
     Args:
         lookup: A drafter whose drafts are all chosen without randomness, such as ``SuffixDrafter``.
@@ -65,14 +64,13 @@ class MergedDrafter(CombinedDrafter):
 def merged(first: DraftTree, second: DraftTree) -> DraftTree:
     """Returns the nodes of two batches of trees in one batch, the first's under their own numbers.
 
-    The drawn nodes ``5 7`` of a first tree, in line below the root 4, and the chosen nodes ``5 8`` and ``6`` of a
-    second become::
+    The nodes ``5 7`` of a first tree, in line below the root 4, and the nodes ``5 8`` and ``6`` of a second become::
 
         tokens   4 5 7 5 8 6
         parents -1 0 1 0 1 0
+        valid    1 1 1 0 1 1
 
-    Node 3 is a second child 5, and node 4, which followed it, goes on behind the first. Without randomness in the first
-    tree, node 3 is invalid.
+    Node 3 would repeat node 1, so it is invalid, and node 4, which followed it, goes on behind node 1.
 
     Args:
         first: Its nodes come first among siblings.
@@ -88,6 +86,7 @@ def merged(first: DraftTree, second: DraftTree) -> DraftTree:
         torch.cat([first.parents, parents], dim=1),
         valid=torch.cat([first.valid, second.valid[:, 1:] & ~repeats], dim=1),
         sampling=DraftSampling.DETERMINISTIC if first.only_law is DraftSampling.DETERMINISTIC else law,
+        # The look-up's nodes have no drawn children, and nobody reads their q.
         draft_probs=None if q is None else torch.nn.functional.pad(q, (0, 0, 0, second.width - 1)),
         max_depth=max(first.max_depth, second.max_depth),
         max_children=min(first.max_children + second.max_children, width + second.width - 2),
@@ -98,21 +97,20 @@ def _places(first: DraftTree, second: DraftTree) -> tuple[Int[Tensor, "batch nod
     """Returns behind which node of the merged tree the children of each node of the second tree go, root included.
 
     Returns:
-        The nodes, and which drafted nodes of the second tree are to be left out.
+        The nodes, and which drafted nodes of the second tree repeat one of the first.
     """
     batch = len(first.tokens)
     place = torch.arange(first.width - 1, first.width + second.width - 1, device=first.tokens.device)
     place = place.repeat(batch, 1)
     place[:, 0].fill_(0)
-    left_out = torch.zeros_like(second.valid)
+    repeats = torch.zeros_like(second.valid)
     above = second.parents.clamp(min=0)
     same = (second.tokens[:, :, None] == first.tokens[:, None, :]) & first.valid[:, None] & second.valid[:, :, None]
     same[:, :, 0].fill_(False)
-    chosen = first.law == DraftSampling.DETERMINISTIC
     for depth in range(1, min(first.max_depth, second.max_depth) + 1):
         under = first.parents[:, None, :] == place.gather(1, above)[:, :, None]
         twin = same & under & (second.depth == depth)[:, :, None]
         found, node = twin.max(dim=-1)
         place = node.where(found, place)
-        left_out |= found & chosen.gather(1, node)
-    return place, left_out[:, 1:]
+        repeats |= found
+    return place, repeats[:, 1:]
