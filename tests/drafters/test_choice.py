@@ -1,20 +1,26 @@
 """The better of two drafters per row: which one is chosen, and that the other one keeps up."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from drafters.choice import ChoiceDrafter
 from drafters.medusa import MedusaDrafter
+from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.suffix import SuffixDrafter
 from specdec.engine.engine import Engine
+from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
 from specdec.tree import DraftTree
+from specdec.types import Committed
 from tests.components import medusa_heads, perturbed
-from tests.forwards import slots_of
+from tests.forwards import prefill, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.test_distribution import LEVEL, SAMPLINGS, p_value
@@ -74,34 +80,48 @@ def test_the_mean_follows_what_the_model_reaches(model) -> None:
     assert rounds >= 3
 
 
-def test_the_model_keeps_up_with_what_was_looked_up(model) -> None:
-    """After rounds of both kinds its drafts are those of a drafter that has just been given the sequence."""
-    prompts = [LOOPS * 2, NEW, [3, 3, 3, 5, 3, 3, 3, 5, 3, 3]]
-    wanted = SamplingParams(max_new_tokens=30, ignore_eos=True)
-    drafter = ChoiceDrafter(SuffixDrafter(6), Asked(perturbed(model, 0.2), [2, 1]), start=0.7)
-    seen: list[tuple[list[int], list[int]]] = []
+def knows_the_sequence(drafter: ModelDrafter, engine: Engine, slot: int) -> int:
+    """Check that a model's cache is what a prefill of the sequence gives; returns the number of tokens it knows."""
+    known = int(drafter.scorer._known[slot])
+    tokens = torch.from_numpy(engine._slots._host_tokens[slot : slot + 1, :known].astype(np.int64))
+    fresh = ModelRunner(drafter.model, max_batch_size=1, max_length=96, max_nodes=8)
+    prefill(fresh, tokens, np.zeros(1, dtype=np.int64))
+    for found, wanted in zip(drafter.runner.cache.tensors, fresh.cache.tensors, strict=True):
+        assert torch.allclose(found[:, slot, :known], wanted[:, 0, :known], atol=1e-5)
+    return known
 
-    class Looks(type(drafter.model)):
-        def propose(self, slots: Slots) -> DraftTree:
-            tree = super().propose(slots)
-            for row in range(len(slots)):
-                if int(slots.host_max_depth[row]) >= 2:
-                    length = int(slots.host_lengths[row]) + 1
-                    seen.append((slots.host_tokens[row, :length].tolist(), tree.tokens[row].tolist()))
-            return tree
 
-    drafter.model.__class__ = Looks
+@pytest.mark.parametrize("kind", ["choice", "merged"])
+@torch.inference_mode()
+def test_the_model_keeps_up_with_what_was_looked_up(model, kind: str) -> None:
+    """After rounds of all kinds its cache holds what it would after a prefill of the sequence."""
+    part = Asked(perturbed(model, 0.2), [2, 1])
+    drafter = {
+        "choice": lambda: ChoiceDrafter(SuffixDrafter(6), part, start=0.7),
+        "merged": lambda: MergedDrafter(SuffixDrafter(6), part),
+    }[kind]()
+    told: list[Committed] = []
+
+    class Told(type(drafter)):
+        def observe(self, committed: Committed) -> None:
+            told.append(committed)
+            super().observe(committed)
+
+    drafter.__class__ = Told
+    known = []
+    long = SamplingParams(max_new_tokens=50, ignore_eos=True)
+    # Its own output, which ends in a loop, is what the look-up is right about from the first round on.
+    (output,) = Engine(Target(model), max_length=96).generate([NEW], long)
     with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=96) as e:
-        outputs = e.generate(prompts, wanted)
-        chosen = len(seen)
-    assert 5 < chosen < sum(len(each.steps) for each in outputs) - 5  # both were asked
-    fresh = ModelDrafter(drafter.model.model, [2, 1])
-    with shapes_unchecked(), Engine(Target(model), fresh, RejectionVerifier(), max_length=96) as engine:
-        for sequence, drafted in seen[::3]:
-            trees: list[list[int]] = []
-            engine.on_round = lambda played, trees=trees: trees.append(played.tree.tokens[0].tolist())
-            engine.generate([sequence], SamplingParams(max_new_tokens=4))
-            assert trees[0] == drafted
+        for prompt in ([*NEW, *output.token_ids[:30]], NEW, [*NEW, *output.token_ids]):
+            e.submit(prompt, replace(long, max_new_tokens=30))
+        for _ in range(8):
+            e.step()
+            known += [knows_the_sequence(part, e, slot) for slot in e._slots.running]
+    assert max(known) > 30
+    paths = [each.host_path for each in told if each.path is not None]
+    beyond = 4 if kind == "merged" else 0  # a look-up's nodes stand behind the model's four
+    assert any((path > beyond).any() for path in paths) and len(part.asked) >= 3
 
 
 def test_a_part_may_want_hidden_states(model) -> None:
