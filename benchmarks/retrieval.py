@@ -151,7 +151,7 @@ def main() -> None:
     drafters = {name: bound(make(), longest) for name, make in DRAFTERS.items()}
     columns = (Column("category", "left"), Column("answers"), Column("tokens"), *[Column(name) for name in drafters])
     table = Table(columns, "Mean acceptance length (tokens per round), teacher-forced")
-    total = {name: (0, 0) for name in drafters}
+    total = dict.fromkeys(drafters, (0, 0))
     for category, some in texts.items():
         cells = []
         for name, drafter in drafters.items():

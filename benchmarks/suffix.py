@@ -173,7 +173,7 @@ def main() -> None:
     table = Table([Column("structure", "left"), *map(Column, columns)], f"Strings of up to {options.depth} tokens")
     for curve in curves:
         for point in sorted({0, options.points // 2 - 1, options.points - 1}):
-            look_up = f"{curve.look_up[point]:.0f}" if curve.look_up else "–"
+            look_up = f"{curve.look_up[point]:.0f}" if curve.look_up else "-"
             figures = f"{curve.microseconds[point]:.1f}", f"{curve.megabytes[point]:.1f}", look_up
             table.add(curve.name, f"{curve.tokens[point]:,}", *figures)
     terminal.console().print(terminal.render(table))

@@ -23,7 +23,7 @@ TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
 
 def bound(slots: int = 1, **options: object) -> SuffixDrafter:
-    drafter = SuffixDrafter(**options)
+    drafter = SuffixDrafter(**{"factor": 1.0, **options})
     drafter.bind(TARGET, max_batch_size=slots, max_length=200)
     return drafter
 
