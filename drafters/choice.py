@@ -19,10 +19,12 @@ from specdec.types import Committed
 class ChoiceDrafter(CombinedDrafter):
     """Drafts by look-up in the rows where that promises more accepted tokens than a model has had of late.
 
-    Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedDrafter.rate``). A row
-    takes its draft where this is more than the running mean of accepted tokens over the request's rounds in which the
-    model drafted; elsewhere it takes the model's. So the choice depends on what was emitted before the round and on
-    nothing that is drawn in it, which makes it exact for every rule that takes both parts' drafts.
+    Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedDrafter.rate``). This is
+    multiplied by the request's *trust*, the running mean of accepted over expected tokens in the rounds that took the
+    look-up's draft: at a temperature fewer are accepted than a look-up expects. A row takes the look-up's draft where
+    the product is more than the running mean of accepted tokens over the rounds that took the model's; elsewhere it
+    takes the model's. So the choice depends on what was emitted before the round and on nothing that is drawn in it,
+    which makes it exact for every rule that takes both parts' drafts.
 
     The model drafts only for the rows that take its draft: in a round that takes none it costs nothing. What it has
     missed it is shown before its next draft.
@@ -31,7 +33,8 @@ class ChoiceDrafter(CombinedDrafter):
         lookup: A drafter that rates its drafts, such as ``SuffixDrafter``.
         model: Any other drafter.
         start: The mean that a request begins with; None for half of the model's longest draft.
-        memory: The weight of the last round in the running mean.
+        memory: The weight of the last round in the running means. In a round that took the model's draft, trust comes
+            back towards 1 with a tenth of this weight, so that a look-up that was wrong once is tried again.
 
     Raises:
         ValueError: A part is no such drafter, or a number is out of its range.
@@ -56,29 +59,35 @@ class ChoiceDrafter(CombinedDrafter):
         """Bind both, and begin with nothing known."""
         super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
         self._mean = np.full(max_batch_size, self.start)
+        self._trust, self._rated = np.ones(max_batch_size), np.zeros(max_batch_size)
         self._by_model = np.zeros(max_batch_size, dtype=bool)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin with the mean that all requests begin with."""
         super().admit(slot, prompt_ids, sampling)
-        self._mean[slot] = self.start
+        self._mean[slot], self._trust[slot] = self.start, 1.0
 
     def observe(self, committed: Committed) -> None:
-        """Show both what became final, and note how many of the model's tokens were accepted."""
+        """Show both what became final, and note how many tokens were accepted of the part that drafted."""
         slots = committed.host_slots
         by_model = self._by_model[slots]
         for part, rows in ((self.lookup, ~by_model), (self.model, by_model)):
             part.observe(told_to(part, committed, first=1, rows=None if rows.all() else rows))
         if committed.path is not None:
             accepted = committed.counts - 1
-            news = self._mean[slots] + self.memory * (accepted - self._mean[slots])
-            self._mean[slots] = np.where(by_model, news, self._mean[slots])
+            mean, trust, rated = self._mean[slots], self._trust[slots], self._rated[slots]
+            self._mean[slots] = np.where(by_model, mean + self.memory * (accepted - mean), mean)
+            weight = np.where(by_model, self.memory / 10, np.where(rated > 0, self.memory, 0.0))
+            ratio = np.where(by_model, 1.0, accepted / np.maximum(rated, 1e-9))
+            self._trust[slots] = trust + weight * (ratio - trust)
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
         """Choose for every row, and let each part draft for the rows that it was chosen for."""
-        by_model = slots.host_drafting & (self.lookup.rate(slots) <= self._mean[slots.host_index])
-        self._by_model[slots.host_index] = by_model
+        index, rated = slots.host_index, self.lookup.rate(slots)
+        by_model = slots.host_drafting & (rated * self._trust[index] <= self._mean[index])
+        self._rated[index] = rated
+        self._by_model[index] = by_model
         if not by_model.any():
             return self.lookup.propose(slots)
         if by_model[slots.host_drafting].all():

@@ -137,6 +137,28 @@ def test_a_part_may_want_hidden_states(model) -> None:
 RULES = {"block": BlockVerifier, "traversal": TraversalVerifier, "k-seq": KSeqVerifier, "wt": WeightedTransportVerifier}
 
 
+def test_trust_follows_how_often_the_look_up_was_right(model) -> None:
+    drafter = chooser(model, memory=0.5)
+    drafter._by_model[:], drafter._rated[:] = [False, False, True], [4.0, 0.0, 2.0]
+    drafter._trust[:] = [1.0, 1.0, 0.5]
+    told = Committed(
+        slots=torch.arange(3),
+        host_slots=np.arange(3),
+        tokens=torch.zeros(3, 2, dtype=torch.long),
+        starts=np.array([5, 5, 5]),
+        counts=np.array([2, 1, 2]),
+        next_tokens=torch.zeros(3, dtype=torch.long),
+        path=torch.tensor([[1], [-1], [-1]]),
+        hidden_states={},
+        host_path=np.array([[1], [-1], [-1]]),
+    )
+    with shapes_unchecked():
+        drafter.observe(told)
+    # One of four expected tokens; nothing was expected; the model's round brings trust back a little.
+    assert drafter._trust.tolist() == pytest.approx([0.625, 1.0, 0.525])
+    assert drafter._mean.tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("rule", RULES)
 def test_the_engine_follows_the_target_with_every_rule(rule: str) -> None:
