@@ -1,8 +1,9 @@
 """What a suffix tree costs as its text grows: ``python -m benchmarks.suffix out=FOLDER`` measures and draws.
 
-The text is Python's own library in tokens of the bundled models; the second half repeats the first, which is the worst
-for memory. The tree with compressed edges (``drafters.suffix_tree``) is compared with the obvious other way: a trie
-of all strings up to the depth, one entry of a dictionary per string, and a cursor for every suffix.
+The text is Python's own library in tokens of the bundled models. Its second half repeats the first, which costs most
+time: every suffix up to the depth has occurred before, and is followed. The tree with compressed edges
+(``drafters.suffix_tree``) is compared with the obvious other way: a trie of all strings up to the depth, one entry of a
+dictionary per string, and a cursor for every suffix.
 """
 
 import gc
@@ -35,9 +36,13 @@ class Tree:
         self.tree.extend(self.text, tokens)
 
     def look_up(self) -> None:
-        """Do what a round without other requests does: follow every match."""
+        """Do what a round does: follow matches, the longest first, for as long as a better draft is possible."""
+        best = 0.0
         for cursor in self.text.cursors:
-            self.tree.follow((cursor.node, cursor.node.length - cursor.left), 16, 0.1)
+            most = min(16, 4 * (len(self.text.tokens) - cursor.start))
+            if most > best:
+                draft = self.tree.follow((cursor.node, cursor.node.length - cursor.left), most, 0.1)
+                best = max(best, draft.score)
 
 
 class Trie:
@@ -72,7 +77,7 @@ class Curve:
     Attributes:
         name: For the legend.
         tokens: How many tokens it holds at each point.
-        microseconds: Per token, over the stretch before that point.
+        microseconds: Per token, over the stretch before that point: of this process alone, without garbage collection.
         megabytes: Of memory at that point.
         look_up: Microseconds of a look-up there; empty where none is measured.
     """
@@ -99,15 +104,17 @@ def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], 
     """Measure time in one pass and memory, which makes everything slow, in another."""
     curve, stretch = Curve(name, [], [], [], []), len(tokens) // points
     gc.collect()
+    gc.disable()  # else it goes through all objects of all imported modules in the middle of a stretch
     made = make()
     for point in range(points):
-        begin = time.perf_counter()
+        begin = time.process_time()
         for start in range(point * stretch, (point + 1) * stretch, PIECE):
             made.extend(tokens[start : start + PIECE])
         curve.tokens.append((point + 1) * stretch)
-        curve.microseconds.append(1e6 * (time.perf_counter() - begin) / stretch)
+        curve.microseconds.append(1e6 * (time.process_time() - begin) / stretch)
         if isinstance(made, Tree):
             curve.look_up.append(statistics.median(timed(made.look_up) for _ in range(9)))
+    gc.enable()
     del made
     gc.collect()
     tracemalloc.start()
@@ -121,9 +128,9 @@ def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], 
 
 def timed(function: Callable[[], None]) -> float:
     """Microseconds of a call."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     function()
-    return 1e6 * (time.perf_counter() - begin)
+    return 1e6 * (time.process_time() - begin)
 
 
 def draw(curves: Sequence[Curve], depth: int, path: Path) -> Path:
@@ -143,7 +150,7 @@ def draw(curves: Sequence[Curve], depth: int, path: Path) -> Path:
         style.legend(figure, *time_panel.get_legend_handles_labels())
         style.title(
             figure,
-            "A suffix tree takes the same time for every token",
+            "What a token costs a suffix tree as it grows",
             f"strings of up to {depth} tokens; the second half of the text repeats the first",
         )
         return style.save(figure, path)
