@@ -182,7 +182,7 @@ class Peeks(ChoiceDrafter):
 def test_a_choice_that_looks_at_the_draft_is_biased() -> None:
     model = tiny_model("llama", vocab_size=FEW, scale=1.5, layers=2)
     drafter = Peeks(SuffixDrafter(4), ModelDrafter(perturbed(model, 0.6), 2), start=0.5)
-    assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
+    assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=2000) < LEVEL
 
 
 @pytest.mark.parametrize(
