@@ -11,7 +11,6 @@ from specdec.arguments import instance
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.tree import DraftTree
 from specdec.types import Committed
 
 
@@ -96,10 +95,3 @@ def told_to(
 def wider(table: Tensor, width: int, value: int | bool) -> Tensor:
     """Returns a table of nodes with more columns, filled with one value."""
     return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=value)
-
-
-def probs_of(tree: DraftTree, width: int, rows: int, vocab: int) -> Tensor:
-    """Returns q at every node of trees that get more columns; zero where a tree has none."""
-    if tree.draft_probs is None:
-        return torch.zeros(rows, width, vocab, device=tree.tokens.device)
-    return torch.nn.functional.pad(tree.draft_probs, (0, 0, 0, width - tree.width))
