@@ -6,13 +6,17 @@ from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
     from drafters.block import BlockDrafter
+    from drafters.choice import ChoiceDrafter
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
     from drafters.medusa import MedusaDrafter
     from drafters.medusa_heads import MedusaHeads
+    from drafters.merged import MergedDrafter
     from drafters.model import ModelDrafter
     from drafters.mtp import MTPDrafter
     from drafters.ngram import NGramDrafter
+    from drafters.recycling import TokenRecyclingDrafter
+    from drafters.suffix import SuffixDrafter
     from drafters.synthetic import SyntheticDrafter
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
@@ -22,22 +26,30 @@ else:  # a type checker would take any name for defined
             "BlockHead": "drafters.heads.block",
             "EagleDrafter": "drafters.eagle",
             "MTPDrafter": "drafters.mtp",
+            "ChoiceDrafter": "drafters.choice",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa_heads",
+            "MergedDrafter": "drafters.merged",
             "ModelDrafter": "drafters.model",
             "NGramDrafter": "drafters.ngram",
+            "SuffixDrafter": "drafters.suffix",
             "SyntheticDrafter": "drafters.synthetic",
+            "TokenRecyclingDrafter": "drafters.recycling",
         },
     )
 
 __all__ = [
     "BlockDrafter",
     "BlockHead",
+    "ChoiceDrafter",
     "EagleDrafter",
     "MTPDrafter",
     "MedusaDrafter",
     "MedusaHeads",
+    "MergedDrafter",
     "ModelDrafter",
     "NGramDrafter",
+    "SuffixDrafter",
     "SyntheticDrafter",
+    "TokenRecyclingDrafter",
 ]

@@ -4,18 +4,17 @@ Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding) and LLMA (Yang et al
 several continuations merged into a tree.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from jaxtyping import Int
 
 from specdec.arguments import whole
+from specdec.drafting.host_trees import chains
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.shape import MOST_NODES
 from specdec.slots import Slots
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 
@@ -191,7 +190,7 @@ def _merge(
     """
     batch, count, depth = branches.shape
     if count == 1:
-        return _chains(roots, branches[:, 0], device)
+        return chains(roots, branches[:, 0], device)
     rows, steps = np.arange(batch), np.arange(depth)
     new = branches >= 0
     nodes = np.empty((batch, count, depth), dtype=np.int64)
@@ -224,24 +223,3 @@ def _merge(
         max_depth=int(new.any((0, 1)).sum()),
         max_children=count if count <= 2 else int(np.bincount((parents + offset)[new]).max()),
     )
-
-
-def _chains(
-    roots: Int[np.ndarray, " batch"], branches: Int[np.ndarray, "batch depth"], device: torch.device
-) -> DraftTree:
-    """Returns what ``_merge`` does for one branch per row: chains, whose shape is known.
-
-    Its width is a power of two, or what the rows have room for: there are few such shapes, so that each comes often
-    enough to be captured.
-    """
-    sizes = (branches >= 0).sum(1)
-    width = min(1 << (int(sizes.max()) - 1).bit_length(), branches.shape[1])
-    tokens = np.concatenate([roots[:, None], branches[:, :width].clip(min=0)], axis=1, dtype=np.int64)
-    valid = None
-    if sizes.min() < width:
-        valid = torch.from_numpy(np.arange(width + 1) <= sizes[:, None]).to(device, non_blocking=True)
-    drafted = torch.from_numpy(tokens).to(device, non_blocking=True)
-    return DraftTree.from_shape(_chain(width), drafted, valid=valid)
-
-
-_chain = lru_cache(maxsize=256)(TreeShape.chain)

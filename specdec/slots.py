@@ -1,7 +1,7 @@
 """The running requests as a round and a drafter see them."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -85,6 +85,20 @@ class Slots:
     def has_processors(self) -> bool:
         """Whether any request has logits processors."""
         return any(self.processors)
+
+    def rows(self, rows: np.ndarray) -> "Slots":
+        """Returns some of the rows, as copies; not for a recorded round."""
+        index = torch.from_numpy(rows).to(self.device, non_blocking=True)
+
+        def take(owner: Slots | SamplingTensors) -> dict[str, Any]:
+            """Returns the rows of all arrays of an object, by name."""
+            values = {each.name: getattr(owner, each.name) for each in fields(owner)}
+            tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
+            return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
+
+        processors = [self.processors[row] for row in rows.tolist()]
+        sampling = replace(self.sampling, **take(self.sampling))
+        return replace(self, **take(self), sampling=sampling, processors=processors, are_views=False)
 
     @property
     def known_index(self) -> np.ndarray | None:

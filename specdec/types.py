@@ -91,6 +91,9 @@ class Committed:
         node_tokens: After a round, the token of every node that was verified, rejected ones too.
         top_tokens: After a round, the target's most probable successors of each of these nodes, the most probable
             first; None if the drafter's ``top_tokens`` is 0.
+        host_path: After a round, the path on the host.
+        host_emitted: After a round, on the host, the tokens of the accepted nodes and the one that follows: ``counts``
+            of them, then padding.
     """
 
     slots: Int[Tensor, " batch"]
@@ -103,6 +106,8 @@ class Committed:
     hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
     node_tokens: Int[Tensor, "batch node"] | None = None
     top_tokens: Int[Tensor, "batch node rank"] | None = None
+    host_path: np.ndarray | None = None
+    host_emitted: np.ndarray | None = None
 
     def rows(self, rows: np.ndarray) -> "Committed":
         """Returns some of the rows."""
@@ -118,6 +123,8 @@ class Committed:
             hidden_states={layer: states.index_select(0, index) for layer, states in self.hidden_states.items()},
             node_tokens=None if self.node_tokens is None else self.node_tokens.index_select(0, index),
             top_tokens=None if self.top_tokens is None else self.top_tokens.index_select(0, index),
+            host_path=None if self.host_path is None else self.host_path[rows],
+            host_emitted=None if self.host_emitted is None else self.host_emitted[rows],
         )
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from drafters.adaptive import AdaptiveDrafter
 from drafters.block import BlockDrafter
+from drafters.choice import ChoiceDrafter
 from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
@@ -20,9 +21,12 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
+from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
+from drafters.recycling import TokenRecyclingDrafter
+from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.policies import AdditiveLength
@@ -122,7 +126,16 @@ def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
+    "recycling": lambda target, distance=DISTANCE: TokenRecyclingDrafter(TREE, scope="request"),
+    "suffix": lambda target, distance=DISTANCE: SuffixDrafter(6, mode="tree", tree_depth=8, shared=True),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
+    "choice": lambda target, distance=DISTANCE: ChoiceDrafter(
+        SuffixDrafter(4, factor=2.0), ModelDrafter(perturbed(target, 5 * distance), TREE, sampling="iid"), start=0.4
+    ),
+    "merged": lambda target, distance=DISTANCE: MergedDrafter(
+        TokenRecyclingDrafter(TREE, scope="request"),
+        ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling="without_replacement"),
+    ),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"

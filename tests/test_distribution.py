@@ -137,6 +137,10 @@ def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
 # What runs by default: every drafter, every rule and every sampling, each where the others make it hardest.
 STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
     ("min-p", "ngram", EVERYWHERE),
+    ("temperature 1", "suffix", EVERYWHERE),
+    ("temperature 1", "choice", EVERYWHERE),
+    ("temperature 1", "merged", EVERYWHERE),
+    ("temperature 1", "recycling", EVERYWHERE),
     ("temperature 1", "medusa", EVERYWHERE),
     ("temperature 1", "eagle_tree_without_replacement", EVERYWHERE),
     ("temperature 1", "eagle3_chain_iid", EVERYWHERE),

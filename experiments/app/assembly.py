@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
-from experiments.app.config import bootstrap_of, build, component_of, plain, settings_of
+from experiments.app.config import bootstrap_of, build, component_of, components_within, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import paced, settle_costs
 from experiments.app.session import Plot, Session, check_finished, check_lossless
@@ -239,7 +239,7 @@ def revisions_of(config: DictConfig, methods: Mapping[str, str]) -> dict[str, st
         methods: Names, and the configuration sections of their drafters.
     """
     found: dict[str, str | None] = {}
-    for section in ("target", *methods.values()):
+    for section in (each for whole in ("target", *methods.values()) for each in components_within(config, whole)):
         options = plain(config, section)
         where = {key: options[key] for key in ("revision", "subfolder", "cache_dir") if options.get(key) is not None}
         name = options.get("name")

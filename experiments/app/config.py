@@ -160,7 +160,16 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
     check_arguments(component, arguments, section)
     check_complete(component, arguments, section, given_first=_loads(options))
+    for part in _parts(options):
+        component_of(config, f"{section}.{part}")
     return component, options
+
+
+def components_within(config: DictConfig, section: str) -> list[str]:
+    """The dotted names of a component's section and of the sections of all components that it is made of."""
+    options = plain(config, section)
+    parts = _parts(options) if isinstance(options, dict) else []
+    return [section, *(name for part in parts for name in components_within(config, f"{section}.{part}"))]
 
 
 def build(config: DictConfig, section: str) -> Any:
@@ -179,8 +188,20 @@ def build(config: DictConfig, section: str) -> Any:
     component, options = component_of(config, section)
     if component is None:
         return None
-    first = [options.pop("name")] if _loads(options) else []
-    return instantiate(options, *first, _convert_="all")
+    return instantiate(_named_first(options), _convert_="all")
+
+
+def _parts(options: dict[str, Any]) -> list[str]:
+    """The arguments that are components themselves."""
+    return [key for key, value in options.items() if isinstance(value, dict) and value.get("_target_") is not None]
+
+
+def _named_first(options: dict[str, Any]) -> dict[str, Any]:
+    """A component's section, and those within it, as Hydra takes it: with the ``name`` as the first argument."""
+    parts = {key: _named_first(options[key]) for key in _parts(options)}
+    if not _loads(options):
+        return options | parts
+    return {key: value for key, value in options.items() if key != "name"} | parts | {"_args_": [options["name"]]}
 
 
 def _loads(options: dict[str, Any]) -> bool:

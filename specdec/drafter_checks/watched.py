@@ -58,6 +58,7 @@ class Watched(Drafter):
         self.laws = frozenset(drafter.laws)
         self.is_chain, self.is_paths = drafter.is_chain, drafter.is_paths
         self.hidden_layers = tuple(drafter.hidden_layers)
+        self.top_tokens = drafter.top_tokens
         self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
         self._leaf_probs = False
 

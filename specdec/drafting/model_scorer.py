@@ -69,8 +69,11 @@ class ModelScorer(Scorer):
             if not in_place:
                 lengths = torch.from_numpy(starts).to(self.runner.device, non_blocking=True)
                 self.runner.cache.commit(committed.slots, lengths, nodes)
-            # All but the last committed token had children, so they were forwarded.
-            self._known[slots] = np.where(known >= starts, starts + committed.counts - 1, known)
+            # All but the last node had children, so they were forwarded. Behind the scorer's own nodes, the path may go
+            # on with another drafter's, which it was not shown.
+            path = committed.host_path
+            shown = committed.counts - 1 if path is None else (path >= 0).cumprod(1).sum(1)
+            self._known[slots] = np.where(known >= starts, starts + shown, known)
         self._last_token[committed.slots] = last
 
     def _prefill(self, committed: Committed) -> None:

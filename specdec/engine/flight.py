@@ -46,5 +46,7 @@ def told_of(played: Played, slots: Slots) -> Committed:
         path=path,
         hidden_states={k: along_path(states, path) for k, states in played.said.hidden_states.items()},
         node_tokens=played.tree.tokens,
+        host_path=played.read.path,
+        host_emitted=played.read.tokens,
         top_tokens=played.said.top_tokens,
     )

@@ -43,6 +43,7 @@ class ReadBack:
     Attributes:
         tokens: The emitted tokens; padding follows after ``num_accepted + 1`` of them.
         logprobs: Their log-probabilities under p.
+        path: The accepted nodes, -1 padded.
         raw: Float[batch position 1+2k]: their log-probabilities before all processing, then the k most probable tokens
             and their log-probabilities; None if no request asks for them.
         num_accepted: The number of accepted nodes.
@@ -55,6 +56,7 @@ class ReadBack:
 
     tokens: np.ndarray
     logprobs: np.ndarray
+    path: np.ndarray
     raw: np.ndarray | None
     num_accepted: np.ndarray
     expected_accepted: np.ndarray
@@ -71,14 +73,15 @@ class ReadBack:
             width: Columns of tokens: the root and the longest path.
             alternatives: As ``pack`` was given them.
         """
-        whole = packed[:, : width + 4].astype(np.int64)
-        rest = packed[:, width + 4 :]
+        whole = packed[:, : 2 * width + 3].astype(np.int64)
+        figures, rest = whole[:, 2 * width - 1 :], packed[:, 2 * width + 3 :]
         return cls(
             tokens=whole[:, :width],
-            num_accepted=whole[:, width],
-            proposed_nodes=whole[:, width + 1],
-            proposed_depth=whole[:, width + 2],
-            valid=whole[:, width + 3] > 0,
+            path=whole[:, width : 2 * width - 1],
+            num_accepted=figures[:, 0],
+            proposed_nodes=figures[:, 1],
+            proposed_depth=figures[:, 2],
+            valid=figures[:, 3] > 0,
             expected_accepted=rest[:, 0],
             logprobs=rest[:, 1 : width + 1],
             raw=None if alternatives is None else rest[:, width + 1 :].reshape(len(packed), width, -1),
@@ -118,7 +121,7 @@ def pack(
         logprobs = target_probs.reshape(batch, -1).gather(1, torch.add(emitted, nodes, alpha=vocab)).log()
     valid = (largest.abs().amax(-1) < torch.inf) & verdict.valid
     figures = [verdict.num_accepted, *tree.size, valid, verdict.expected_accepted]
-    columns = [emitted.to(torch.float64), *[figure[:, None] for figure in figures], logprobs]
+    columns = [emitted.to(torch.float64), verdict.path, *[figure[:, None] for figure in figures], logprobs]
     if alternatives is not None:
         columns.append(_raw_logprobs(logits, nodes, emitted, alternatives).flatten(1))
     return valid, torch.cat(columns, dim=1)  # all of them become float64, in which every token is exact

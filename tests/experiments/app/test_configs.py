@@ -62,6 +62,8 @@ LOCAL = {
     ("drafter", "model"): ["drafter.name={models}/drafter"],
     ("drafter", "medusa"): ["drafter.name={models}/medusa"],
     ("drafter", "eagle"): ["drafter.name={models}/eagle"],
+    ("drafter", "choice"): ["drafter.model.name={models}/drafter"],
+    ("drafter", "merged"): ["drafter.model.name={models}/drafter"],
     ("contender", "hf_assisted"): ["contenders.hf_assisted.assistant={models}/drafter"],
 }
 
@@ -100,6 +102,24 @@ def test_the_files_are_found() -> None:
         "contender",
     }
     assert {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train"} <= set(APPLICATIONS)
+
+
+def test_a_component_may_be_made_of_others(configure: Configure, saved: Path) -> None:
+    words = [
+        "drafter=choice",
+        f"drafter.model.name={saved}/drafter",
+        "drafter.model.shape=2",
+        "drafter.lookup.factor=3",
+    ]
+    made = build(configure("run", *words), "drafter")
+    assert made.lookup.factor == 3 and made.model.max_depth == 2
+    for word, sentence in {
+        "drafter.lookup.shared=7": "drafter.lookup.shared=7: give true or false",
+        "+drafter.lookup.shard=true": "there is no drafter.lookup.shard: did you mean drafter.lookup.shared?",
+        "+drafter.model.shpe=3": "there is no drafter.model.shpe: did you mean drafter.model.shape?",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            build(configure("run", *words, word), "drafter")
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)

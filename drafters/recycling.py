@@ -1,0 +1,184 @@
+"""Token recycling: what the target last thought of after each token, unrolled into a tree.
+
+Luo et al. 2024 (arXiv 2408.08696).
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from specdec.drafting.levels import LevelPlan
+from specdec.drafting.on_device import DeviceDrafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree, TreeShape
+from specdec.types import Committed, Decided, DraftSampling
+
+SCOPES = ("request", "shared")
+
+
+def _template(children: str) -> TreeShape:
+    """Returns the shape in which paths of ranks, written as digits, have so many children: ``0:3`` and so on."""
+    paths: list[list[int]] = []
+    for entry in children.split():
+        path, count = entry.split(":")
+        paths += [[int(rank) for rank in path] + [child] for child in range(int(count))]
+    return TreeShape.from_paths(paths)
+
+
+TEMPLATES = {
+    "small": _template(":4 0:4 1:2 2:1 00:3 01:1 10:1 000:2 001:1 0000:1 00000:1"),
+    "paper": _template(
+        ":8 0:8 1:4 2:3 3:2 4:1 5:1 6:1 7:1 00:8 01:3 02:2 03:1 04:1 05:1 06:1 07:1 10:2 11:1 20:1 30:1 40:1 50:1 "
+        "000:5 001:2 002:1 003:1 004:1 010:1 020:1 100:1 200:1 300:1 "
+        "0000:3 0001:1 0002:1 0010:1 0100:1 1000:1 00000:2 00010:1"
+    ),
+}
+"""21 nodes, and the 80 nodes of the authors' code; both are six deep."""
+
+
+class TokenRecyclingDrafter(DeviceDrafter):
+    """Drafts from a table: for every token the target's most probable successors when it last saw that token.
+
+    A row's tree has one static shape. Its root is the sequence's last token, and the child of rank r of a node is the
+    r-th successor (from 0) of the node's token. Nothing is drafted where a token's successors are not known yet. After
+    each round the table takes the target's successors of every node that was verified, rejected ones, too. If a token
+    stands at several nodes, the last node's successors are kept, and of several rows that share the table, the last
+    row's. Those of the root's token are the root's own, because nodes that are padding carry its token.
+
+    All work is on the device: one look-up per level.
+
+    Args:
+        shape: ``"small"`` (21 nodes), ``"paper"`` (80 nodes), or what ``TreeShape.of`` takes.
+        scope: ``"shared"`` has one table, which all requests fill and which begins empty with every engine. A request's
+            drafts, and at a temperature its output, then depend on what else has been decoded; the law of its output
+            does not. ``"request"`` has a table for every slot, which begins empty with every request.
+
+    Raises:
+        ValueError: An argument is none of these.
+    """
+
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+    adapts = True
+
+    def __init__(
+        self,
+        shape: str | TreeShape | int | Sequence[int] | Sequence[Sequence[int]] = "small",
+        *,
+        scope: str = "shared",
+    ):
+        if isinstance(shape, str) and shape not in TEMPLATES:
+            raise ValueError(f"shape={shape!r}: give small, paper, a length, branching factors or paths")
+        self.shape = TEMPLATES[shape] if isinstance(shape, str) else TreeShape.of(shape)
+        if scope not in SCOPES:
+            raise ValueError(f"scope={scope!r}: give request (a table for each) or shared (one for all)")
+        self.scope = scope
+        self.top_tokens = 1 + max(self.shape.ranks)
+        self.max_nodes = self.shape.num_nodes
+        self.max_depth = self.shape.max_depth
+        self.is_chain = self.shape.is_chain
+        self.is_paths = self.shape.is_paths
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Make empty tables.
+
+        Raises:
+            ValueError: The shape takes more successors than the target has tokens.
+        """
+        if self.top_tokens > target.vocab_size:
+            raise ValueError(
+                f"the tree shape takes the {self.top_tokens} most probable tokens of a vocabulary of "
+                f"{target.vocab_size}: give a narrower shape"
+            )
+        tables = max_batch_size if self.scope == "request" else 1
+        self._vocab = target.vocab_size
+        with torch.inference_mode(False):  # written in both modes
+            # Row table · vocabulary + token; what must be written nowhere goes to the last row.
+            rows = tables * self._vocab + 1
+            self._successors = torch.full((rows, self.top_tokens), -1, dtype=torch.int32, device=target.device)
+            self._writer = torch.full((rows,), -1, dtype=torch.int32, device=target.device)
+        self._plans = LevelPlan.by_depth(self.shape, target.device)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin with an empty table, unless it is shared."""
+        if self.scope == "request":
+            self._successors[slot * self._vocab : (slot + 1) * self._vocab] = -1
+
+    @torch.inference_mode()
+    def observe(self, committed: Committed) -> None:
+        """Keep what the target said at every node of the last tree."""
+        if committed.top_tokens is None or committed.node_tokens is None:
+            return
+        told = torch.ones_like(committed.slots, dtype=torch.bool)
+        self._keep(committed.slots, committed.node_tokens, committed.top_tokens, told)
+
+    @torch.inference_mode()
+    def propose(self, slots: Slots) -> DraftTree:
+        """Unroll the table as deep as any row has room for."""
+        depth = min(self.max_depth, int(slots.host_max_depth.max()))
+        return self._unrolled(slots, depth) if depth > 0 else DraftTree.root_only(slots.roots)
+
+    @property
+    def version(self) -> Hashable:
+        """Nothing changes that a recording would not see."""
+        return None
+
+    def prepare(self, slots: Slots) -> Hashable:
+        """Nothing is needed from the host."""
+        return None
+
+    @torch.inference_mode()
+    def draft(self, slots: Slots) -> DraftTree:
+        """Unroll the table to the whole shape."""
+        return self._unrolled(slots, self.max_depth)
+
+    def follow(self, decided: Decided) -> None:
+        """Keep what the target said at every node."""
+        assert decided.top_tokens is not None, "the engine gives what is asked for"
+        self._keep(decided.slots, decided.node_tokens, decided.top_tokens, decided.told)
+
+    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+        """The host has nothing to note."""
+
+    def _unrolled(self, slots: Slots, depth: int) -> DraftTree:
+        plan = self._plans[depth]
+        tokens = slots.roots[:, None].repeat(1, plan.shape.num_nodes + 1)
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        tables = self._tables(slots.index)
+        for level in plan.levels:
+            found = self._successors[tables + tokens[:, level.parent_of], level.rank_of].long()
+            known = valid[:, level.parent_of] & (found >= 0)
+            valid[:, level.children_at] = known
+            tokens[:, level.children_at] = found.where(known, slots.roots[:, None])
+        return DraftTree.from_shape(plan.shape, tokens, valid=valid)
+
+    def _tables(self, slots: Int[Tensor, " batch"]) -> Int[Tensor, "batch 1"]:
+        """Returns the first row of each slot's table."""
+        return slots[:, None] * (self._vocab if self.scope == "request" else 0)
+
+    def _keep(
+        self,
+        slots: Int[Tensor, " batch"],
+        nodes: Int[Tensor, "batch node"],
+        successors: Int[Tensor, "batch node rank"],
+        told: Bool[Tensor, " batch"],
+    ) -> None:
+        """Write the successors of all nodes; of nodes that share a row of the table those of the last.
+
+        A device may carry out writes to one place in any order. So first every row learns its last writer, a maximum,
+        and then all write the same there.
+        """
+        nowhere = len(self._writer) - 1
+        padding = nodes == nodes[:, :1]
+        padding[:, 0].fill_(False)
+        rows = (self._tables(slots) + nodes).masked_fill(padding | ~told[:, None], nowhere).flatten()
+        number = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        self._writer.index_fill_(0, rows, -1)
+        self._writer.scatter_reduce_(0, rows, number, "amax")
+        last = self._writer[rows].long()
+        self._successors[rows] = successors.flatten(0, 1)[last].to(torch.int32)
+        self._successors[nowhere].fill_(-1)

@@ -1,0 +1,259 @@
+"""Drafts from suffix trees with counts: what has most often followed the sequence's last tokens.
+
+SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from drafters.suffix_tree import Draft, SuffixTree, Text
+from specdec.arguments import flag, number, whole
+from specdec.drafting.host_trees import chains, trees
+from specdec.drafting.rated import RatedDrafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.shape import MOST_NODES
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed, DraftSampling
+
+MODES = ("path", "tree")
+
+
+class SuffixDrafter(RatedDrafter):
+    """Drafts what has most often followed the sequence's last tokens, in this request and, if wanted, in earlier ones.
+
+    The *match* of m tokens is the sequence's last m tokens (prompt and output, root included). A suffix tree knows how
+    often each string of up to ``tree_depth`` tokens occurs; the match's own occurrence at the end of the sequence
+    counts, so that what has followed it once, and was all that has followed, has the probability 1/2. For every m a
+    draft of at most ``factor · m + offset`` tokens begins at the match, and every node has the probability
+    count(child) / count(node) given its parent; no path is less probable than ``min_probability``. In ``"path"`` mode
+    the draft goes on with the most frequent token; in ``"tree"`` mode it takes the most probable nodes. The sum of the
+    probabilities of all nodes' paths is the draft's score: the number of tokens that would be accepted on average if
+    the text went on as it did before. The draft of the highest score is proposed; of equals that of the longer match,
+    then that from the request's own tree.
+
+    With ``shared``, a second tree holds the outputs of all requests, running ones included, but no prompts. The oldest
+    finished outputs are forgotten where there are more than ``shared_requests`` of them, or more than
+    ``shared_tokens`` tokens. It begins empty with every engine.
+
+    All work is on the host. A new token costs a request's tree a few steps, at most ``tree_depth``, and two nodes.
+
+    Args:
+        max_draft_tokens: Tokens of a draft at most.
+        mode: ``"path"`` or ``"tree"``.
+        tree_depth: Tokens of the longest string that is counted: a match and what follows it.
+        factor: Tokens of a draft per token of the match. The authors' is 1, which drafts shorter, and surer.
+        offset: Tokens of a draft besides.
+        min_probability: No path of a draft is less probable than this.
+        shared: Whether outputs of other requests are looked up, too. A request's drafts, and at a temperature its
+            output, then depend on what else has been decoded; the law of its output does not.
+        shared_requests: Finished outputs that are remembered.
+        shared_tokens: Their tokens, at most.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    laws = frozenset([DraftSampling.DETERMINISTIC])
+
+    def __init__(
+        self,
+        max_draft_tokens: int = 16,
+        *,
+        mode: str = "path",
+        tree_depth: int = 24,
+        factor: float = 4.0,
+        offset: float = 0.0,
+        min_probability: float = 0.1,
+        shared: bool = False,
+        shared_requests: int = 10_000,
+        shared_tokens: int = 1_000_000,
+    ):
+        self.max_draft_tokens = whole("max_draft_tokens", max_draft_tokens, least=1)
+        if self.max_draft_tokens > MOST_NODES:
+            raise ValueError(f"max_draft_tokens={max_draft_tokens}: a tree may have at most {MOST_NODES:,} nodes")
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}: give path (a chain) or tree (the most probable nodes)")
+        self.mode = mode
+        few = "give at least 2, a token and what follows it"
+        self.tree_depth = whole("tree_depth", tree_depth, least=2, few=few)
+        self.factor, self.offset = number("factor", factor), number("offset", offset)
+        if not 0 <= self.factor < float("inf") or not abs(self.offset) < float("inf"):
+            raise ValueError(f"factor={factor} and offset={offset}: give finite numbers, and a factor of at least 0")
+        if self.factor * (self.tree_depth - 1) + self.offset < 1:
+            raise ValueError(
+                f"factor={factor} and offset={offset} leave a match of {self.tree_depth - 1} tokens, the longest, less "
+                f"than one token to draft: give more of either"
+            )
+        self.min_probability = number("min_probability", min_probability)
+        if not 0 < self.min_probability <= 1:
+            raise ValueError(f"min_probability={min_probability}: give more than 0 and at most 1")
+        self.shared = self.adapts = flag("shared", shared)
+        self.shared_requests = whole("shared_requests", shared_requests, least=1)
+        self.shared_tokens = whole("shared_tokens", shared_tokens, least=1)
+        self.max_nodes = self.max_depth = min(self.max_draft_tokens, self._budget(self.tree_depth - 1))
+        if mode == "path":
+            self.max_nodes = self.max_depth = min(self.max_nodes, self.tree_depth - 1)
+        self.max_depth = min(self.max_depth, self.tree_depth - 1)
+        self.is_chain = mode == "path"
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+        """Begin with empty trees; this drafter fits every target."""
+        self._requests: list[_Request | None] = [None] * max_batch_size
+        self._outputs = _Outputs(self.tree_depth, self.shared_requests, self.shared_tokens) if self.shared else None
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Begin with an empty tree."""
+        self._requests[slot] = _Request(self.tree_depth, len(prompt_ids))
+
+    def release(self, slot: int) -> None:
+        """Forget the request's tree; its output stays in the shared one."""
+        request, self._requests[slot] = self._requests[slot], None
+        if request is not None and self._outputs is not None:
+            self._outputs.finish(request.output)
+
+    def observe(self, committed: Committed) -> None:
+        """Add what a round has emitted to the shared tree: after the last round nothing is proposed any more."""
+        if self._outputs is None or committed.host_emitted is None:
+            return
+        starts, counts = committed.starts + 1, committed.counts
+        for row, slot in enumerate(committed.host_slots.tolist()):
+            request = self._requests[slot]
+            if request is not None:
+                known = request.prompt_length + len(request.output.tokens) - int(starts[row])
+                emitted = committed.host_emitted[row, max(known, 0) : counts[row]]
+                self._outputs.tree.extend(request.output, emitted.tolist())
+
+    def rate(self, slots: Slots) -> Float[np.ndarray, " batch"]:
+        """Returns the scores of the drafts."""
+        return np.array([draft.score for draft in self._drafts(slots)])
+
+    def propose(self, slots: Slots) -> DraftTree:
+        """Look up every drafting row."""
+        drafts = self._drafts(slots)
+        longest = max((len(draft.tokens) for draft in drafts), default=0)
+        if not longest:
+            return DraftTree.root_only(slots.roots)
+        roots = slots.host_tokens[np.arange(len(slots)), slots.host_lengths]
+        if self.mode == "tree":
+            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], slots.device)
+        branches = np.full((len(drafts), self.max_depth), -1, dtype=np.int64)
+        for row, draft in enumerate(drafts):
+            branches[row, : len(draft.tokens)] = draft.tokens
+        return chains(roots, branches, slots.device)
+
+    def _drafts(self, slots: Slots) -> list[Draft]:
+        """Returns the best draft of every row; an empty one where nothing is to be drafted."""
+        asked: list[tuple[_Request, tuple[int, int]] | None] = []
+        for row, slot in enumerate(slots.host_index.tolist()):
+            request, depth = self._requests[slot], int(slots.host_max_depth[row])
+            if request is None or not slots.host_drafting[row] or depth <= 0:
+                asked.append(None)
+                continue
+            length = int(slots.host_lengths[row]) + 1
+            self._read(request, slots.host_tokens[row, :length])
+            asked.append((request, (length, depth)))
+        found: list[Draft] = []
+        for each in asked:  # after all rows have been read, so that their order does not matter
+            if each is None:
+                found.append(Draft())
+                continue
+            request, at = each
+            if request.found_at != at:
+                request.found_at, request.found = at, self._draft(request, at[1])
+            found.append(request.found)
+        return found
+
+    def _read(self, request: "_Request", sequence: np.ndarray) -> None:
+        """Add what is new of a sequence to the trees."""
+        request.tree.extend(request.text, sequence[len(request.text.tokens) :].tolist())
+        if self._outputs is not None:
+            begin = request.prompt_length + len(request.output.tokens)
+            self._outputs.tree.extend(request.output, sequence[begin:].tolist())
+
+    def _draft(self, request: "_Request", depth: int) -> Draft:
+        """Returns the best draft of all matches in both trees."""
+        tree, tokens = request.tree, request.text.tokens
+        # All suffixes that occur earlier, too: the longest first. Only these have been followed by something.
+        best = Draft()
+        for cursor in request.text.cursors:
+            match = len(tokens) - cursor.start
+            best = self._better(tree, (cursor.node, cursor.node.length - cursor.left), match, depth, best)
+        if self._outputs is None:
+            return best
+        shared = self._outputs.tree
+        points = []
+        for match in range(1, min(self.tree_depth, len(tokens) + 1)):
+            point = shared.find(tokens[-match:])
+            if point is None:
+                break
+            points.append(point)
+        other = Draft()
+        for match in range(len(points), 0, -1):
+            other = self._better(shared, points[match - 1], match, depth, other)
+        if not other.tokens:
+            return best
+        # Of equal scores that of the longer match, then the request's own.
+        return other if (other.score, other.match) > (best.score, best.match) else best
+
+    def _better(self, tree: SuffixTree, point: tuple, match: int, depth: int, best: Draft) -> Draft:
+        """Returns the draft that follows a match, or the best one so far, of longer matches, if it is as good."""
+        most = min(self.max_draft_tokens, self._budget(match))
+        if most <= best.score:
+            return best  # not even certain tokens would be more
+        if self.mode == "path":
+            draft = tree.follow(point, min(most, depth), self.min_probability)
+        else:
+            draft = tree.branch(point, most, self.min_probability, depth)
+        draft.match = match
+        return draft if draft.score > best.score else best
+
+    def _budget(self, match: int) -> int:
+        return int(match * self.factor + self.offset)
+
+
+class _Request:
+    """What is known of a running request.
+
+    Attributes:
+        tree: Counts the strings of prompt and output.
+        text: Prompt and output in ``tree``.
+        prompt_length: The number of the prompt's tokens.
+        output: The output in the shared tree.
+        found: The draft for the sequence and room ``found_at``: its length, and how deep the draft may be.
+    """
+
+    def __init__(self, tree_depth: int, prompt_length: int):
+        self.tree, self.text = SuffixTree(tree_depth), Text()
+        self.prompt_length, self.output = prompt_length, Text()
+        self.found, self.found_at = Draft(), (0, 0)
+
+
+class _Outputs:
+    """The outputs of many requests in one tree, of which the oldest are forgotten.
+
+    Args:
+        tree_depth: See ``SuffixTree``.
+        most_requests: Finished outputs that are kept.
+        most_tokens: Their tokens.
+    """
+
+    def __init__(self, tree_depth: int, most_requests: int, most_tokens: int):
+        self.tree = SuffixTree(tree_depth)
+        self.most_requests, self.most_tokens = most_requests, most_tokens
+        self.finished: deque[Text] = deque()
+        self.tokens = 0
+
+    def finish(self, text: Text) -> None:
+        """Keep an output that will not grow any more, and forget the oldest ones."""
+        self.tree.end(text)
+        self.finished.append(text)
+        self.tokens += len(text.tokens)
+        while len(self.finished) > self.most_requests or self.tokens > self.most_tokens:
+            oldest = self.finished.popleft()
+            self.tokens -= len(oldest.tokens)
+            self.tree.forget(oldest)

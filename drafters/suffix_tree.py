@@ -1,0 +1,345 @@
+"""A suffix tree with counts, of texts that grow token by token: how often has what followed what?"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
+
+
+class Text:
+    """A text in a tree, which may still grow.
+
+    Attributes:
+        tokens: Its tokens so far.
+        cursors: Where its suffixes that occur elsewhere, too, end in the tree: the longest first.
+        open: Leaves that it has made and whose edges go on beyond its last token.
+    """
+
+    __slots__ = ("cursors", "open", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cursors: list[Cursor] = []
+        self.open: list[Node] = []
+
+
+class Node:
+    """A node with the edge above it.
+
+    The edge's tokens are ``text.tokens[start : start + length]``, as far as that text goes.
+
+    Attributes:
+        text: A text in which the edge occurs.
+        start: Where.
+        length: The number of tokens of the edge; at least 1, except for the root's.
+        count: How often the string down to the edge's first token occurs.
+        parent: The node above.
+        children: The nodes below, by the first tokens of their edges; None for a leaf.
+        best: The child with the largest count; of equals the one that reached it last.
+        inside: The cursors that stand in the edge, before its end.
+    """
+
+    __slots__ = ("best", "children", "count", "inside", "length", "parent", "start", "text")
+
+    def __init__(self, text: Text, start: int, length: int, count: int, parent: "Node | None") -> None:
+        self.text, self.start, self.length, self.count, self.parent = text, start, length, count, parent
+        self.children: dict[int, Node] | None = None
+        self.best: Node | None = None
+        self.inside: list[Cursor] | None = None
+
+    def count_at(self, offset: int) -> int:
+        """The number of occurrences of the string that ends with token ``offset`` of the edge, from 1."""
+        if not self.inside:
+            return self.count
+        left = self.length - offset
+        return self.count - sum(cursor.left > left for cursor in self.inside)
+
+
+class Cursor:
+    """Where a suffix of a text ends in the tree.
+
+    Attributes:
+        node: The node in whose edge it ends.
+        left: How many tokens of the edge are below it; 0 at the node itself.
+        start: Where the suffix begins in its text.
+    """
+
+    __slots__ = ("left", "node", "start")
+
+    def __init__(self, node: Node, left: int, start: int) -> None:
+        self.node, self.left, self.start = node, left, start
+
+
+Point = tuple[Node, int]
+"""A place in the tree: a node, and how many tokens of its edge lie above the place."""
+
+
+@dataclass
+class Draft:
+    """Tokens that may follow.
+
+    Attributes:
+        tokens: The token of every node, parents before children.
+        parents: The parent of each: -1 for the root, else a place in ``tokens``.
+        score: The sum of the probabilities of all nodes' paths, as the counts have it: how many tokens would be
+            accepted on average if the text went on like its past.
+        match: The number of tokens that the draft follows.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    score: float = 0.0
+    match: int = 0
+
+
+class SuffixTree:
+    """Counts every string of at most ``depth`` tokens of some texts.
+
+    Edges are compressed: a node is where occurrences of a string part, or where one of them ends for good. Every token
+    of a text makes at most two nodes, whatever the depth. To add a token, only those suffixes of the text are touched
+    that occurred before: a suffix that is new is a leaf, whose edge reads on in the text by itself. So a token costs as
+    many steps as the longest repeated suffix has tokens, and at most ``depth``.
+
+    Args:
+        depth: Tokens of the longest string that is counted.
+    """
+
+    def __init__(self, depth: int):
+        self.depth = depth
+        self.root = Node(Text(), 0, 0, 0, None)
+        self.root.children = {}
+
+    def extend(self, text: Text, tokens: Iterable[int]) -> None:
+        """Add tokens to a text's end."""
+        depth, root = self.depth, self.root
+        sequence = text.tokens
+        for token in tokens:
+            place = len(sequence)
+            sequence.append(token)
+            text.cursors.append(Cursor(root, 0, place))
+            kept: list[Cursor] = []
+            for cursor in text.cursors:
+                node = cursor.node
+                if cursor.left:
+                    at = node.start + node.length - cursor.left
+                    seen = node.text.tokens
+                    if at < len(seen) and seen[at] == token:
+                        cursor.left -= 1
+                        if not cursor.left:
+                            assert node.inside is not None, "the cursor is in it"
+                            node.inside.remove(cursor)
+                            # The newest occurrence: when an old text is forgotten, nothing refers to it.
+                            node.text, node.start = text, place + 1 - node.length
+                        if place - cursor.start + 1 < depth:
+                            kept.append(cursor)
+                        continue
+                    node = self._split(cursor, text, place)
+                child = None if node.children is None else node.children.get(token)
+                if child is None:
+                    self._add_leaf(node, token, text, place, place - cursor.start)
+                    continue
+                child.count += 1
+                if node.best is None or child.count >= node.best.count:
+                    node.best = child
+                cursor.node, cursor.left = child, child.length - 1
+                if cursor.left:
+                    if child.inside is None:
+                        child.inside = [cursor]
+                    else:
+                        child.inside.append(cursor)
+                else:
+                    child.text, child.start = text, place
+                if place - cursor.start + 1 < depth:
+                    kept.append(cursor)
+            text.cursors = kept
+
+    def end(self, text: Text) -> None:
+        """Note that a text will not grow any more."""
+        place = len(text.tokens)
+        for cursor in text.cursors:
+            if cursor.left:
+                self._split(cursor, text, place)
+        text.cursors = []
+        for leaf in text.open:
+            if leaf.text is text and leaf.start + leaf.length > place:
+                beyond = leaf.start + leaf.length - place
+                leaf.length -= beyond
+                for cursor in leaf.inside or ():
+                    cursor.left -= beyond
+                leaf.inside = [cursor for cursor in leaf.inside or () if cursor.left] or None
+        text.open = []
+
+    def forget(self, text: Text) -> None:
+        """Take a text that has ended out of the counts."""
+        tokens = text.tokens
+        for start in range(len(tokens)):
+            node, at, stop = self.root, start, min(start + self.depth, len(tokens))
+            while at < stop:
+                assert node.children is not None, "the text's strings are in the tree"
+                child = node.children[tokens[at]]
+                child.count -= 1
+                if not child.count:
+                    del node.children[tokens[at]]
+                if node is not self.root and node.best is child:
+                    node.best = max(node.children.values(), key=lambda each: each.count, default=None)
+                if not child.count:
+                    break
+                at += child.length
+                node = child
+            self._join(node)
+
+    def find(self, tokens: Sequence[int]) -> Point | None:
+        """Returns where a string ends in the tree; None if it does not occur."""
+        node, at, size = self.root, 0, len(tokens)
+        while True:
+            child = None if node.children is None else node.children.get(tokens[at])
+            if child is None:
+                return None
+            take = min(child.length, size - at)
+            if child.text.tokens[child.start : child.start + take] != tokens[at : at + take]:
+                return None
+            node, at = child, at + take
+            if at == size:
+                return (node, take) if node.count_at(take) else None
+
+    def follow(self, point: Point, most: int, least: float) -> Draft:
+        """Returns the path that goes on with the most frequent token every time.
+
+        Args:
+            point: Where it begins.
+            most: Its length at most.
+            least: It ends before its probability would fall below this.
+        """
+        node, offset = point
+        draft, probability, tokens = Draft(), 1.0, []
+        while len(tokens) < most:
+            if offset == node.length:
+                child = node.best
+                if child is None:
+                    break
+                probability *= child.count / node.count_at(offset)
+                node, offset, take = child, 0, 1
+            elif node.inside:
+                probability *= node.count_at(offset + 1) / node.count_at(offset)
+                take = 1
+            else:
+                take = min(most - len(tokens), node.length - offset)
+            at = node.start + offset
+            new = node.text.tokens[at : at + take]
+            if probability < least or not new:
+                break
+            tokens += new
+            draft.score += probability * len(new)
+            offset += len(new)
+        draft.tokens, draft.parents = tokens, list(range(-1, len(tokens) - 1))
+        return draft
+
+    def branch(self, point: Point, most: int, least: float, deepest: int) -> Draft:
+        """Returns the tree of the most probable paths.
+
+        Args:
+            point: Where it begins.
+            most: Its number of nodes at most.
+            least: No path is less probable.
+            deepest: No path is longer.
+        """
+        draft, order = Draft(), 0
+        # Of equally probable nodes the one that was found first.
+        heap: list[tuple[float, int, Point, int, int]] = [(-1.0, 0, point, -1, 0)]
+        while heap and len(draft.tokens) < most:
+            negative, _, (node, offset), above, depth = heappop(heap)
+            mine = -1
+            if depth:
+                mine = len(draft.tokens)
+                draft.tokens.append(node.text.tokens[node.start + offset - 1])
+                draft.parents.append(above)
+                draft.score -= negative
+            if depth == deepest:
+                continue
+            for child, at, share in _steps(node, offset, most - len(draft.tokens)):
+                probability = -negative * share
+                if probability < least:
+                    break
+                order += 1
+                heappush(heap, (-probability, order, (child, at), mine, depth + 1))
+        return draft
+
+    def _add_leaf(self, node: Node, token: int, text: Text, place: int, depth: int) -> None:
+        """Begin an edge below a node whose string has ``depth`` tokens; it reads on in the text by itself."""
+        leaf = Node(text, place, self.depth - depth, 1, node)
+        if node.children is None:
+            node.children = {token: leaf}
+        else:
+            node.children[token] = leaf
+        if node.best is None or node.best.count <= 1:
+            node.best = leaf
+        text.open.append(leaf)
+        if len(text.open) > 2 * self.depth:
+            text.open = [each for each in text.open if each.text is text and each.start + each.length > place]
+
+    def _split(self, cursor: Cursor, text: Text, place: int) -> Node:
+        """Make a node where a cursor stands in an edge; what is below it stays the old node.
+
+        Args:
+            cursor: The cursor.
+            text: Its text.
+            place: Where its suffix ends in the text.
+
+        Returns:
+            The new node.
+        """
+        node, below = cursor.node, cursor.left
+        length, parent, depth = node.length - below, node.parent, place - cursor.start
+        assert parent is not None and parent.children is not None, "the root has no edge"
+        # The pointer to the text that is here now: other occurrences may have been forgotten.
+        upper = Node(text, place - length, length, node.count, parent)
+        parent.children[text.tokens[upper.start]] = upper
+        if parent.best is node:
+            parent.best = upper
+        before = [each for each in node.inside or () if each.left >= below]
+        node.inside = [each for each in node.inside or () if each.left < below] or None
+        for each in before:
+            each.node, each.left = upper, each.left - below
+        upper.inside = [each for each in before if each.left] or None
+        node.count -= len(before)
+        node.start, node.length, node.parent = node.start + length, below, upper
+        if not node.count:
+            return upper  # what was below has been forgotten
+        other = node.text
+        if node.start == len(other.tokens):
+            # The leaf of a text that has come no further: its suffix is no longer the only one.
+            other.open.remove(node)
+            other.cursors.append(Cursor(upper, 0, node.start - depth))
+            other.cursors.sort(key=lambda each: each.start)
+            return upper
+        upper.children = {other.tokens[node.start]: node}
+        upper.best = node
+        return upper
+
+    def _join(self, node: Node) -> None:
+        """Take a node out at which nothing ends and nothing parts any more."""
+        if node.parent is None or node.inside or not node.children or len(node.children) > 1:
+            return
+        (child,) = node.children.values()
+        if child.count != node.count:
+            return
+        assert node.parent.children is not None, "it is one of them"
+        node.parent.children[node.text.tokens[node.start]] = child
+        if node.parent.best is node:
+            node.parent.best = child
+        child.parent = node.parent
+        child.start, child.length = child.start - node.length, child.length + node.length
+
+
+def _steps(node: Node, offset: int, most: int) -> Iterable[tuple[Node, int, float]]:
+    """Returns the places one token below a place, the most frequent first, with their share of its occurrences."""
+    here = node.count_at(offset)
+    if not here or not most:
+        return []
+    if offset < node.length:
+        if node.start + offset == len(node.text.tokens):
+            return []
+        return [(node, offset + 1, node.count_at(offset + 1) / here)]
+    if node.children is None:
+        return []
+    children = [node.best] if most == 1 and node.best else nlargest(most, node.children.values(), lambda n: n.count)
+    return [(child, 1, child.count / here) for child in children]

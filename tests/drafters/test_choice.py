@@ -1,0 +1,199 @@
+"""The better of two drafters per row: which one is chosen, and that the other one keeps up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.choice import ChoiceDrafter
+from drafters.medusa import MedusaDrafter
+from drafters.merged import MergedDrafter
+from drafters.model import ModelDrafter
+from drafters.ngram import NGramDrafter
+from drafters.suffix import SuffixDrafter
+from specdec.engine.engine import Engine
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed
+from tests.components import medusa_heads, perturbed
+from tests.forwards import prefill, slots_of
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from tests.test_distribution import LEVEL, SAMPLINGS, p_value
+from tests.test_distribution import VOCAB as FEW
+from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TraversalVerifier, WeightedTransportVerifier
+
+VOCAB = 32
+LOOPS = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+NEW = [5, 9, 2, 7, 1, 8, 3]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=VOCAB, layers=2)
+
+
+class Asked(ModelDrafter):
+    """Notes for which slots it drafts."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        self.__dict__.setdefault("asked", []).append(slots.host_index.tolist())
+        return super().propose(slots)
+
+
+def chooser(model, **options) -> ChoiceDrafter:
+    drafter = ChoiceDrafter(SuffixDrafter(6), Asked(perturbed(model, 0.1), [2, 1], sampling="iid"), **options)
+    drafter.bind(Target(model), max_batch_size=3, max_length=64)
+    return drafter
+
+
+@torch.inference_mode()
+def test_each_row_gets_the_better_draft(model) -> None:
+    drafter, sequences = chooser(model, start=0.9), [NEW, LOOPS, NEW[::-1]]
+    params = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0), SamplingParams()]
+    for slot, sequence in enumerate(sequences):
+        drafter.admit(slot, sequence, params[slot])
+    with shapes_unchecked():
+        slots = slots_of(sequences, vocab_size=VOCAB, params=params)
+        assert drafter.lookup.rate(slots)[0] == 0 and drafter.lookup.rate(slots)[1] > 0.9
+        tree = drafter.propose(slots)
+    assert drafter.model.asked == [[0, 2]]  # the row that is looked up costs the model nothing
+    assert tree.law[0, 1:5].tolist() == [1] * 4 and tree.law[2, 1:5].tolist() == [0] * 4
+    assert tree.tokens[1][tree.valid[1]].tolist() == [2, 3, 4, 1, 2, 3, 4] and not tree.law[1].any()
+    assert tree.parents[1, :3].tolist() == [-1, 0, 1] and tree.parents[0, :5].tolist() == [-1, 0, 0, 1, 2]
+    assert tree.draft_probs is not None and tree.draft_probs[0, 0].sum() == pytest.approx(1)
+
+
+def test_the_mean_follows_what_the_model_reaches(model) -> None:
+    """A model that is always right is asked until the look-up promises more."""
+    drafter = ChoiceDrafter(SuffixDrafter(8), Asked(model, 3), start=0.0, memory=0.5)
+    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=64) as engine:
+        engine.generate([NEW], SamplingParams(max_new_tokens=16, ignore_eos=True))
+        assert drafter._mean[0] > 2
+        rounds = len(drafter.model.asked)
+        engine.generate([LOOPS * 4], SamplingParams(max_new_tokens=1))
+        assert drafter._mean[0] == 0.0  # every request begins anew
+    assert rounds >= 3
+
+
+def knows_the_sequence(drafter: ModelDrafter, engine: Engine, slot: int) -> int:
+    """Check that a model's cache is what a prefill of the sequence gives; returns the number of tokens it knows."""
+    known = int(drafter.scorer._known[slot])
+    tokens = torch.from_numpy(engine._slots._host_tokens[slot : slot + 1, :known].astype(np.int64))
+    fresh = ModelRunner(drafter.model, max_batch_size=1, max_length=96, max_nodes=8)
+    prefill(fresh, tokens, np.zeros(1, dtype=np.int64))
+    for found, wanted in zip(drafter.runner.cache.tensors, fresh.cache.tensors, strict=True):
+        assert torch.allclose(found[:, slot, :known], wanted[:, 0, :known], atol=1e-5)
+    return known
+
+
+@pytest.mark.parametrize("kind", ["choice", "merged"])
+@torch.inference_mode()
+def test_the_model_keeps_up_with_what_was_looked_up(model, kind: str) -> None:
+    """After rounds of all kinds its cache holds what it would after a prefill of the sequence."""
+    part = Asked(perturbed(model, 0.2), [2, 1])
+    drafter = {
+        "choice": lambda: ChoiceDrafter(SuffixDrafter(6), part, start=0.7),
+        "merged": lambda: MergedDrafter(SuffixDrafter(6), part),
+    }[kind]()
+    told: list[Committed] = []
+
+    class Told(type(drafter)):
+        def observe(self, committed: Committed) -> None:
+            told.append(committed)
+            super().observe(committed)
+
+    drafter.__class__ = Told
+    known = []
+    long = SamplingParams(max_new_tokens=50, ignore_eos=True)
+    # Its own output, which ends in a loop, is what the look-up is right about from the first round on.
+    (output,) = Engine(Target(model), max_length=96).generate([NEW], long)
+    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=3, max_length=96) as e:
+        for prompt in ([*NEW, *output.token_ids[:30]], NEW, [*NEW, *output.token_ids]):
+            e.submit(prompt, replace(long, max_new_tokens=30))
+        for _ in range(8):
+            e.step()
+            known += [knows_the_sequence(part, e, slot) for slot in e._slots.running]
+    assert max(known) > 30
+    paths = [each.host_path for each in told if each.path is not None]
+    beyond = 4 if kind == "merged" else 0  # a look-up's nodes stand behind the model's four
+    assert any((path > beyond).any() for path in paths) and len(part.asked) >= 3
+
+
+def test_a_part_may_want_hidden_states(model) -> None:
+    drafter = ChoiceDrafter(SuffixDrafter(6), MedusaDrafter(medusa_heads(model), [2, 1]), start=0.5)
+    assert drafter.hidden_layers == (-1,)
+    plain = Engine(Target(model), max_batch_size=2, max_length=64)
+    wanted = SamplingParams(max_new_tokens=20)
+    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=64) as e:
+        found = [each.token_ids for each in e.generate([LOOPS, NEW], wanted)]
+        assert found == [each.token_ids for each in plain.generate([LOOPS, NEW], wanted)]
+
+
+RULES = {"block": BlockVerifier, "traversal": TraversalVerifier, "k-seq": KSeqVerifier, "wt": WeightedTransportVerifier}
+
+
+def test_trust_follows_how_often_the_look_up_was_right(model) -> None:
+    drafter = chooser(model, memory=0.5)
+    drafter._by_model[:], drafter._rated[:] = [False, False, True], [4.0, 0.0, 2.0]
+    drafter._trust[:] = [1.0, 1.0, 0.5]
+    told = Committed(
+        slots=torch.arange(3),
+        host_slots=np.arange(3),
+        tokens=torch.zeros(3, 2, dtype=torch.long),
+        starts=np.array([5, 5, 5]),
+        counts=np.array([2, 1, 2]),
+        next_tokens=torch.zeros(3, dtype=torch.long),
+        path=torch.tensor([[1], [-1], [-1]]),
+        hidden_states={},
+        host_path=np.array([[1], [-1], [-1]]),
+    )
+    with shapes_unchecked():
+        drafter.observe(told)
+    # One of four expected tokens; nothing was expected; the model's round brings trust back a little.
+    assert drafter._trust.tolist() == pytest.approx([0.625, 1.0, 0.525])
+    assert drafter._mean.tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", RULES)
+def test_the_engine_follows_the_target_with_every_rule(rule: str) -> None:
+    model = tiny_model("llama", vocab_size=FEW, scale=1.5, layers=2)
+    shape = 3 if rule == "block" else [2, 1]
+    parts = SuffixDrafter(4, factor=2.0), ModelDrafter(perturbed(model, 0.6), shape, sampling="iid")
+    assert p_value(model, ChoiceDrafter(*parts, start=0.5), RULES[rule](), SAMPLINGS["temperature 1"]) > LEVEL
+
+
+class Peeks(ChoiceDrafter):
+    """Mutant: keeps the model's draft only if its first token is one of low numbers, which looks at what was drawn."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        drawn = self.model.propose(slots)
+        if drawn.width == 1:
+            return drawn
+        kept = drawn.tokens[:, 1] < 2
+        return drawn.limited(torch.where(kept, drawn.max_depth, 0))
+
+
+def test_a_choice_that_looks_at_the_draft_is_biased() -> None:
+    model = tiny_model("llama", vocab_size=FEW, scale=1.5, layers=2)
+    drafter = Peeks(SuffixDrafter(4), ModelDrafter(perturbed(model, 0.6), 2), start=0.5)
+    assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], samples=2000) < LEVEL
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ChoiceDrafter(NGramDrafter(), SuffixDrafter()), "lookup is a NGramDrafter: give a drafter that rates"),
+        (lambda: ChoiceDrafter(SuffixDrafter(), NGramDrafter(), start=-1), "start=-1: give a number of tokens"),
+        (lambda: ChoiceDrafter(SuffixDrafter(), NGramDrafter(), memory=0), "memory=0: give more than 0"),
+    ],
+    ids=["lookup", "start", "memory"],
+)
+def test_bad_arguments_are_refused(make, words: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=words):
+        make()

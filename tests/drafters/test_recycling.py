@@ -1,0 +1,143 @@
+"""Token recycling: how the table is filled and unrolled, against plain Python."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from drafters.recycling import TEMPLATES, TokenRecyclingDrafter
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.tree import TreeShape
+from specdec.types import Decided
+from tests.forwards import slots_of
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
+
+VOCAB = 16
+TARGET = Target(tiny_model(vocab_size=VOCAB, layers=1))
+SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+
+
+def bound(shape=SHAPE, slots: int = 2, **options: object) -> TokenRecyclingDrafter:
+    drafter = TokenRecyclingDrafter(shape, **options)
+    drafter.bind(TARGET, max_batch_size=slots, max_length=64)
+    return drafter
+
+
+def tell(drafter: TokenRecyclingDrafter, nodes: list[list[int]], told: list[bool] | None = None) -> torch.Tensor:
+    """Let a round of made-up successors be followed; returns them."""
+    batch, width = len(nodes), len(nodes[0])
+    generator = torch.Generator().manual_seed(len(nodes[0]))
+    orders = torch.rand(batch, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
+    slots = torch.arange(batch)
+    drafter.follow(
+        Decided(
+            slots=slots,
+            lengths=slots,
+            tokens=slots[:, None],
+            counts=torch.ones(batch, dtype=torch.long),
+            next_tokens=slots,
+            path=torch.full((batch, 1), -1),
+            told=torch.ones(batch, dtype=torch.bool) if told is None else torch.tensor(told),
+            hidden_states={},
+            node_tokens=torch.tensor(nodes),
+            top_tokens=orders,
+        )
+    )
+    return orders
+
+
+def test_the_templates_are_those_that_were_meant() -> None:
+    paper = TEMPLATES["paper"]
+    assert paper.num_nodes == 80 and [Counter(paper.depths)[depth] for depth in range(1, 7)] == [8, 21, 25, 15, 8, 3]
+    assert {(0, 7), (1, 3), (2, 2), (3, 1), (7, 0), (0, 0, 7), (0, 2, 1), (5, 0, 0)} <= set(paper.paths)
+    assert {(0, 0, 1, 1), (3, 0, 0, 0), (0, 0, 0, 2, 0), (0, 0, 0, 1, 0, 0)} <= set(paper.paths)
+    assert TokenRecyclingDrafter("paper").top_tokens == 8
+    assert TEMPLATES["small"].num_nodes == 21
+
+
+@pytest.mark.parametrize("scope", ["request", "shared"])
+def test_a_tree_is_the_table_unrolled(scope: str) -> None:
+    drafter = bound(scope=scope)
+    found = tell(drafter, [[3, 4, 5, 4], [6, 7, 7, 8]])  # two nodes have the same token: the last one counts
+    table = {
+        slot: {token: found[slot, node].tolist() for node, token in enumerate(tokens)}
+        for slot, tokens in enumerate([[3, 4, 5, 4], [6, 7, 7, 8]])
+    }
+    if scope == "shared":
+        table = dict.fromkeys(table, table[0] | table[1])
+    shape = TreeShape.of(SHAPE)
+    sequences = [[1, 3], [1, 7]]
+    with shapes_unchecked():
+        tree = drafter.propose(slots_of(sequences))
+    for row, sequence in enumerate(sequences):
+        tokens: list[int | None] = [sequence[-1]]
+        for node in range(1, shape.num_nodes + 1):
+            above = tokens[shape.parents[node]]
+            tokens.append(table[row][above][shape.ranks[node]] if above in table[row] else None)
+        assert tree.valid[row].tolist() == [token is not None for token in tokens]
+        drafted = [token for token in tokens if token is not None]
+        assert tree.tokens[row][tree.valid[row]].tolist() == drafted
+        assert (tree.tokens[row][~tree.valid[row]] == sequence[-1]).all()
+
+
+def test_nothing_is_drafted_from_an_empty_table() -> None:
+    drafter = bound()
+    with shapes_unchecked():
+        assert drafter.propose(slots_of([[1, 2], [3, 4]])).valid.sum() == 2
+
+
+def test_padding_does_not_overwrite_the_root() -> None:
+    """Invalid nodes carry the root's token, and the target's successors there are those of another context."""
+    drafter = bound()
+    found = tell(drafter, [[3, 4, 3, 3]])
+    assert drafter._successors[3].tolist() == found[0, 0].tolist()
+
+
+def test_of_rows_that_share_the_last_one_counts_and_rows_that_are_not_told_do_not() -> None:
+    drafter = bound(slots=3)
+    found = tell(drafter, [[3, 4], [4, 3], [3, 5]], told=[True, True, False])
+    assert drafter._successors[3].tolist() == found[1, 1].tolist()
+    assert drafter._successors[4].tolist() == found[1, 0].tolist()
+    assert (drafter._successors[5] == -1).all()
+
+
+def test_a_request_begins_with_its_own_empty_table() -> None:
+    drafter = bound(scope="request")
+    tell(drafter, [[3, 4], [3, 5]])
+    drafter.admit(0, [1, 3], SamplingParams())
+    with shapes_unchecked():
+        tree = drafter.propose(slots_of([[1, 3], [1, 3]]))
+    assert tree.valid.sum(1).tolist() == [1, 3]
+    shared = bound(scope="shared")
+    tell(shared, [[3, 4], [3, 5]])
+    shared.admit(0, [1, 3], SamplingParams())
+    with shapes_unchecked():
+        assert (shared.propose(slots_of([[1, 3], [1, 3]])).valid.sum(1) == 3).all()
+
+
+def test_the_second_output_is_found_in_the_table() -> None:
+    """Through the engine, with whole rounds recorded: an output that the table has seen takes fewer rounds."""
+    wanted = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    drafter = TokenRecyclingDrafter([2, 1, 1])
+    with shapes_unchecked(), Engine(TARGET, drafter, RejectionVerifier(), max_length=64, recording="rounds") as engine:
+        first, second = (engine.generate([[1, 2, 3]], wanted)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
+    assert len(second.steps) < len(first.steps)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: TokenRecyclingDrafter("large"), "shape='large': give small, paper"),
+        (lambda: TokenRecyclingDrafter(scope="batch"), "scope='batch': give request"),
+        (lambda: bound([VOCAB + 1]), "takes the 17 most probable tokens of a vocabulary of 16"),
+    ],
+    ids=["shape", "scope", "vocabulary"],
+)
+def test_bad_arguments_are_refused(make, words: str) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=words):
+        make()

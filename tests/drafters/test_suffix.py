@@ -1,0 +1,230 @@
+"""Suffix drafts against counting by hand, and what is shared between requests."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.suffix import SuffixDrafter
+from specdec.drafter_checks import check_drafter
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.tree import DraftTree
+from specdec.types import Committed, DraftSampling
+from tests.forwards import slots_of
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
+
+TARGET = Target(tiny_model(vocab_size=8, layers=1))
+
+
+def bound(slots: int = 1, **options: object) -> SuffixDrafter:
+    drafter = SuffixDrafter(**{"factor": 1.0, **options})
+    drafter.bind(TARGET, max_batch_size=slots, max_length=200)
+    return drafter
+
+
+def drafted(drafter: SuffixDrafter, sequences: list[list[int]], **options: object) -> tuple[DraftTree, Slots]:
+    for slot, sequence in enumerate(sequences):
+        drafter.admit(slot, sequence[:1], SamplingParams())
+    slots = slots_of(sequences, **options)
+    with shapes_unchecked():
+        return drafter.propose(slots), slots
+
+
+def path_of(tree: DraftTree, row: int = 0) -> list[int]:
+    return tree.tokens[row, 1:][tree.valid[row, 1:]].tolist()
+
+
+def occurrences(sequence: list[int], string: list[int]) -> list[int]:
+    """Where a string ends."""
+    size = len(string)
+    return [end for end in range(size, len(sequence) + 1) if sequence[end - size : end] == string]
+
+
+def reference(sequence: list[int], drafter: SuffixDrafter, deepest: int) -> tuple[list[int], float]:
+    """The best path, by the words of the drafter's docstring, with its score."""
+    best: tuple[float, int, list[int]] = (0.0, 0, [])
+    for match in range(1, min(drafter.tree_depth, len(sequence) + 1)):
+        string, drawn, probability, score = sequence[-match:], [], 1.0, 0.0
+        if len(occurrences(sequence, string)) < 2:
+            break
+        while len(drawn) < min(int(match * drafter.factor + drafter.offset), drafter.max_draft_tokens, deepest):
+            if len(string) == drafter.tree_depth:
+                break
+            ends = occurrences(sequence, string)
+            follows = [sequence[end] for end in ends if end < len(sequence)]
+            if not follows:
+                break
+            # The most frequent; of equals the one that came last.
+            token = max(reversed(follows), key=follows.count)
+            probability *= follows.count(token) / len(ends)
+            if probability < drafter.min_probability:
+                break
+            score += probability
+            drawn.append(token)
+            string = [*string, token]
+        if drawn:
+            best = max(best, (score, match, drawn), key=lambda each: each[:2])
+    return best[2], best[0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(2, 9),
+    st.sampled_from([0.05, 0.3, 0.5]),
+    st.sampled_from([(1.0, 0.0), (2.0, 1.0), (0.5, 2.0)]),
+    st.integers(1, 9),
+)
+def test_paths_are_those_that_counting_finds(sequence, depth, least, budget, deepest) -> None:
+    factor, offset = budget
+    drafter = bound(tree_depth=depth, min_probability=least, factor=factor, offset=offset, max_draft_tokens=6)
+    tree, slots = drafted(drafter, [sequence], max_depth=deepest)
+    wanted, score = reference(sequence, drafter, deepest)
+    assert path_of(tree) == wanted
+    assert drafter.rate(slots)[0] == pytest.approx(score)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=4, max_size=30), st.integers(1, 6), st.integers(1, 4))
+def test_trees_hold_the_most_probable_paths(sequence, most, deepest) -> None:
+    """Of every match's continuations, the best set of nodes that the budget allows."""
+    drafter = bound(mode="tree", tree_depth=7, factor=2.0, min_probability=0.05, max_draft_tokens=most)
+    tree, slots = drafted(drafter, [sequence], max_depth=deepest)
+    scores = [0.0]
+    for match in range(1, min(7, len(sequence) + 1)):
+        context, reach = sequence[-match:], {(): 1.0}
+        if len(occurrences(sequence, context)) < 2:
+            break
+        found: list[float] = []
+        while reach:  # every path that is probable enough
+            longer = {}
+            for path, probability in reach.items():
+                string = [*context, *path]
+                ends = occurrences(sequence, string)
+                if len(string) == 7 or len(path) == deepest:
+                    continue
+                for token in range(3):
+                    share = sum(end < len(sequence) and sequence[end] == token for end in ends) / len(ends)
+                    if share and probability * share >= 0.05:
+                        longer[*path, token] = probability * share
+            found += longer.values()
+            reach = longer
+        scores.append(sum(sorted(found)[-min(most, 2 * match) :]))
+    assert drafter.rate(slots)[0] == pytest.approx(max(scores))
+    assert int(tree.valid.sum()) - 1 <= most and tree.max_depth <= deepest
+    parents = zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), tree.valid[0].tolist(), strict=True)
+    siblings = [(parent, token) for parent, token, valid in parents if valid]
+    assert len(set(siblings)) == len(siblings)
+    assert tree.only_law is DraftSampling.DETERMINISTIC and tree.draft_probs is None
+
+
+def test_what_followed_once_has_one_half_and_ties_go_to_the_latest() -> None:
+    drafter = bound()
+    tree, slots = drafted(drafter, [[1, 2, 3, 1]])
+    assert path_of(tree) == [2] and drafter.rate(slots)[0] == 0.5  # the own occurrence of 1 counts
+    tree, slots = drafted(drafter, [[1, 2, 1, 3, 1]])
+    assert path_of(tree) == [3] and drafter.rate(slots)[0] == pytest.approx(1 / 3)
+
+
+def test_rows_are_drafted_by_their_own_sequences() -> None:
+    sequences = [[1, 2, 3, 1, 2], [4, 5, 6], [5, 5, 5, 5], [1, 2, 3, 1, 2]]
+    drafter = bound(slots=4)
+    tree, _ = drafted(drafter, sequences, drafting=[True, True, True, False])
+    alone = [path_of(drafted(bound(), [sequence])[0]) for sequence in sequences[:3]]
+    assert [path_of(tree, row) for row in range(4)] == [*alone, []]
+    assert alone[0] == [3, 1] and alone[1] == [] and alone[2] == [5, 5]
+
+
+def committed(slot: int, start: int, tokens: list[int]) -> Committed:
+    return Committed(
+        slots=torch.tensor([slot]),
+        host_slots=np.array([slot]),
+        tokens=torch.tensor([tokens]),
+        starts=np.array([start]),
+        counts=np.array([len(tokens)]),
+        next_tokens=torch.tensor([0]),
+        path=torch.tensor([[1] * (len(tokens) - 1)]),
+        hidden_states={},
+        host_emitted=np.array([[*tokens[1:], 1, 7]]),  # 7 is padding
+    )
+
+
+def test_outputs_are_shared_and_prompts_are_not() -> None:
+    drafter = bound(slots=2, shared=True)
+    drafter.admit(0, [7, 1, 2, 3, 7, 5], SamplingParams())
+    slots = slots_of([[7, 1, 2, 3, 7, 5, 6, 4]])
+    with shapes_unchecked():
+        drafter.propose(slots)  # the output so far is 6 4; both stand in the trees before the round
+        drafter.observe(committed(0, 7, [4, 3, 2]))  # the root and two accepted tokens
+    drafter.release(0)
+    (output,) = drafter._outputs.finished
+    assert output.tokens == [6, 4, 3, 2, 1]
+    assert path_of(drafted(drafter, [[1]])[0]) == []  # 1 has been followed by nothing but in the prompt
+    tree, slots = drafted(drafter, [[0, 6, 4]])
+    assert path_of(tree) == [3, 2]  # the match has two tokens
+    assert drafter.rate(slots)[0] == pytest.approx(1 / 2 + 1 / 2)  # 6 4 came twice, this time included
+
+
+def test_running_requests_share_too() -> None:
+    drafter = bound(slots=2, shared=True)
+    tree, _ = drafted(drafter, [[5, 1, 2], [0, 1, 2, 3, 4]])
+    assert path_of(tree, 0) == [3, 4]  # whichever row comes first
+
+
+def test_the_oldest_outputs_are_forgotten() -> None:
+    drafter = bound(shared=True, shared_requests=3)
+    for number in range(5):
+        drafted(drafter, [[7, number, number + 1, number + 2]])
+        drafter.release(0)
+    assert [text.tokens[0] for text in drafter._outputs.finished] == [2, 3, 4]
+    assert path_of(drafted(drafter, [[7, 0, 1]])[0]) == []
+    assert path_of(drafted(drafter, [[7, 4, 5]])[0]) == [6]
+    few = bound(shared=True, shared_tokens=5)
+    for number in range(3):
+        drafted(few, [[7, number, number + 1, number + 2]])
+        few.release(0)
+    assert few._outputs.tokens == 3 and len(few._outputs.finished) == 1
+
+
+def test_an_output_that_came_before_is_drafted_whole() -> None:
+    """Through the engine: the second time, nearly every token is drafted from the shared tree."""
+    model = tiny_model(vocab_size=64)
+    wanted = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    drafter = SuffixDrafter(16, shared=True, factor=2.0)
+    with shapes_unchecked(), Engine(Target(model), drafter, RejectionVerifier(), max_length=64) as engine:
+        first = engine.generate([[1, 2, 3]], wanted)[0]
+        second = engine.generate([[1, 2, 3]], wanted)[0]
+    assert second.token_ids == first.token_ids
+    assert len(second.steps) <= len(first.steps) * 2 / 3
+
+
+@pytest.mark.full
+def test_paths_of_one_request_keep_the_contract() -> None:
+    model = tiny_model(vocab_size=24, layers=2)
+    with shapes_unchecked():
+        findings = check_drafter(SuffixDrafter, Target(model), verifier=RejectionVerifier(), rounds=40)
+    assert not [finding for finding in findings if finding.failed]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_draft_tokens": 0}, "max_draft_tokens=0: give at least 1"),
+        ({"mode": "graph"}, "mode='graph': give path"),
+        ({"tree_depth": 1}, "tree_depth=1: give at least 2"),
+        ({"factor": 0.01}, "leave a match of 23 tokens, the longest, less than one token"),
+        ({"factor": float("nan")}, "give finite numbers"),
+        ({"min_probability": 0.0}, "min_probability=0.0: give more than 0"),
+        ({"shared": 1}, "shared=1: give True or False"),
+        ({"shared_requests": 0}, "shared_requests=0: give at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence(options, words) -> None:
+    with shapes_unchecked(), pytest.raises(ValueError, match=words):
+        SuffixDrafter(**options)
