@@ -1,8 +1,8 @@
 """Train a drafter for a target: ``python -m experiments.train head=medusa target.name=… data=chat data.file=…``.
 
-The same command trains a small model, Medusa heads, EAGLE-3, MTP modules and block drafters: ``head=`` chooses. Every so
-many steps the head drafts for held-out prompts in the engine, and the weights with the greatest mean acceptance length
-are kept. ``accelerate launch -m experiments.train …`` uses the GPUs there are; ``resume=true out=FOLDER`` goes on.
+The same command trains a small model, Medusa heads, EAGLE-3, MTP modules and block drafters: ``head=`` chooses. From
+time to time the head drafts for held-out prompts in the engine, and the weights with the greatest mean acceptance
+length are kept. ``accelerate launch -m experiments.train …`` uses the GPUs there are; ``resume=true out=FOLDER`` goes on.
 """
 
 from typing import TYPE_CHECKING

@@ -129,7 +129,7 @@ def train_head(config: DictConfig) -> Path:
         raise
     finally:
         if main:
-            tracker.summary({name: value for name, value in progress.last.items()})
+            tracker.summary(progress.last)
             tracker.finish(exit_code)
     if main:
         say_result(progress, folder, [folder / BEST, folder / LAST])

@@ -10,7 +10,6 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from experiments.datasets.sources import read_source, training_files
 from experiments.bundling.card import model_card
 from experiments.bundling.config import Recipe
 from experiments.bundling.evaluation import bits_per_byte, distinct_4_grams
@@ -18,6 +17,7 @@ from experiments.bundling.fitting import Windows, fit
 from experiments.bundling.losses import distillation, medusa_distillation, next_token
 from experiments.bundling.models import load_target, new_llama, new_medusa_heads, sample_texts, save_llama
 from experiments.bundling.text import encode, interleave, load_tokenizer, train_tokenizer
+from experiments.datasets.sources import read_source, training_files
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "tokenizer": (),

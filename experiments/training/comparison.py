@@ -104,7 +104,7 @@ class Comparison(nn.Module):
             distinct, where = places.unique(return_inverse=True)
             log_p = F.log_softmax(states.logits(distinct), -1)
             best = log_p.argmax(-1)
-            covered, mass, restricted = restrict(log_p, best, head.columns)
+            covered, restricted = restrict(log_p, best, head.columns)
         columns = column_of(labels, head.columns)
         losses, entropies, alphas, agreements = [], [], [], []
         for depth in range(1, places.shape[1] + 1):
@@ -134,14 +134,12 @@ class Comparison(nn.Module):
 
 def restrict(
     log_p: Float[Tensor, "place vocab"], best: Int[Tensor, " place"], columns: Int[Tensor, " column"] | None
-) -> tuple[Bool[Tensor, " place"], Float[Tensor, " place"], Float[Tensor, "place column"]]:
-    """Returns whether the most probable token has a column, the columns' mass, and p renormalized over the columns."""
+) -> tuple[Bool[Tensor, " place"], Float[Tensor, "place column"]]:
+    """Returns whether the most probable token has a column, and p renormalized over the columns."""
     if columns is None:
-        ones = torch.ones_like(log_p[:, 0])
-        return ones.bool(), ones, log_p
+        return torch.ones_like(best, dtype=torch.bool), log_p
     part = log_p.index_select(-1, columns)
-    mass = part.logsumexp(-1, keepdim=True)
-    return torch.isin(best, columns), mass[:, 0].exp(), part - mass
+    return torch.isin(best, columns), part - part.logsumexp(-1, keepdim=True)
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:
@@ -152,9 +150,13 @@ def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | N
     return found.where(columns[found] == tokens, -1)
 
 
-def counted(anchors: Anchors, batch: Batch, states: TargetStates, columns: Tensor | None, chunk: int) -> Anchors:
-    """Returns the anchors with the places that the loss counts: with a reduced vocabulary, where the target's most
-    probable token has a column."""
+def counted(
+    anchors: Anchors, batch: Batch, states: TargetStates, columns: Int[Tensor, " column"] | None, chunk: int
+) -> Anchors:
+    """Returns the anchors with the places that the loss counts.
+
+    With a reduced vocabulary these are the places where the target's most probable token has a column.
+    """
     if columns is None:
         return anchors
     places = anchors.places(batch)

@@ -35,7 +35,7 @@ class Watcher(Protocol):
         """The head was measured."""
 
 
-class Diverged(ValueError):
+class DivergedError(ValueError):
     """A loss or gradient was not finite."""
 
 
@@ -108,7 +108,7 @@ class Training:
         """Train to the end, from the newest checkpoint if there is one.
 
         Raises:
-            Diverged: A loss or gradient is not finite. Names the batch, and the checkpoint before it.
+            DivergedError: A loss or gradient is not finite. Names the batch, and the checkpoint before it.
         """
         self._cut_log()
         self.comparison.train()
@@ -161,7 +161,8 @@ class Training:
             total += loss.detach()
             tally.add(places, part, autoregressive=self.head.autoregressive)
         value = float(_summed(accelerator, total))
-        norm = float(accelerator.clip_grad_norm_(self._parameters, config.clip or math.inf))
+        found: Any = accelerator.clip_grad_norm_(self._parameters, config.clip or math.inf)
+        norm = float(found)
         if not (math.isfinite(value) and math.isfinite(norm)):
             self._stop(step, value, norm)
         set_learning_rates(self.optimizers, config.factor(step))
@@ -248,7 +249,7 @@ class Training:
         good = self.checkpoints.newest()
         kept = f"the last good checkpoint is {good}" if good is not None else "there is no checkpoint yet"
         what = f"the loss is {value}" if not math.isfinite(value) else f"the gradient's norm is {norm}"
-        raise Diverged(
+        raise DivergedError(
             f"{what} in step {step + 1}, on rows {numbers} ({self.rows.describe(numbers)}): {kept}; lower fit.lr, or "
             f"look at that text"
         )

@@ -54,6 +54,8 @@ def prompts_of(documents: Sequence[Document], config: ServedConfig) -> list[list
     """
     generator = torch.Generator().manual_seed(0)
     found: list[list[int]] = []
+    if not config.prompts:
+        return found
     for index in torch.randperm(len(documents), generator=generator).tolist():
         document = documents[index]
         prompt = document.prompt
@@ -65,7 +67,7 @@ def prompts_of(documents: Sequence[Document], config: ServedConfig) -> list[list
             found.append(prompt)
         if len(found) == config.prompts:
             break
-    if not found and config.prompts:
+    if not found:
         raise ValueError(
             f"no held-out document has a prompt of at most {config.prompt_tokens} tokens: raise served.prompt_tokens, "
             f"or give served.prompts=0"

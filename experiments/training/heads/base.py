@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
 from specdec.interfaces import Drafter
@@ -108,7 +109,7 @@ class TrainedHead(nn.Module, ABC):
             facts: What is known about the training, for a file beside the weights.
         """
 
-    def calibrate(self, temperatures: list[float]) -> None:  # noqa: B027
+    def calibrate(self, temperatures: list[float]) -> None:
         """Take over the temperature of every depth's confidence, found on held-out text."""
 
 
@@ -121,3 +122,10 @@ def check_depths(depths: int) -> int:
     if depths < 1:
         raise ValueError(f"head.depths={depths}: give at least 1")
     return depths
+
+
+def output_of(model: PreTrainedModel) -> nn.Linear:
+    """Returns a model's output layer."""
+    found: Any = model.get_output_embeddings()
+    assert found is not None, "FrozenTarget refuses models without one"
+    return found

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from drafters.model import ModelDrafter
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
-from experiments.training.heads.base import Prediction, TrainedHead, check_depths
+from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
 from experiments.training.states import additive, visible
 from specdec.interfaces import Drafter
 from specdec.modeling.loading import load
@@ -69,7 +69,7 @@ class TrainedLM(TrainedHead):
             )
             self.model = AutoModelForCausalLM.from_config(config).float()
         assert self.model is not None
-        width = self.model.get_output_embeddings().weight.shape[0]
+        width = output_of(self.model).weight.shape[0]
         if width != target.vocab_size:
             raise ValueError(
                 f"the head has {width} tokens and the target {target.name} has {target.vocab_size}: "
@@ -94,7 +94,7 @@ class TrainedLM(TrainedHead):
     ) -> Float[Tensor, "place column"]:
         """Returns the output layer's."""
         assert self.model is not None
-        return self.model.get_output_embeddings()(states).float()
+        return output_of(self.model)(states).float()
 
     def drafter(self) -> Drafter:
         """Returns a chain of the model's own."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.heads.base import Prediction, TrainedHead, check_depths
+from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 
@@ -42,7 +42,7 @@ class TrainedMedusa(TrainedHead):
         Raises:
             ValueError: Loaded heads are of another number or width.
         """
-        output = target.model.get_output_embeddings()
+        output = output_of(target.model)
         vocab_size, hidden_size = output.weight.shape
         if self.name is not None:
             self.heads = MedusaHeads.from_pretrained(self.name, dtype=torch.float32)

@@ -10,12 +10,12 @@ from omegaconf import DictConfig
 
 from drafters.medusa_heads import MedusaHeads
 from experiments.app.config import plain, typed
-from experiments.datasets.sources import stdlib_root
 from experiments.bundle import bundle
 from experiments.bundling.config import Recipe
 from experiments.bundling.fitting import FitConfig
 from experiments.bundling.losses import distance
 from experiments.bundling.text import interleave
+from experiments.datasets.sources import stdlib_root
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
