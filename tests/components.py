@@ -9,11 +9,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafters.eagle import EagleDrafter
+from drafters.heads.base import FeatureHead
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.synthetic import SyntheticDrafter
+from specdec.drafting.builders import ExpansionTree
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -55,10 +60,38 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     return heads
 
 
+def feature_head(model: PreTrainedModel, make: Callable[[], FeatureHead]) -> FeatureHead:
+    """A random head whose logits depend on its features and on everything before."""
+    torch.manual_seed(11)
+    head = make()
+    for parameter in head.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(6.0)
+    return head
+
+
+def eagle_head(model: PreTrainedModel) -> EagleHead:
+    """Joins the embedding and the target's last hidden state, and borrows the target's output layer."""
+    return feature_head(model, lambda: EagleHead.for_target(model))
+
+
+def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
+    """Fuses three hidden states; every token but one has a column."""
+    ids = [token for token in range(model.get_output_embeddings().weight.shape[0]) if token != 3]
+    return feature_head(model, lambda: Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids))
+
+
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
+    "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
+        eagle_head(target), TREE, sampling="without_replacement"
+    ),
+    "eagle3_chain_iid": lambda target, distance=DISTANCE: EagleDrafter(eagle3_head(target), 3, sampling="iid"),
+    "eagle3_expansion": lambda target, distance=DISTANCE: EagleDrafter(
+        eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)
+    ),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
     "model_paths_iid": lambda target, distance=DISTANCE: ModelDrafter(

@@ -138,6 +138,9 @@ def test_plain_sampling_follows_the_target(model, sampling: str) -> None:
 STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGEST.items()} | {
     ("min-p", "ngram", EVERYWHERE),
     ("temperature 1", "medusa", EVERYWHERE),
+    ("temperature 1", "eagle_tree_without_replacement", EVERYWHERE),
+    ("temperature 1", "eagle3_chain_iid", EVERYWHERE),
+    ("temperature 1", "eagle3_expansion", EVERYWHERE),
     ("temperature 1", "synthetic", EVERYWHERE),
     ("repetition penalty", "model_chain_iid", EVERYWHERE),
     ("temperature 1", "model_tree_deterministic", EVERYWHERE),

@@ -35,7 +35,7 @@ class VocabularyMap:
     def to_drafter(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Returns the columns of tokens. A token without one gets another's: a bad draft, never a wrong output."""
         if self.ids is not None:
-            return torch.searchsorted(self.ids, tokens).clamp_(max=self.common - 1)
+            return torch.searchsorted(self.ids, tokens.contiguous()).clamp_(max=self.common - 1)
         return tokens if self.drafter >= self.target else tokens.clamp(max=self.drafter - 1)
 
     def to_target(self, columns: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

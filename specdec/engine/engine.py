@@ -112,8 +112,6 @@ class Engine:
             check_verifier_attributes(verifier)
             verifier.check(drafter)
             ownership.check_free(drafter)
-            inspector = Inspector(drafter, verifier, self._request_in) if check else None
-            self._speculative = Mode.speculative(drafter, verifier) if inspector is None else inspector.mode()
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
@@ -131,6 +129,9 @@ class Engine:
                 needs = {"leaf_probs": True} if verifier.needs_leaf_probs else {}
                 drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length, **needs)
                 ownership.take(drafter, self)
+                # After `bind`, in which a drafter may choose hidden states by the target's number of layers.
+                inspector = Inspector(drafter, verifier, self._request_in) if check else None
+                self._speculative = Mode.speculative(drafter, verifier) if inspector is None else inspector.mode()
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
         self._rounds = rounds_for(self.runner, self._slots, self.timer, recording=recording, optimize=optimize)

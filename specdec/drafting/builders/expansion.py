@@ -99,10 +99,10 @@ class ExpansionTree(TreeBuilder):
 
     def _best(
         self,
-        scores: list[Float[Tensor, "batch some"]],
-        tokens: list[Int[Tensor, "batch some"]],
-        parents: list[Int[Tensor, "batch some"]],
-        numbers: list[Int[Tensor, "batch some"]],
+        scores: list[Float[Tensor, "batch _"]],
+        tokens: list[Int[Tensor, "batch _"]],
+        parents: list[Int[Tensor, "batch _"]],
+        numbers: list[Int[Tensor, "batch _"]],
         drawing: Drawing,
         depth: int,
         width: int,

@@ -1,0 +1,242 @@
+"""What heads have in common that read pairs: the target's hidden state at t, and token t+1."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+
+def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
+    """Returns the configuration of a new head of a target's widths, with plain rotary embeddings.
+
+    Args:
+        target: The model.
+        layers: The head's decoder layers.
+        intermediate_size: Width of their MLPs; None for the target's.
+    """
+    text: Any = target.config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    return LlamaConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=intermediate_size or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None),
+        max_position_embeddings=text.max_position_embeddings,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+class FeatureBackbone(nn.Module):
+    """A head without its output layer: joins embeddings and features, and runs decoder layers over them.
+
+    A subclass sets the modules and says how the two are joined.
+
+    Attributes:
+        config: What the decoder layers read.
+        embed_tokens: The input embeddings; None if they are borrowed from the target (``FeatureHead.bound``).
+        layers: Decoder layers, called as transformers calls its own.
+        norm: The last norm, before the output layer.
+        rotary_emb: The rotary embedding.
+        fusion: Makes a feature of the target's hidden states, which it is given side by side.
+        feature_width: The width of a feature.
+    """
+
+    embed_tokens: nn.Module | None
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary_emb: nn.Module
+    fusion: nn.Module
+    feature_width: int
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def join(
+        self, embeds: Float[Tensor, "batch node hidden"], features: Float[Tensor, "batch node width"]
+    ) -> Float[Tensor, "batch node joined"]:
+        """Returns what the first layer reads."""
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch node"] | None = None,
+        features: Float[Tensor, "batch node width"] | None = None,
+        attention_mask: Any = None,
+        position_ids: Int[Tensor, "batch node"] | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Runs pairs through the layers; see ``FeatureHead.forward``."""
+        embeds = self._embedded(input_ids) if inputs_embeds is None else inputs_embeds
+        if features is None:
+            features = embeds.new_zeros(*embeds.shape[:2], self.feature_width)
+        if position_ids is None:
+            start = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(start, start + embeds.shape[1], device=embeds.device)[None]
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        hidden = self.join(embeds, features)
+        rotary = self.rotary_emb(embeds, position_ids=position_ids)
+        inputs: list[Tensor] = []
+        for layer in self.layers:
+            inputs.append(hidden)
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=rotary,
+                **kwargs,
+            )
+        normed = self.norm(hidden)
+        return BaseModelOutputWithPast(
+            last_hidden_state=normed,
+            past_key_values=past_key_values,
+            hidden_states=(*inputs, hidden, normed) if output_hidden_states else None,
+        )
+
+    def _embedded(self, input_ids: Int[Tensor, "batch node"] | None) -> Float[Tensor, "batch node hidden"]:
+        if self.embed_tokens is None:
+            raise ValueError("this head has no embeddings: it borrows the target's, call FeatureHead.bound first")
+        return self.embed_tokens(input_ids)
+
+
+class FeatureHead(PreTrainedModel):
+    """A causal LM over pairs: row t is (feature of position t, token t+1), and its logits are of token t+2.
+
+    A feature is made of the target's hidden states (``fuse``), or it is the head's own output for the pair before
+    (``hidden_states[fed_back]``) where the target has not been run yet.
+
+    Attributes:
+        model: Everything but the output layer.
+        lm_head: The output layer; None if it is borrowed from the target.
+        hidden_layers: The hidden states of the target that a feature is made of, numbered as in
+            ``Drafter.hidden_layers``; None if the head's files do not say.
+        captured: How many they are.
+        captured_width: The width of each.
+        fed_back: Which of the head's own hidden states is the next pair's feature. ``hidden_states`` are the inputs of
+            all layers, then the last layer's output, and last the same after the norm.
+        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
+    """
+
+    base_model_prefix = "model"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    model: FeatureBackbone
+    lm_head: nn.Module | None
+    hidden_layers: tuple[int, ...] | None
+    captured: int
+    captured_width: int
+    fed_back: int
+    draft_ids: Int[Tensor, " column"] | None
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> Any:
+        return self.lm_head
+
+    @property
+    def feature_width(self) -> int:
+        """The width of a feature."""
+        return self.model.feature_width
+
+    def fuse(self, states: Sequence[Float[Tensor, "batch position hidden"]]) -> Float[Tensor, "batch position width"]:
+        """Returns the features of the target's hidden states, given in the order of ``hidden_layers``."""
+        return self.model.fusion(torch.cat(list(states), dim=-1))
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch node"] | None = None,
+        features: Float[Tensor, "batch node width"] | None = None,
+        attention_mask: Any = None,
+        position_ids: Int[Tensor, "batch node"] | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Runs pairs.
+
+        Args:
+            input_ids: The tokens of the pairs, as the target's ids.
+            features: Their features; zeros if not given.
+            attention_mask: None for causal; or two-dimensional, or complete, as transformers' models take it.
+            position_ids: The positions of the pairs, which are those of their features; counted from 0 if not given.
+            past_key_values: A cache of transformers, or ours.
+            inputs_embeds: Embeddings in place of tokens.
+            use_cache: Passed on to the layers.
+            output_hidden_states: Whether to return hidden states.
+            logits_to_keep: How many of the last pairs get logits; 0 for all.
+
+        Returns:
+            Logits ``[batch, node, column]``, and hidden states if asked for.
+        """
+        output = self.model(
+            input_ids=input_ids,
+            features=features,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            **kwargs,
+        )
+        if self.lm_head is None:
+            raise ValueError("this head has no output layer: it borrows the target's, call FeatureHead.bound first")
+        hidden = output.last_hidden_state
+        return CausalLMOutputWithPast(
+            logits=self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden),
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+        )
+
+    def bound(self, target: PreTrainedModel) -> "FeatureHead":
+        """Returns the same head on the target's device and in its dtype, with what it borrows from the target.
+
+        The parameters are this head's own where device and dtype are right, so that training goes on in both.
+        """
+        device, dtype = target.device, target.dtype
+        fits = all(each.device == device and each.dtype is dtype for each in self.parameters())
+        shared = [*self.parameters(), *self.buffers()] if fits else []
+        twin = copy.deepcopy(self, {id(each): each for each in shared})
+        if not fits:
+            twin.zero_grad()  # a head in training was copied with its gradients
+            twin.requires_grad_(False)
+            nn.Module.to(twin, device=device, dtype=dtype)
+            # A cast would round its frequencies, which stay in float32.
+            twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config).to(device)
+        if twin.model.embed_tokens is None:
+            twin.model.embed_tokens = target.get_input_embeddings()
+        if twin.lm_head is None:
+            twin.lm_head = target.get_output_embeddings()
+        return twin.eval()
