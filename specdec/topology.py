@@ -1,6 +1,6 @@
 """How the nodes of a draft tree are connected: parents, and what follows from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -18,8 +18,8 @@ class Topology:
     Node 0 is the root, and every parent stands before its children. Rows that share one topology store it once:
     ``rows`` is then 1, and everything here broadcasts over the batch.
 
-    Make one with ``of_shape``, ``chain`` or ``from_parents``. The first two derive the bounds from the shape.
-    ``from_parents`` derives them from the parents, or takes given bounds, which ``DraftTree`` checks.
+    Make one with ``of_shape``, ``chain``, ``block`` or ``from_parents``. The first three derive the bounds from the
+    shape. ``from_parents`` derives them from the parents, or takes given bounds, which ``DraftTree`` checks.
 
     Attributes:
         parents: Index of every node's parent; -1 for the root.
@@ -28,6 +28,7 @@ class Topology:
         in_line: Whether every node's parent is the node before it. False if that is not known.
         static: Whether the host knows all parents, because they come from a shape. Tables that follow from them are
             then made once, and the host may look at them.
+        both_ways: Whether nodes also see those below them (``block``). Such a topology is for forwards only.
     """
 
     parents: Int[Tensor, "rows node"]
@@ -35,6 +36,7 @@ class Topology:
     max_children: int
     in_line: bool = False
     static: bool = False
+    both_ways: bool = False
 
     @classmethod
     def of_shape(cls, shape: TreeShape, device: torch.device) -> "Topology":
@@ -45,6 +47,14 @@ class Topology:
     def chain(cls, width: int, device: torch.device) -> "Topology":
         """Returns a root and ``width - 1`` nodes in line below it; width 1 is a root alone. Made once per device."""
         return _chain(width, device)
+
+    @classmethod
+    def block(cls, width: int, device: torch.device) -> "Topology":
+        """Returns ``width`` nodes at consecutive positions which all see each other: ``ancestors`` is all True.
+
+        So a block drafter fills its slots together. Made once per device.
+        """
+        return _block(width, device)
 
     @classmethod
     def from_parents(
@@ -94,7 +104,7 @@ class Topology:
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "rows node node"]:
-        """``ancestors[b, i, j]``: node j is node i or above it.
+        """``ancestors[b, i, j]``: node j is node i or above it, so that node i sees it.
 
         The chain 0 - 1 - 2 with a second child 3 of node 1::
 
@@ -128,7 +138,7 @@ class Topology:
 
     def rows(self, part: slice) -> "Topology":
         """Returns the topology of some of the rows."""
-        some = Topology(self.parents[part], self.max_depth, self.max_children, self.in_line, self.static)
+        some = replace(self, parents=self.parents[part])
         known = vars(self)
         tables = {name: known[name] for name in ("depth", "ancestors", "deeper", "paths") if name in known}
         vars(some).update({name: None if table is None else table[part] for name, table in tables.items()})
@@ -145,7 +155,7 @@ class Topology:
         """Returns the topology of the first ``count`` nodes; a parent stands before its children, so it is complete."""
         if count == self.width:
             return self
-        part = Topology(self.parents[:, :count], self.max_depth, self.max_children, self.in_line, self.static)
+        part = replace(self, parents=self.parents[:, :count])
         vars(part).update(depth=self.depth[:, :count], ancestors=self.ancestors[:, :count, :count], deeper=None)
         return part
 
@@ -197,3 +207,12 @@ def _chain(width: int, device: torch.device) -> Topology:
         # The chain of a prompt's chunk is long, and so would be loops over its depth.
         vars(topology).update(depth=index, ancestors=index[:, :, None] >= index[:, None, :], deeper=None)
     return topology
+
+
+@lru_cache(maxsize=1024)
+def _block(width: int, device: torch.device) -> Topology:
+    chain = _chain(width, device)
+    with torch.inference_mode(False):
+        block = replace(chain, in_line=False, both_ways=True)
+        vars(block).update(depth=chain.depth, ancestors=torch.ones_like(chain.ancestors), deeper=None)
+    return block

@@ -61,6 +61,7 @@ class Nodes:
 
     def __init__(self, batch: ForwardBatch, cache: Cache):
         topology, first = batch.topology, batch.topology.width - batch.nodes
+        assert not topology.both_ways, "a block's slots need a target's invariance no more than any drafter does"
         known = batch.host_lengths
         self._lengths = batch.lengths.cpu().numpy() if known is None else known
         self._last = cache.positions - 1

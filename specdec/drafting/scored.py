@@ -74,7 +74,7 @@ class ScoredDrafter(DeviceDrafter):
         Raises:
             ValueError: The trees are deeper than the scorer can score.
         """
-        if scorer.max_depth is not None and self.max_depth > scorer.max_depth:
+        if scorer.max_depth is not None and self.max_depth + leaf_probs > scorer.max_depth:
             raise ValueError(
                 f"the tree is {self.max_depth} deep and {type(self).__name__} drafts at most {scorer.max_depth} tokens "
                 f"ahead: give a shallower tree"

@@ -46,6 +46,13 @@ class Scorer(ABC):
             depth: The depth of these nodes.
         """
 
+    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """Returns, in place of ``root_logits`` and ``level_logits``, what the first ``depth`` depths are scored by.
+
+        Only a scorer that is ``per_depth`` has this: a builder may then choose all nodes at once.
+        """
+        raise NotImplementedError(f"{type(self).__name__} scores level by level")
+
     def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
         """Returns which rows can be drafted for; None for all. A head has nothing to begin with after one token."""
         return None

@@ -85,7 +85,7 @@ def call_model(
             arguments["past_key_values"] = stack.enter_context(plan.attention.forward(state, cache))
         last = stack.enter_context(_output_layer_inputs(plan.model)) if watches else []
         output = model(**arguments)
-    if "logits" not in output:
+    if "logits" not in output and -1 in wants.hidden_layers:
         last = [output.last_hidden_state]
     hidden = [last[0] if layer == -1 else output.hidden_states[layer] for layer in wants.hidden_layers]
     if wants.logits == 0:

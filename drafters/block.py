@@ -1,0 +1,196 @@
+"""Block drafters: a small transformer fills all slots of a block in one forward.
+
+DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their slots say (DDTree, arXiv 2604.12989).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafters.heads.block import BlockHead
+from specdec.arguments import flag, instance, whole
+from specdec.cache.formats import check_format
+from specdec.drafting.block_scorer import BlockScorer
+from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
+from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.execution.module import ModuleCaller
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.types import DraftSampling
+
+
+class BlockDrafter(ScoredDrafter):
+    """Drafts with a block drafter's head: one forward for a whole tree, however deep.
+
+    Without a Markov head the slots know nothing of each other's tokens, so that a level of a tree has the same tokens
+    below every node. With one, the logits of a slot depend on the token before it, branch by branch: a chain drawn slot
+    by slot follows q exactly, and trees may be drawn without replacement.
+
+    Args:
+        head: The head. ``bind`` does not change it.
+        tree: A tree builder, or what ``TreeShape.of`` takes; None for a chain of all tokens that a block predicts. With
+            ``ExpansionTree(nodes, depth, width=nodes)`` and a head without a Markov head, the tree is DDTree's: the
+            most probable paths of all.
+        sampling: How siblings are drawn for sampled requests: ``"iid"``, ``"without_replacement"``,
+            ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
+            and ``"iid"`` otherwise.
+        temperature: The drafter's own; None follows each request.
+        block_size: Slots of a block; None for as many as in training. Fewer work, more do not help.
+        mask_token_id: The mask token, in place of the one that the head's files name.
+        hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
+            place of those that its files name.
+        name: Shown in error messages.
+        attention: See ``ModelRunner``; for the head's forwards.
+        optimize: See ``ModelRunner``; for the head's forwards.
+        kv_cache: See ``ModelRunner``; for the head's keys and values.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range, or the tree is deeper than a block.
+    """
+
+    def __init__(
+        self,
+        head: BlockHead,
+        tree: AnyTree | None = None,
+        *,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        name: str = "",
+        attention: str = "auto",
+        optimize: bool = True,
+        kv_cache: str | None = None,
+    ):
+        instance("head", head, BlockHead, "a head, or load one with BlockDrafter.from_pretrained(…)")
+        config = head.config
+        least = 1 if config.shifted else 2
+        self.block_size = whole("block_size", config.block_size if block_size is None else block_size, least=least)
+        self.tokens = self.block_size if config.shifted else self.block_size - 1
+        self.mask_token_id = whole(
+            "mask_token_id", config.mask_token_id if mask_token_id is None else mask_token_id, least=0
+        )
+        builder = tree_of(self.tokens if tree is None else tree)
+        if builder.max_depth > self.tokens:
+            raise ValueError(
+                f"the tree is {builder.max_depth} deep and a block of {self.block_size} slots predicts {self.tokens} "
+                f"tokens: give a shallower tree"
+            )
+        if sampling is None:
+            sampling = DraftSampling.DETERMINISTIC if isinstance(builder, ExpansionTree) else DraftSampling.IID
+        super().__init__(builder, sampling, temperature)
+        check_format(kv_cache)
+        self.head, self.name = head, name or type(head).__name__
+        self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
+        self.hidden_layers = head.hidden_layers if hidden_layers is None else tuple(hidden_layers)
+        # A leaf's law is said by one more slot.
+        self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+        """Check that the head fits the target, and allocate its cache."""
+        self._check_fit(target)
+        head = self.head.bound(target.model)
+        if head.config.rope_parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn"):  # type: ignore[union-attr]
+            # RoPE by itself has no last position; the number in the files is how long the training texts were.
+            head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
+        try:
+            runner = ModelRunner(
+                head,
+                max_batch_size=max_batch_size,
+                max_length=max_length,
+                max_nodes=self.block_size - 1,
+                attention=self.attention,
+                optimize=self.optimize,
+                kv_cache=self.kv_cache,
+            )
+        except ValueError as error:  # else it would read as if the target were meant
+            raise ValueError(f"the head {self.name}: {error}") from error
+        self._runner = runner
+        self.begin(
+            self._scorer(head, runner),
+            VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids),
+            target.device,
+            max_batch_size=max_batch_size,
+            leaf_probs=leaf_probs,
+        )
+
+    def _scorer(self, head: BlockHead, runner: ModelRunner) -> BlockScorer:
+        config, markov, confidence = head.config, head.markov_head, head.confidence_head
+        condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
+        judge = None if confidence is None else ModuleCaller(confidence, optimize=self.optimize)
+
+        def accepted(tokens: Tensor, hidden: Tensor) -> Tensor:
+            assert confidence is not None and judge is not None
+            known = markov.embed(tokens) if confidence.rank and markov is not None else None
+            return torch.sigmoid(judge(hidden, known))
+
+        return BlockScorer(
+            runner,
+            slots=self.block_size,
+            shifted=config.shifted,
+            causal=config.causal,
+            mask_token=self.mask_token_id,
+            layers=self.hidden_layers,
+            last_state=config.num_hidden_layers,
+            max_shown=self.tree.max_shown,
+            condition=condition,
+            reads_hidden=markov is not None and markov.reads_hidden,
+            state_width=0 if markov is None else markov.state_width,
+            confidence=None if confidence is None else accepted,
+            version=lambda: tuple(each.version for each in (condition, judge) if each is not None),
+        )
+
+    def _check_fit(self, target: Target) -> None:
+        """Refuse a target that the head was not made for.
+
+        Raises:
+            ValueError: Says what does not fit.
+        """
+        head, config = self.head, self.head.config
+        text = target.model.config.get_text_config(decoder=True)
+        embeddings = target.model.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
+        rows = embeddings.weight.shape[0]  # type: ignore[union-attr]
+        if self.mask_token_id >= rows:
+            raise ValueError(
+                f"the head {self.name} fills its slots with the mask token {self.mask_token_id}, and the embeddings "
+                f"have {rows} rows: give mask_token_id=…, or a head that was trained on this target"
+            )
+        wrong = [layer for layer in self.hidden_layers if not 0 <= layer < text.num_hidden_layers]
+        if wrong:
+            raise ValueError(
+                f"the head {self.name} reads the hidden states {list(self.hidden_layers)} and the target {target.name} "
+                f"has {text.num_hidden_layers} layers, whose inputs are 0 to {text.num_hidden_layers - 1}: give "
+                f"hidden_layers=…, or a head that was trained on this target"
+            )
+        if config.target_layers not in (None, text.num_hidden_layers):
+            raise ValueError(
+                f"the head {self.name} was trained on a target of {config.target_layers} layers, and {target.name} has "
+                f"{text.num_hidden_layers}: give a head that was trained on this target"
+            )
+        read = len(self.hidden_layers) * text.hidden_size
+        if head.feature_width != read:
+            raise ValueError(
+                f"the head {self.name} reads {head.feature_width} channels per position, and "
+                f"{len(self.hidden_layers)} hidden states of the target {target.name} have {read}: give a head that "
+                f"was trained on this target"
+            )
+        borrows = head.embed_tokens is None or head.lm_head is None
+        if borrows and config.hidden_size != text.hidden_size:
+            raise ValueError(
+                f"the head {self.name} is {config.hidden_size} wide and borrows the embeddings or the output layer of "
+                f"the target {target.name}, which is {text.hidden_size} wide: give a head that was trained on this "
+                f"target"
+            )
+        if head.draft_ids is not None and int(head.draft_ids[-1]) >= target.vocab_size:
+            raise ValueError(
+                f"the head {self.name} drafts the token {int(head.draft_ids[-1])} and the target {target.name} has "
+                f"{target.vocab_size} tokens: give a head that was trained on this target"
+            )
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs the head, from ``bind`` on."""
+        return self._runner

@@ -1,0 +1,368 @@
+"""The head of a block drafter: a small transformer that fills the slots of a block in one forward.
+
+It reads the target through injected keys and values: some of the target's hidden states at every committed position,
+made into one feature per position, become keys and values of *every* layer (DFlash, arXiv 2602.06036). DSpark (arXiv
+2607.05147) adds a Markov head, which makes a slot depend on the token drawn before it, and a confidence head.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel, Qwen3Config
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from drafters.heads.markov import ConfidenceHead, MarkovHead
+from specdec.cache.base import Cache
+
+
+_MANY_LAYERS = 8
+
+
+@strict
+class BlockConfig(Qwen3Config):
+    """The configuration of a ``BlockHead``: that of its layers, and what a block is.
+
+    Attributes:
+        layer_kind: Whose decoder layers: ``"qwen3"`` (which norm queries and keys) or ``"llama"``.
+        block_size: Slots of a block, as trained; the first one holds the root, the others the mask token.
+        mask_token_id: The mask token, as the target's id.
+        shifted: Whether slot j predicts the token of slot j + 1 (DSpark, ``block_size`` tokens) and not its own
+            (DFlash, ``block_size - 1`` tokens: the root is known).
+        causal: Whether a slot sees only those before it; otherwise all slots see each other.
+        hidden_layers: Which hidden states of the target are read, numbered as in ``Drafter.hidden_layers``.
+        target_hidden_size: Width of each of them.
+        target_layers: The number of the target's layers; None if unknown.
+        draft_vocab_size: Columns of the logits; None for ``vocab_size``.
+        owns_embeddings: Whether the head has input embeddings of its own; otherwise it borrows the target's.
+        owns_output: Whether it has an output layer of its own; otherwise it borrows the target's.
+        input_embedding_scale: Factor of the embeddings.
+        output_multiplier: Factor of the logits.
+        final_logit_softcapping: Caps the logits to this magnitude, after the factor; None for no cap.
+        markov_rank: Width of the Markov head; 0 for no such head.
+        markov_head_type: Kind of the Markov head (``markov.KINDS``).
+        markov_biases: Whether its inner linear layer has a bias.
+        confidence: Whether there is a confidence head.
+        confidence_with_markov: Whether it reads the Markov head's embedding of the token before, too.
+    """
+
+    model_type = "block_drafter"
+
+    layer_kind: str = "qwen3"
+    mlp_bias: bool = False
+    block_size: int = 16
+    mask_token_id: int = 0
+    shifted: bool = False
+    causal: bool = False
+    hidden_layers: list[int] | None = None
+    target_hidden_size: int | None = None
+    target_layers: int | None = None
+    draft_vocab_size: int | None = None
+    owns_embeddings: bool = False
+    owns_output: bool = False
+    input_embedding_scale: float | int = 1.0
+    output_multiplier: float | int = 1.0
+    final_logit_softcapping: float | int | None = None
+    markov_rank: int = 0
+    markov_head_type: str = "vanilla"
+    markov_biases: bool = True
+    confidence: bool = False
+    confidence_with_markov: bool = True
+
+    @property
+    def columns(self) -> int:
+        """Columns of the logits."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that a block predicts."""
+        return self.block_size if self.shifted else self.block_size - 1
+
+
+class BlockHead(PreTrainedModel):
+    """A block drafter's head, in two kinds of forwards over one cache.
+
+    *Context*: ``forward(features=…)`` writes keys and values of committed positions, and returns nothing else. *Slots*:
+    ``forward(input_ids=…)`` without features runs tokens (the root, and mask tokens) through all layers, behind the
+    context that is in the cache. Without any context, and with a causal mask, the second kind is an ordinary causal LM.
+
+    The names of the parameters are those of the published checkpoints.
+
+    Attributes:
+        embed_tokens: The input embeddings; None if they are borrowed (``bound``).
+        fc: Makes a feature of the target's hidden states, which stand side by side.
+        hidden_norm: Norms the feature.
+        layers: Decoder layers of transformers.
+        norm: The last norm.
+        lm_head: The output layer; None if it is borrowed.
+        markov_head: None for a head without.
+        confidence_head: None for a head without.
+        draft_ids: The target's id of every column of the logits, ascending; None if column i is id i.
+    """
+
+    config_class = BlockConfig
+    config: BlockConfig
+    base_model_prefix = ""
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _no_split_modules = ["Qwen3DecoderLayer", "LlamaDecoderLayer"]
+
+    embed_tokens: nn.Module | None
+    lm_head: nn.Module | None
+    draft_ids: Int[Tensor, " column"] | None
+
+    def __init__(self, config: BlockConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        kind: Any = {"qwen3": Qwen3DecoderLayer, "llama": LlamaDecoderLayer}[config.layer_kind]
+        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.owns_embeddings else None
+        self.fc = nn.Linear(self.feature_width, width, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList([kind(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.lm_head = nn.Linear(width, config.columns, bias=False) if config.owns_output else None
+        self.markov_head = None
+        if config.markov_rank:
+            self.markov_head = MarkovHead(
+                config.markov_head_type,
+                vocab_size=config.vocab_size,
+                draft_vocab_size=config.columns,
+                hidden_size=width,
+                rank=config.markov_rank,
+                biases=config.markov_biases,
+            )
+        self.confidence_head = None
+        if config.confidence:
+            self.confidence_head = ConfidenceHead(width, config.markov_rank if config.confidence_with_markov else 0)
+        reduced = config.columns != config.vocab_size
+        self.register_buffer("draft_ids", torch.arange(config.columns) if reduced else None)
+        self.post_init()
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The hidden states of the target that it reads, numbered as in ``Drafter.hidden_layers``."""
+        return tuple(self.config.hidden_layers or ())
+
+    @property
+    def feature_width(self) -> int:
+        """The width of ``features``: the hidden states of ``hidden_layers`` side by side."""
+        return len(self.hidden_layers) * (self.config.target_hidden_size or self.config.hidden_size)
+
+    def get_input_embeddings(self) -> Any:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> Any:
+        return self.lm_head
+
+    @classmethod
+    def for_target(
+        cls,
+        target: PreTrainedModel,
+        *,
+        layers: int = 2,
+        block_size: int = 8,
+        mask_token_id: int | None = None,
+        hidden_layers: tuple[int, ...] | None = None,
+        draft_ids: Int[Tensor, " column"] | None = None,
+        **settings: Any,
+    ) -> "BlockHead":
+        """Returns a head with random weights, of a target's widths, in float32 on the CPU.
+
+        Args:
+            target: The target.
+            layers: The number of the head's layers.
+            block_size: Slots of a block.
+            mask_token_id: The mask token; None for the last id, which should be one that texts do not have.
+            hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
+                the target's layers if it has few.
+            draft_ids: The target's ids that the head may draft, ascending; None for all.
+            **settings: Further fields of ``BlockConfig``, such as ``shifted``, ``markov_rank`` or ``intermediate_size``.
+        """
+        text: Any = target.config.get_text_config(decoder=True)
+        vocab = target.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+        total = text.num_hidden_layers
+        if hidden_layers is None:  # in a shallow target the usual ones would coincide
+            few = total < _MANY_LAYERS
+            hidden_layers = tuple(range(1, total)) if few else tuple(id + 1 for id in default_layers(total, layers))
+        given: dict[str, Any] = {
+            "hidden_size": text.hidden_size,
+            "intermediate_size": text.intermediate_size,
+            "num_attention_heads": text.num_attention_heads,
+            "num_key_value_heads": text.num_key_value_heads,
+            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+            "max_position_embeddings": text.max_position_embeddings,
+            "vocab_size": vocab,
+            "rope_parameters": _plain_rope(text),
+            "num_hidden_layers": layers,
+            "block_size": block_size,
+            "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id,
+            "hidden_layers": list(hidden_layers),
+            "target_hidden_size": text.hidden_size,
+            "target_layers": total,
+            "tie_word_embeddings": False,
+            "pad_token_id": None,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        if draft_ids is not None:
+            given |= {"draft_vocab_size": len(draft_ids), "owns_output": True}
+        head = cls(BlockConfig(**given | settings)).float()
+        if draft_ids is not None and head.draft_ids is not None:
+            head.draft_ids.copy_(draft_ids)
+        return head
+
+    def features_of(self, states: list[Float[Tensor, "batch position hidden"]]) -> Float[Tensor, "batch position all"]:
+        """Returns what ``forward`` takes as ``features``: hidden states in the order of ``hidden_layers``."""
+        return torch.cat(states, dim=-1)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch node"] | None = None,
+        features: Float[Tensor, "batch node width"] | None = None,
+        attention_mask: Any = None,
+        position_ids: Int[Tensor, "#batch node"] | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "batch node hidden"] | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Reads context if ``features`` are given, and otherwise runs slots.
+
+        Args:
+            input_ids: The slots' tokens, as the target's ids. Not read for context.
+            features: The target's hidden states at committed positions (``features_of``).
+            attention_mask: For slots: None for causal; or as transformers' models take it, for example complete and
+                additive, ``[batch, 1, node, key]``. Context attends to nothing.
+            position_ids: Absolute positions; None counts on from what the cache holds.
+            past_key_values: A cache of transformers, or ours. Context and slots go through the same one.
+            inputs_embeds: Embeddings in place of tokens, before ``input_embedding_scale``.
+            use_cache: Passed on to the layers.
+            output_hidden_states: Whether to return the inputs of all layers and, last, the normed output.
+            logits_to_keep: How many of the last slots get logits; 0 for all.
+
+        Returns:
+            For slots their logits, ``[batch, node, column]``, without a Markov head's part; for context nothing but
+            the cache.
+        """
+        config = self.config
+        given = features if features is not None else inputs_embeds if input_ids is None else input_ids
+        assert given is not None, "give features, tokens or embeddings"
+        if past_key_values is None and (use_cache or features is not None):
+            past_key_values = DynamicCache()
+        if position_ids is None:
+            start = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(start, start + given.shape[1], device=given.device)[None]
+        if features is not None:
+            self._read(features, position_ids, past_key_values)
+            return CausalLMOutputWithPast(past_key_values=past_key_values)
+        if inputs_embeds is None:
+            if self.embed_tokens is None:
+                raise ValueError("this head has no embeddings: it borrows the target's, call BlockHead.bound first")
+            inputs_embeds = self.embed_tokens(input_ids)
+        if config.input_embedding_scale != 1:
+            inputs_embeds = inputs_embeds * config.input_embedding_scale
+        masks = attention_mask
+        if not isinstance(masks, dict):
+            wanted = {
+                "config": config,
+                "inputs_embeds": inputs_embeds,
+                "attention_mask": attention_mask,
+                "past_key_values": past_key_values,
+                "position_ids": position_ids,
+            }
+            make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+            masks = {kind: make[kind](**wanted) for kind in dict.fromkeys(config.layer_types or ())}
+        hidden: Tensor = inputs_embeds
+        rotary = self.rotary_emb(hidden, position_ids)
+        states: list[Tensor] = []
+        for layer, kind in zip(self.layers, config.layer_types or (), strict=True):
+            states.append(hidden)
+            hidden = layer(
+                hidden,
+                attention_mask=masks[kind],
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=rotary,
+                **kwargs,
+            )
+        hidden = self.norm(hidden)
+        return CausalLMOutputWithPast(
+            logits=self.logits_of(hidden[:, -logits_to_keep:] if logits_to_keep else hidden),
+            past_key_values=past_key_values,
+            hidden_states=(*states, hidden) if output_hidden_states else None,
+        )
+
+    def _read(self, features: Float[Tensor, "batch node width"], positions: Tensor, cache: Any) -> None:
+        """Write the keys and values of context to the cache."""
+        feature = self.hidden_norm(self.fc(features))
+        cos, sin = self.rotary_emb(feature, positions)
+        for index, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            keys = attention.k_proj(feature).unflatten(-1, (-1, attention.head_dim))
+            values = attention.v_proj(feature).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            keys = (attention.k_norm(keys) if self.config.layer_kind == "qwen3" else keys).transpose(1, 2)
+            _, keys = rotated(keys, keys, cos, sin)
+            if isinstance(cache, Cache):
+                cache.write(index, keys, values)  # without reading what nobody attends to
+            else:
+                cache.update(keys, values, index)
+
+    def logits_of(self, hidden: Float[Tensor, "*some hidden"]) -> Float[Tensor, "*some column"]:
+        """Returns the logits of normed hidden states."""
+        if self.lm_head is None:
+            raise ValueError("this head has no output layer: it borrows the target's, call BlockHead.bound first")
+        logits = self.lm_head(hidden)
+        if self.config.output_multiplier != 1:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def bound(self, target: PreTrainedModel) -> "BlockHead":
+        """Returns the same head on the target's device and in its dtype, with what it borrows from the target.
+
+        The parameters are this head's own where device and dtype are right, so that training goes on in both.
+        """
+        device, dtype = target.device, target.dtype
+        fits = all(each.device == device and each.dtype is dtype for each in self.parameters())
+        shared = [*self.parameters(), *self.buffers()] if fits else []
+        twin = copy.deepcopy(self, {id(each): each for each in shared})
+        if not fits:
+            twin.zero_grad()  # a head in training was copied with its gradients
+            twin.requires_grad_(False)
+            nn.Module.to(twin, device=device, dtype=dtype)
+            # A cast would round its frequencies, which stay in float32.
+            twin.rotary_emb = Qwen3RotaryEmbedding(twin.config).to(device)
+        if twin.embed_tokens is None:
+            twin.embed_tokens = target.get_input_embeddings()
+        if twin.lm_head is None:
+            twin.lm_head = target.get_output_embeddings()
+        return twin.eval()
+
+
+def default_layers(target_layers: int, count: int) -> list[int]:
+    """Returns the usual ids of target layers whose *outputs* are read, spread evenly (z-lab's default)."""
+    if count == 1:
+        return [target_layers // 2]
+    return [round(1 + index * (target_layers - 4) / (count - 1)) for index in range(count)]
+
+
+def _plain_rope(config: Any) -> dict[str, Any]:
+    """Returns a target's RoPE without its scaling: its base frequency."""
+    known = getattr(config, "rope_parameters", None) or {}
+    theta = known.get("rope_theta") if isinstance(known.get("rope_theta"), (int, float)) else None
+    return {"rope_type": "default", "rope_theta": float(theta or 10000.0)}

@@ -1,0 +1,121 @@
+"""What makes a slot of a block depend on the token drawn before it: DSpark's Markov heads (arXiv 2607.05147)."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+KINDS = ("vanilla", "gated", "rnn")
+
+
+class MarkovHead(nn.Module):
+    """Adds to a slot's logits what the token before it says about the next one, by a product of two narrow tables.
+
+    ``vanilla``: W2 W1[token]. ``gated``: W2 (g * W1[token]), where the gate g is computed from the slot's hidden state
+    and W1[token]. ``rnn``: W2 tanh(o), where o and a state that goes down the path are computed from the state above,
+    W1[token] and the hidden state.
+
+    Args:
+        kind: One of ``KINDS``.
+        vocab_size: Tokens that may come before.
+        draft_vocab_size: Columns of the logits.
+        hidden_size: Width of the hidden states.
+        rank: Width of the tables.
+        biases: Whether the gate's or the state's linear layer has a bias.
+    """
+
+    def __init__(
+        self, kind: str, *, vocab_size: int, draft_vocab_size: int, hidden_size: int, rank: int, biases: bool = True
+    ):
+        super().__init__()
+        assert kind in KINDS, "checked in the configuration"
+        self.kind, self.rank = kind, rank
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
+        if kind == "gated":
+            self.gate_proj = nn.Linear(hidden_size + rank, rank, bias=biases)
+        if kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank, bias=biases)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it reads hidden states."""
+        return self.kind != "vanilla"
+
+    @property
+    def state_width(self) -> int:
+        """Width of the state that goes down a path; 0 if there is none. Above the root it is zero."""
+        return self.rank if self.kind == "rnn" else 0
+
+    def embed(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some rank"]:
+        """Returns W1[token]. A token that the table lacks (padding of the vocabulary) gets the last row."""
+        return self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1))
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "*some"],
+        hidden: Float[Tensor, "*some hidden"] | None = None,
+        state: Float[Tensor, "*some rank"] | None = None,
+    ) -> tuple[Float[Tensor, "*some column"], Float[Tensor, "*some rank"] | None]:
+        """Returns what to add to the logits of the tokens' next slots, and the states below the tokens.
+
+        Args:
+            tokens: The tokens in front, as the target's ids.
+            hidden: The hidden states of the slots that follow; only if ``reads_hidden``.
+            state: The states above the tokens; only with ``state_width``. None for zero.
+        """
+        known = self.embed(tokens)
+        if self.kind == "vanilla":
+            return self.markov_w2(known), None
+        assert hidden is not None, "this kind of Markov head reads hidden states"
+        if self.kind == "gated":
+            gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, known], dim=-1)))
+            return self.markov_w2(gate * known), None
+        state = torch.zeros_like(known) if state is None else state
+        gate, candidate, output = self.joint_proj(torch.cat([state, known, hidden], dim=-1)).chunk(3, dim=-1)
+        gate = torch.sigmoid(gate)
+        return self.markov_w2(torch.tanh(output)), gate * state + (1 - gate) * torch.tanh(candidate)
+
+    def along(
+        self, previous: Int[Tensor, "*some slot"], hidden: Float[Tensor, "*some slot hidden"]
+    ) -> Float[Tensor, "*some slot column"]:
+        """Returns what to add to the logits of consecutive slots, given the tokens before them, as in training.
+
+        Args:
+            previous: The token before every slot.
+            hidden: The hidden states of the slots.
+        """
+        if not self.state_width:
+            return self(previous, hidden)[0]
+        state, found = None, []
+        for slot in range(previous.shape[-1]):
+            bias, state = self(previous[..., slot], hidden[..., slot, :], state)
+            found.append(bias)
+        return torch.stack(found, dim=-2)
+
+
+class ConfidenceHead(nn.Module):
+    """Predicts, before a slot's token is drawn, how likely it is to be accepted if everything before it was.
+
+    Args:
+        hidden_size: Width of the hidden states.
+        rank: Width of the Markov head's embeddings that it reads besides; 0 for none.
+    """
+
+    def __init__(self, hidden_size: int, rank: int = 0):
+        super().__init__()
+        self.rank = rank
+        self.proj = nn.Linear(hidden_size + rank, 1)
+
+    def forward(
+        self, hidden: Float[Tensor, "*some hidden"], known: Float[Tensor, "*some rank"] | None = None
+    ) -> Float[Tensor, "*some"]:
+        """Returns the logit of the probability.
+
+        Args:
+            hidden: The slots' hidden states.
+            known: ``MarkovHead.embed`` of the tokens before them; only with a ``rank``.
+        """
+        inputs: Any = hidden if not self.rank else torch.cat([hidden, known], dim=-1)  # type: ignore[list-item]
+        return self.proj(inputs)[..., 0]

@@ -1,0 +1,195 @@
+"""A block drafter's head as a scorer: one forward fills all slots, and a tree is grown over what they say."""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.batch import ForwardBatch, Wants, slot_index
+from specdec.drafting.scorer import Scorer
+from specdec.modeling.runner import ModelRunner
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.types import Committed, Decided
+
+Condition = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
+"""What a token says about the next slot's: ``(tokens, hidden, state) -> (logits to add, the state below)``."""
+
+Confidence = Callable[[Tensor, Tensor], Tensor]
+"""How likely a slot's token is to be accepted: ``(tokens before, hidden) -> probability``."""
+
+_READS_NOTHING = 1
+"""The positions that attention reads in a forward of context, which has no attention."""
+
+
+class BlockScorer(Scorer):
+    """Scores with a head that reads the target's hidden states into its cache and fills a block of slots at once.
+
+    Its cache holds keys and values of committed positions alone. Those of a block stand behind them during the round,
+    and the next context is written over them. So nothing has to be moved or taken back.
+
+    Args:
+        runner: Runs the head (``features`` are context, tokens are slots).
+        slots: Slots of a block.
+        shifted: Whether the first slot, which holds the root, predicts a token, as every slot then predicts the next
+            one's. Otherwise every slot predicts its own, and the root is known.
+        causal: Whether a slot sees only those before it.
+        mask_token: What the other slots hold.
+        layers: The target's hidden states that make up the context, in their order.
+        last_state: The number of the head's hidden state that the logits are computed from.
+        max_shown: The largest number of nodes that a builder shows.
+        condition: What a token says about the next slot's; None if slots do not depend on drafted tokens.
+        reads_hidden: Whether ``condition`` reads hidden states.
+        state_width: Width of the state that ``condition`` passes down a path; 0 for none.
+        confidence: Predicts acceptance; None if that is not known.
+        version: Of ``condition`` and ``confidence``.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        slots: int,
+        shifted: bool,
+        causal: bool,
+        mask_token: int,
+        layers: Sequence[int],
+        last_state: int,
+        max_shown: int,
+        condition: Condition | None = None,
+        reads_hidden: bool = False,
+        state_width: int = 0,
+        confidence: Confidence | None = None,
+        version: Callable[[], Hashable] = lambda: None,
+    ):
+        self.runner = runner
+        self.per_depth = condition is None
+        self.max_depth = slots if shifted else slots - 1
+        self._layers, self._max_shown = tuple(layers), max_shown
+        self._topology = Topology.chain(slots, runner.device) if causal else Topology.block(slots, runner.device)
+        self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
+        self._confidence, self._version = confidence, version
+        watched = reads_hidden or confidence is not None
+        self._last_state = last_state if watched else None
+        self._wants = Wants(logits=self.max_depth, hidden_layers=(last_state,) if watched else ())
+        with torch.inference_mode(False):
+            self._masks = torch.full((1, slots - 1), mask_token, dtype=torch.long, device=runner.device)
+
+    def release(self, slot: int) -> None:
+        """Clear a row: its entries may be NaN."""
+        self.runner.cache.clear(slot)
+
+    @property
+    def version(self) -> Hashable:
+        """The head's."""
+        return self.runner.version, self._version()
+
+    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Read the context of positions that have become final."""
+        device = self.runner.device
+        self._read(
+            committed.tokens,
+            [committed.hidden_states[layer] for layer in self._layers],
+            slots=slot_index(committed.host_slots, device),
+            lengths=torch.from_numpy(committed.starts).to(device, non_blocking=True),
+        )
+
+    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
+        """Read, on the device, the context of what became final.
+
+        In rows that were not ``told`` it is written behind what they have, where nothing is read before it is written.
+        """
+        states = [decided.hidden_states[layer] for layer in self._layers]
+        self._read(decided.tokens, states, slots=decided.slots, lengths=decided.lengths)
+
+    def _read(self, tokens: Tensor, states: list[Tensor], *, slots: Tensor, lengths: Tensor) -> None:
+        self.runner.run(
+            ForwardBatch(
+                tokens=tokens,
+                slots=slots,
+                lengths=lengths,
+                topology=Topology.chain(tokens.shape[1], tokens.device),
+                host_slots=None,
+                key_bound=_READS_NOTHING,
+                features=torch.cat(states, dim=-1).to(self.runner.plan.dtype),
+                wants=Wants(logits=0),
+            )
+        )
+
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns logits for the first token, after filling all slots."""
+        recorded = slots.key_bound is not None
+        width = self._topology.width
+        output = self.runner.run(
+            ForwardBatch(
+                tokens=torch.cat([slots.roots[:, None], self._masks.expand(len(slots), -1)], dim=1),
+                slots=slots.index,
+                lengths=slots.lengths,
+                topology=self._topology,
+                host_slots=slots.known_index,
+                host_lengths=None if recorded else slots.host_lengths,
+                # A block may be longer than the tree that the bound was made for.
+                key_bound=slots.key_bound + width if slots.key_bound is not None else None,
+                wants=self._wants,
+            )
+        )
+        self._logits = output.scores
+        self._hidden = (
+            None if self._last_state is None else output.hidden_states[self._last_state][:, -self.max_depth :]
+        )
+        if self._state_width:
+            size = len(slots), self._max_shown + 1, self._state_width
+            self._states = torch.zeros(size, dtype=self._logits.dtype, device=slots.device)
+        return self._conditioned(slots.roots[:, None], 0, first=0, parents=None)
+
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns the logits of the slot of the next depth, with what each node's token adds to them."""
+        count = tokens.shape[1]
+        parents = topology.parents[:, topology.width - count :] if self._state_width else None
+        return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
+
+    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """See ``Scorer.all_logits``."""
+        self.root_logits(slots)
+        return self._logits[:, :depth]
+
+    def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
+        """Returns how likely a child of each node is to be accepted if the node is; known before the child is drawn.
+
+        It may be asked for any depth between ``root_logits`` and the next tree.
+
+        Args:
+            tokens: The tokens of some nodes of one depth.
+            depth: Their depth; 0 for the root.
+
+        Returns:
+            Probabilities, not calibrated; None for a head without a confidence head.
+        """
+        if self._confidence is None or self._hidden is None:
+            return None
+        hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        return self._confidence(tokens, hidden)
+
+    def _conditioned(
+        self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns a slot's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
+        logits = self._logits[:, depth : depth + 1]
+        if self._condition is None:
+            return logits
+        hidden, state = None, None
+        if self._reads_hidden:
+            assert self._hidden is not None
+            hidden = self._hidden[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        if parents is not None:
+            above = parents[:, :, None].expand(len(tokens), -1, self._state_width)
+            state = self._states.gather(1, above)
+        elif self._state_width:
+            state = self._states[:, :1]
+        added, below = self._condition(tokens, hidden, state)
+        if below is not None:
+            self._states[:, first : first + tokens.shape[1]] = below
+        return logits + added
