@@ -4,9 +4,15 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 2503.01840) and EAGLE-3.1 (arXiv 2605.09992).
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
 from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
+from drafters.heads.eagle_files import load_eagle
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree
 from specdec.modeling.target import Target
@@ -57,6 +63,77 @@ class EagleDrafter(FeatureDrafter):
             sampling=sampling,
             temperature=temperature,
             name=name or type(head).__name__,
+            attention=attention,
+            optimize=optimize,
+            kv_cache=kv_cache,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        tree: AnyTree | None = None,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        embeddings: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        attention: str = "auto",
+        optimize: bool = True,
+        kv_cache: str | None = None,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+    ) -> "EagleDrafter":
+        """Load a head from a folder, the hub, or this package.
+
+        Args:
+            path: See ``load_eagle``.
+            tree: See the class.
+            sampling: See the class.
+            temperature: See the class.
+            hidden_layers: See the class.
+            embeddings: ``"own"`` for the checkpoint's, ``"target"`` for the target's; ``"auto"`` takes the
+                checkpoint's if it has some and they are finite.
+            dtype: What to load the weights in; ``bind`` casts them to the target's.
+            device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
+            attention: See the class.
+            optimize: See the class.
+            kv_cache: See the class.
+            revision: Branch, tag or commit of the hub repository.
+            subfolder: Folder of the checkpoint within the local folder or the hub repository.
+            token: For a repository that is not public.
+            cache_dir: Where downloaded files are kept.
+            force_download: Download files again even if they are there.
+            local_files_only: Use only files that are there, without asking the hub.
+
+        Raises:
+            ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
+        """
+        head = load_eagle(
+            path,
+            hidden_layers=None if hidden_layers is None else tuple(hidden_layers),
+            embeddings=embeddings,
+            dtype=dtype,
+            device=device or "cpu",
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
+        return cls(
+            head,
+            tree,
+            sampling=sampling,
+            temperature=temperature,
+            name=str(path),
             attention=attention,
             optimize=optimize,
             kv_cache=kv_cache,

@@ -19,7 +19,7 @@ class FeatureDrafter(ScoredDrafter):
     """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
 
     Args:
-        head: The head. ``bind`` does not change it.
+        head: The head, which ``bind`` does not change; None if ``bind`` loads it.
         tree: A tree builder, or what ``TreeShape.of`` takes.
         sampling: See ``ScoredDrafter``.
         temperature: See ``ScoredDrafter``.
@@ -31,7 +31,7 @@ class FeatureDrafter(ScoredDrafter):
 
     def __init__(
         self,
-        head: FeatureHead,
+        head: FeatureHead | None,
         tree: AnyTree,
         *,
         sampling: DraftSampling | str,
@@ -43,9 +43,10 @@ class FeatureDrafter(ScoredDrafter):
     ):
         super().__init__(tree_of(tree), sampling, temperature)
         check_format(kv_cache)
-        self.head, self.name = head, name
+        self._head, self.name = head, name
         self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
-        self.hidden_layers = head.hidden_layers or ()
+        if head is not None:
+            self.hidden_layers = head.hidden_layers or ()
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
         """Check that the head fits the target, and allocate its cache."""
@@ -105,6 +106,12 @@ class FeatureDrafter(ScoredDrafter):
                 f"the head {self.name} reads hidden states of width {head.captured_width} and those of the target "
                 f"{target.name} have {config.hidden_size}: give a head that was trained on this target"
             )
+
+    @property
+    def head(self) -> FeatureHead:
+        """The head, as it was given or loaded."""
+        assert self._head is not None, "loaded when the drafter is bound"
+        return self._head
 
     @property
     def runner(self) -> ModelRunner:

@@ -39,6 +39,13 @@ def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int |
     )
 
 
+def move(head: "FeatureHead", device: torch.device, dtype: torch.dtype) -> None:
+    """Move a head to a device and cast it, but not the frequencies of its rotary embedding, which stay in float32."""
+    nn.Module.to(head, device=device, dtype=dtype)
+    rotary: Any = head.model.rotary_emb
+    head.model.rotary_emb = type(rotary)(head.config).to(device)
+
+
 class FeatureBackbone(nn.Module):
     """A head without its output layer: joins embeddings and features, and runs decoder layers over them.
 
@@ -156,6 +163,10 @@ class FeatureHead(PreTrainedModel):
     fed_back: int
     draft_ids: Int[Tensor, " column"] | None
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # an MTP module's layer may have experts
+
     def get_input_embeddings(self) -> Any:
         return self.model.embed_tokens
 
@@ -231,10 +242,7 @@ class FeatureHead(PreTrainedModel):
         twin = copy.deepcopy(self, {id(each): each for each in shared})
         if not fits:
             twin.zero_grad()  # a head in training was copied with its gradients
-            twin.requires_grad_(False)
-            nn.Module.to(twin, device=device, dtype=dtype)
-            # A cast would round its frequencies, which stay in float32.
-            twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config).to(device)
+            move(twin.requires_grad_(False), device, dtype)
         if twin.model.embed_tokens is None:
             twin.model.embed_tokens = target.get_input_embeddings()
         if twin.lm_head is None:

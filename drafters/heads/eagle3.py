@@ -96,7 +96,9 @@ class Eagle3Head(FeatureHead):
         self.norm_joined, self.norm_each, self.fusion_bias = norm_joined, norm_each, fusion_bias
         self.owns_embeddings, self.owns_output = owns_embeddings, owns_output
         self.model = _Backbone(self)
-        ids = None if draft_ids is None else torch.as_tensor(draft_ids, dtype=torch.long)
+        ids = draft_ids
+        if ids is not None and not isinstance(ids, Tensor):
+            ids = torch.tensor(list(ids))
         self.register_buffer("draft_ids", ids, persistent=False)
         columns = config.vocab_size if ids is None else len(ids)
         self.lm_head = nn.Linear(config.hidden_size, columns, bias=False) if owns_output else None

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
 
 def rms_norm(config: Any, width: int | None = None) -> nn.Module:
@@ -64,7 +64,7 @@ class PairLayer(nn.Module):
                 self.self_attn, name, nn.Linear(2 * config.hidden_size, own.out_features, bias=own.bias is not None)
             )
         with_biases(self, config)
-        self.mlp = LlamaMLP(config)
+        self.mlp = (Qwen3MLP if isinstance(config, Qwen3Config) else LlamaMLP)(config)
         self.input_layernorm = rms_norm(config)
         self.hidden_norm = rms_norm(config)
         self.post_attention_layernorm = rms_norm(config)

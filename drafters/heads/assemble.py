@@ -1,0 +1,130 @@
+"""From the tensors of a checkpoint to a head: sizes are read off the tensors, and what is missing is named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from drafters.heads.base import FeatureHead
+
+_PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
+
+
+def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> PreTrainedConfig:
+    """Returns the configuration of the decoder layers of a checkpoint.
+
+    Args:
+        name: The checkpoint's, for messages.
+        stored: The part of its ``config.json`` that describes the layers.
+        tensors: Its tensors; where they disagree with ``stored``, they are right.
+        layer: What the names of the first layer's tensors begin with.
+
+    Raises:
+        ValueError: A tensor that is needed is missing, or widths do not fit each other.
+    """
+    queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight")
+    keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight")
+    width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
+    norm = tensors.get(f"{layer}self_attn.q_norm.weight")
+    stated = stored.get("num_attention_heads")
+    head_dim = stored.get("head_dim") or (width // stated if stated else None)
+    if norm is not None:
+        head_dim = norm.shape[0]
+    if not head_dim:
+        raise ValueError(f"{name}: its config.json says neither head_dim nor num_attention_heads: add one of them")
+    if queries.shape[0] % head_dim or keys.shape[0] % head_dim:
+        raise ValueError(
+            f"{name}: its queries have {queries.shape[0]} channels and its keys {keys.shape[0]}, which are no whole "
+            f"numbers of heads of {head_dim}: correct head_dim or num_attention_heads in its config.json"
+        )
+    kind = LlamaConfig if norm is None else Qwen3Config
+    config = kind(
+        vocab_size=stored.get("vocab_size") or 1,
+        hidden_size=width,
+        intermediate_size=needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[0],
+        num_attention_heads=queries.shape[0] // head_dim,
+        num_key_value_heads=keys.shape[0] // head_dim,
+        head_dim=head_dim,
+        hidden_act=stored.get("hidden_act") or "silu",
+        max_position_embeddings=stored.get("max_position_embeddings") or 2048,
+        rms_norm_eps=stored.get("rms_norm_eps") or 1e-6,
+        rope_parameters=rope_of(stored),
+        attention_bias=f"{layer}self_attn.q_proj.bias" in tensors,
+        num_hidden_layers=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    config.output_bias = f"{layer}self_attn.o_proj.bias" in tensors
+    config.mlp_bias = f"{layer}mlp.gate_proj.bias" in tensors
+    return config
+
+
+def rope_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rotary embedding that a configuration describes, in the words of any version of transformers."""
+    parameters = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    kind = parameters.pop("type", None)
+    parameters["rope_type"] = parameters.get("rope_type") or kind or "default"
+    parameters["rope_theta"] = float(parameters.get("rope_theta") or stored.get("rope_theta") or _PLAIN_THETA)
+    return parameters
+
+
+def needed(name: str, tensors: Mapping[str, Tensor], key: str) -> Tensor:
+    """Returns a tensor.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    if key not in tensors:
+        raise ValueError(f"{name} is incomplete: the tensor {key} is missing")
+    return tensors[key]
+
+
+def fill(name: str, head: FeatureHead, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> FeatureHead:
+    """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
+
+    Args:
+        name: The checkpoint's, for messages.
+        head: The head.
+        tensors: The tensors, by the head's names.
+        names: What the checkpoint calls them.
+
+    Returns:
+        The head, on the CPU.
+
+    Raises:
+        ValueError: Tensors are missing, or superfluous, or of another shape; names them as the checkpoint does.
+    """
+    wanted = head.state_dict()
+    missing = [names.get(key, key) for key in wanted if key not in tensors]
+    if missing:
+        raise ValueError(f"{name} is incomplete: {_listed(missing)} missing")
+    unknown = [names.get(key, key) for key in tensors if key not in wanted]
+    if unknown:
+        raise ValueError(
+            f"{name} holds {_listed(unknown, verb=False)}, which {type(head).__name__} does not have: "
+            f"it is a checkpoint of another kind"
+        )
+    for key, tensor in tensors.items():
+        if tensor.shape != wanted[key].shape:
+            raise ValueError(
+                f"{name}: the tensor {names.get(key, key)} has the shape {list(tensor.shape)} and the others call for "
+                f"{list(wanted[key].shape)}"
+            )
+    head.load_state_dict(dict(tensors), assign=True, strict=False)
+    # Frequencies are no weights, and were not computed on the meta device.
+    head.model.rotary_emb = type(head.model.rotary_emb)(head.config)
+    return head.eval()
+
+
+def _listed(names: list[str], *, verb: bool = True) -> str:
+    """Returns some names in words, the first few if they are many."""
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    one = len(names) == 1
+    return f"the tensor{'' if one else 's'} {shown}{(' is' if one else ' are') if verb else ''}"
+
+
+def finite(tensor: Tensor | None) -> bool:
+    """Returns whether a tensor is there and has no NaN, which some trainings leave where they borrow, nor infinity."""
+    return tensor is not None and bool(torch.isfinite(tensor).all())

@@ -1,0 +1,324 @@
+"""The folder layouts of EAGLE heads, read and written: EAGLE-1/2, EAGLE-3 and 3.1, speculators', DeepSpec's.
+
+What a checkpoint is, is read off its tensors; its ``config.json`` is asked only for what they cannot tell.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafters.heads.assemble import config_of, fill, finite, needed
+from drafters.heads.base import move
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.files import Checkpoint
+from specdec.modeling.loading import resolve_device, resolve_dtype
+
+EMBEDDINGS = ("auto", "own", "target")
+OURS = "specdec.json"
+"""A file of ours beside config.json: what the public keys cannot say without doubt."""
+
+_LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
+_LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
+_IGNORED = re.compile(r"d2t|t2d|.*rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
+
+
+def load_eagle(
+    path: str | Path,
+    *,
+    hidden_layers: tuple[int, ...] | None = None,
+    embeddings: str = "auto",
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    **where: Any,
+) -> EagleHead | Eagle3Head:
+    """Load a head of EAGLE-1, 2, 3 or 3.1.
+
+    Args:
+        path: A folder, a name on the hub, or ``bundled/…``.
+        hidden_layers: The target's hidden states that the head fuses, in place of those that its files name; for
+            EAGLE-3 only.
+        embeddings: ``"own"`` takes the checkpoint's, ``"target"`` the target's; ``"auto"`` the checkpoint's if it has
+            some and they are finite.
+        dtype: What to load them in; None for the checkpoint's own.
+        device: Where to put them.
+        **where: See ``Checkpoint``.
+
+    Raises:
+        ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
+    """
+    if embeddings not in EMBEDDINGS:
+        raise ValueError(f"embeddings={embeddings!r}: give one of {', '.join(EMBEDDINGS)}")
+    resolved = None if dtype is None else resolve_dtype(dtype)
+    place = resolve_device(device)
+    checkpoint = Checkpoint(path, **where)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
+    ours = checkpoint.json(OURS) or {}
+    if any(_LAYER.match(name) and name.endswith(".hidden_norm.weight") for name in tensors):
+        head = _eagle3(checkpoint, tensors, ours, hidden_layers, embeddings)
+    elif "fc.weight" in tensors and any(_LAYER.match(name) for name in tensors):
+        if hidden_layers is not None:
+            raise ValueError(
+                f"hidden_layers={list(hidden_layers)} and {checkpoint.name} is an EAGLE-1 head, which reads the last "
+                f"hidden state: leave hidden_layers out"
+            )
+        head = _eagle1(checkpoint, tensors, embeddings)
+    else:
+        shown = ", ".join(sorted(tensors)[:3]) or "none"
+        raise ValueError(
+            f"{checkpoint.name} is no EAGLE head: it has no tensors fc.weight and midlayer.* (or layers.0.*); "
+            f"its tensors are {shown} …"
+        )
+    move(head, place, resolved if isinstance(resolved, torch.dtype) else head.dtype)
+    return head
+
+
+def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor], embeddings: str) -> EagleHead:
+    name = checkpoint.name
+    config = config_of(name, checkpoint.config, tensors, "layers.0.")
+    config.num_hidden_layers = _count_layers(tensors)
+    own, tensors = _embeddings(name, tensors, embeddings)
+    tensors.pop("lm_head.weight", None)  # the target's, where a copy was saved
+    joined = needed(name, tensors, "fc.weight").shape
+    if joined[1] != 2 * joined[0]:
+        raise ValueError(
+            f"{name}: fc.weight joins {joined[1]} channels to {joined[0]}, and EAGLE-1's joins two hidden sizes to one"
+        )
+    if own:
+        config.vocab_size = tensors["embed_tokens.weight"].shape[0]
+    with torch.device("meta"):
+        head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=own)
+    kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
+    names = {f"model.{key}": key for key in kept}
+    fill(name, head, {ours: kept[theirs] for ours, theirs in names.items()}, names)
+    return head
+
+
+def _eagle3(
+    checkpoint: Checkpoint,
+    tensors: dict[str, Tensor],
+    ours: Mapping[str, Any],
+    hidden_layers: tuple[int, ...] | None,
+    embeddings: str,
+) -> Eagle3Head:
+    name, stored = checkpoint.name, checkpoint.config
+    layers = stored.get("transformer_layer_config") or stored
+    first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
+    config = config_of(name, layers, tensors, first)
+    config.num_hidden_layers = _count_layers(tensors)
+    own, tensors = _embeddings(name, tensors, embeddings)
+    width = config.hidden_size
+    if own and tensors["embed_tokens.weight"].shape[1] != width:
+        raise ValueError(
+            f"{name}: its embeddings have width {tensors['embed_tokens.weight'].shape[1]} and its layers {width}"
+        )
+    joined = needed(name, tensors, "fc.weight").shape[1]
+    captured_width = ours.get("captured_width") or stored.get("target_hidden_size") or width
+    if joined % captured_width:
+        raise ValueError(
+            f"{name}: fc.weight reads {joined} channels, which are no whole number of hidden states of "
+            f"{captured_width}: correct target_hidden_size in its config.json"
+        )
+    chosen = hidden_layers or layers_of(stored, ours)
+    captured = joined // captured_width
+    if chosen is not None and len(chosen) != captured:
+        raise ValueError(
+            f"{name} fuses {captured} hidden states of width {captured_width}, and {list(chosen)} are {len(chosen)}: "
+            f"give hidden_layers with {captured} numbers"
+        )
+    ids = _draft_ids(name, tensors)
+    if ids is not None and "lm_head.weight" in tensors:
+        order = ids.argsort()
+        ids, tensors["lm_head.weight"] = ids[order], tensors["lm_head.weight"][order]
+    if ids is not None and "lm_head.weight" not in tensors:
+        raise ValueError(
+            f"{name} is incomplete: it has a vocabulary of {len(ids)} tokens of its own (d2t) and no lm_head.weight, "
+            f"which cannot be tied to the target's"
+        )
+    if "embed_tokens.weight" in tensors:
+        config.vocab_size = tensors["embed_tokens.weight"].shape[0]
+    elif ids is None and "lm_head.weight" in tensors:
+        config.vocab_size = tensors["lm_head.weight"].shape[0]
+    with torch.device("meta"):
+        head = Eagle3Head(
+            config,
+            hidden_layers=chosen,
+            captured=captured,
+            captured_width=captured_width,
+            norm_before_residual=_flag(stored, ours, "norm_before_residual"),
+            norm_joined="input_norm.weight" in tensors,
+            norm_each="fc_norm.0.weight" in tensors,
+            feeds_normed=_flag(stored, ours, "norm_output"),
+            fusion_bias="fc.bias" in tensors,
+            owns_embeddings=own,
+            owns_output="lm_head.weight" in tensors,
+            draft_ids=ids,
+        )
+    kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
+    names = {_inside(key): key for key in kept}
+    wanted = {key: _outside(key, first) for key, _ in head.named_parameters()}
+    fill(name, head, {mine: kept[theirs] for mine, theirs in names.items()}, wanted | names)
+    return head
+
+
+def _inside(key: str) -> str:
+    """Returns our name of a tensor of an EAGLE-3 checkpoint."""
+    if key == "lm_head.weight":
+        return key
+    for theirs, mine in (
+        ("fc.", "fusion.linear."),
+        ("fc_norm.", "fusion.norm.norms."),
+        ("input_norm.", "fusion.norm."),
+        ("midlayer.", "layers.0."),
+    ):
+        if key.startswith(theirs):
+            return f"model.{mine}{key.removeprefix(theirs)}"
+    return f"model.{key}"
+
+
+def _outside(key: str, first: str) -> str:
+    """Returns a checkpoint's name of one of our tensors."""
+    for theirs, mine in (
+        ("fc_norm.", "fusion.norm.norms."),
+        ("input_norm.", "fusion.norm."),
+        ("fc.", "fusion.linear."),
+        (first, "layers.0."),
+    ):
+        if key.startswith(f"model.{mine}"):
+            return theirs + key.removeprefix(f"model.{mine}")
+    return key.removeprefix("model.")
+
+
+def _count_layers(tensors: Mapping[str, Tensor]) -> int:
+    """Returns the number of decoder layers, whatever the configuration says."""
+    numbers = {int(match[1]) for match in map(_LAYER_NUMBER.match, tensors) if match}
+    return 1 + max(numbers, default=0)
+
+
+def _embeddings(name: str, tensors: dict[str, Tensor], embeddings: str) -> tuple[bool, dict[str, Tensor]]:
+    """Returns whether a head keeps its own embeddings, and the tensors without those that it does not."""
+    stored = tensors.get("embed_tokens.weight")
+    if embeddings == "own" and not finite(stored):
+        raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
+    own = embeddings == "own" or (embeddings == "auto" and finite(stored))
+    return own, {key: tensor for key, tensor in tensors.items() if own or key != "embed_tokens.weight"}
+
+
+def _draft_ids(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Returns the target's id of every column of a reduced vocabulary; None if there is none.
+
+    ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
+    """
+    offsets, marks = tensors.get("d2t"), tensors.get("t2d")
+    ids = None
+    if offsets is not None:
+        ids = torch.arange(len(offsets)) + offsets.long()
+        if len(ids.unique()) < len(ids) or int(ids.min()) < 0:
+            raise ValueError(
+                f"{name}: d2t does not lead to distinct tokens: it must hold differences, token - column, not tokens"
+            )
+    if marks is not None:
+        marked = marks.bool().nonzero()[:, 0]
+        if ids is not None and not torch.equal(ids.sort().values, marked):
+            raise ValueError(f"{name}: d2t and t2d name different tokens: one of the two belongs to another checkpoint")
+        ids = marked if ids is None else ids
+    return ids
+
+
+def layers_of(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Returns the hidden states of the target that a checkpoint names, numbered as inputs of layers; None if none.
+
+    The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
+    ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
+    first number of 1 tells.
+    """
+    if ours.get("hidden_layers") is not None:
+        return tuple(ours["hidden_layers"])
+    if stored.get("target_layer_ids") is not None:
+        return tuple(layer + 1 for layer in stored["target_layer_ids"])
+    key = "eagle_aux_hidden_state_layer_ids"
+    ids = (stored.get("eagle_config") or {}).get(key) or stored.get(key)
+    if not ids:
+        return None
+    return tuple(layer + (ids[0] == 1) for layer in ids)
+
+
+def _flag(stored: Mapping[str, Any], ours: Mapping[str, Any], key: str) -> bool:
+    inner = stored.get("eagle_config") or {}
+    return bool(ours.get(key, stored.get(key, inner.get(key, False))))
+
+
+def save_eagle(head: EagleHead | Eagle3Head, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
+    """Write a head as its authors' code writes it, and ``specdec.json`` beside it.
+
+    Args:
+        head: The head.
+        path: A folder, which is made if need be.
+        notes: More to keep in ``specdec.json``, such as the target's name and the training data.
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    first = "midlayer." if isinstance(head, Eagle3Head) and len(head.model.layers) == 1 else "layers.0."
+    tensors = {_outside(key, first): value.detach().clone().contiguous() for key, value in head.named_parameters()}
+    config = _public_config(head)
+    ours: dict[str, Any] = {"family": "eagle3" if isinstance(head, Eagle3Head) else "eagle", **(notes or {})}
+    if isinstance(head, Eagle3Head):
+        if head.draft_ids is not None:
+            ids = head.draft_ids.cpu()
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            tensors["t2d"] = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        ours |= {
+            "hidden_layers": head.hidden_layers,
+            "captured_width": head.captured_width,
+            "norm_before_residual": head.norm_before_residual,
+            "norm_output": head.feeds_normed,
+        }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
+
+
+def _public_config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
+    """Returns ``config.json`` with the keys that EAGLE's, SGLang's and vLLM's loaders read."""
+    config: Any = head.config
+    public = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": config.hidden_act,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "rope_parameters": dict(config.rope_parameters),
+        "attention_bias": config.attention_bias,
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    if not isinstance(head, Eagle3Head):
+        return public | {"bias": head.fusion_bias}
+    columns = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
+    return public | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": columns,
+        "target_hidden_size": head.captured_width,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_before_fc": head.norm_joined,
+        "fc_norm": head.norm_each,
+        "norm_output": head.feeds_normed,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": None if head.hidden_layers is None else list(head.hidden_layers),
+        },
+    }

@@ -1,0 +1,199 @@
+"""Reads MTP modules from a model's own checkpoint, under the names of several families, and writes them.
+
+transformers leaves these tensors out when it loads a model. They are found by their prefix.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafters.heads.assemble import fill
+from drafters.heads.files import Checkpoint
+from drafters.heads.mtp import MTPHead
+
+
+class Family(NamedTuple):
+    """How a family of models calls the parts of a module.
+
+    Attributes:
+        prefixes: What all names of a module begin with; ``{layer}`` is the number of the target's layers plus the
+            module's, ``{module}`` the module's.
+        parts: Our names by theirs, without the prefix; the rest of a module is a decoder layer.
+        block: What the names of the decoder layer begin with, after the prefix.
+        hidden_first: See ``MTPHead``.
+    """
+
+    prefixes: tuple[str, ...]
+    parts: Mapping[str, str]
+    block: str = ""
+    hidden_first: bool = False
+
+
+FAMILIES = {
+    "deepseek": Family(
+        prefixes=("model.layers.{layer}.",),
+        parts={
+            "enorm.": "model.enorm.",
+            "hnorm.": "model.hnorm.",
+            "eh_proj.": "model.proj.",
+            "shared_head.norm.": "model.norm.",
+            "shared_head.head.": "lm_head.",
+            "embed_tokens.": "model.embed_tokens.",
+        },
+    ),
+    "qwen": Family(
+        prefixes=("mtp.",),
+        parts={
+            "pre_fc_norm_embedding.": "model.enorm.",
+            "pre_fc_norm_hidden.": "model.hnorm.",
+            "fc.": "model.proj.",
+            "norm.": "model.norm.",
+            "embed_tokens.": "model.embed_tokens.",
+        },
+        block="layers.{module}.",
+    ),
+    "mimo": Family(
+        prefixes=("model.mtp_layers.{module}.", "mtp_layers.{module}."),
+        parts={
+            "token_layernorm.": "model.enorm.",
+            "hidden_layernorm.": "model.hnorm.",
+            "input_proj.": "model.proj.",
+            "final_layernorm.": "model.norm.",
+        },
+        hidden_first=True,
+    ),
+}
+"""DeepSeek's names are GLM's, too; MiMo's are those of speculators."""
+
+HIDDEN = ("auto", "after_norm", "before_norm")
+_EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def load_mtp(
+    path: str | Path, target: PreTrainedModel, *, module: int = 0, hidden_state: str = "auto", **where: Any
+) -> MTPHead:
+    """Load one of the modules of a checkpoint.
+
+    Args:
+        path: The target's own checkpoint, or one with the modules alone: a folder or a name on the hub.
+        target: The target.
+        module: Which module, from 0.
+        hidden_state: Which state of the target the module reads first: ``"after_norm"`` or ``"before_norm"`` (its final
+            norm); ``"auto"`` is before the norm for checkpoints that ``speculators`` wrote, and after it for others.
+        **where: See ``Checkpoint``.
+
+    Raises:
+        ValueError: There is no such module, or it is incomplete, or it does not fit the target.
+    """
+    if hidden_state not in HIDDEN:
+        raise ValueError(f"hidden_state={hidden_state!r}: give one of {', '.join(HIDDEN)}")
+    checkpoint = Checkpoint(path, **where)
+    layers = target.config.get_text_config(decoder=True).num_hidden_layers
+    for family in FAMILIES.values():
+        for pattern in family.prefixes:
+            prefix = pattern.format(layer=layers + module, module=module)
+            found = checkpoint.tensors(lambda name, prefix=prefix: name.startswith(prefix))
+            if found:
+                before = hidden_state == "before_norm"
+                if hidden_state == "auto":
+                    before = checkpoint.config.get("speculators_model_type") is not None
+                inside = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+                return _assembled(checkpoint.name, target, family, prefix, inside, module=module, before_norm=before)
+    shown = ", ".join(p.format(layer=layers + module, module=module) for f in FAMILIES.values() for p in f.prefixes)
+    raise ValueError(
+        f"{checkpoint.name} has no MTP module {module} for a target of {layers} layers: no tensor begins with {shown}"
+    )
+
+
+def _assembled(
+    name: str,
+    target: PreTrainedModel,
+    family: Family,
+    prefix: str,
+    found: Mapping[str, Tensor],
+    *,
+    module: int,
+    before_norm: bool,
+) -> MTPHead:
+    block = family.block.format(module=module)
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for theirs, tensor in found.items():
+        if theirs.endswith("rotary_emb.inv_freq"):
+            continue
+        part = next((part for part in family.parts if theirs.startswith(part)), None)
+        if part is not None:
+            mine = family.parts[part] + theirs.removeprefix(part)
+        else:
+            mine = f"model.layers.0.{theirs.removeprefix(block)}"
+        tensors[mine], names[mine] = tensor, prefix + theirs
+    tensors = _stacked(tensors)
+    with torch.device("meta"):
+        head = MTPHead(
+            target,
+            hidden_first=family.hidden_first,
+            before_norm=before_norm,
+            owns_embeddings="model.embed_tokens.weight" in tensors,
+            owns_output="lm_head.weight" in tensors,
+        )
+    theirs_of = {mine: theirs for theirs, mine in family.parts.items()}
+    for mine in head.state_dict():
+        part = next((part for part in theirs_of if mine.startswith(part)), None)
+        inner = mine.removeprefix("model.layers.0.")
+        default = block + inner if part is None else theirs_of[part] + mine.removeprefix(part)
+        names.setdefault(mine, prefix + default)
+    fill(name, head, tensors, names)
+    return head
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors with those of single experts put together, as transformers keeps them."""
+    experts: dict[str, dict[str, dict[int, Tensor]]] = {}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = tensor
+    for name, parts in experts.items():
+        gate, up, down = (
+            [parts.get(kind, {})[i] for i in sorted(parts.get(kind, {}))] for kind in ("gate", "up", "down")
+        )
+        if not len(gate) == len(up) == len(down):
+            continue  # what is missing is then named
+        found[f"{name}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
+        found[f"{name}.down_proj"] = torch.stack(down)
+    return found
+
+
+def save_mtp(head: MTPHead, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
+    """Write a module by itself, under the names of MiMo and speculators, and ``specdec.json`` beside it.
+
+    Args:
+        head: The head; it must have the hidden state first, as these names imply.
+        path: A folder, which is made if need be.
+        notes: More to keep in ``specdec.json``.
+    """
+    family = FAMILIES["mimo"] if head.model.hidden_first else FAMILIES["qwen"]
+    prefix = "mtp_layers.0." if head.model.hidden_first else "mtp."
+    theirs = {mine: theirs for theirs, mine in family.parts.items()}
+    tensors = {}
+    for name, value in head.state_dict().items():
+        part = next((part for part in theirs if name.startswith(part)), None)
+        inner = name.removeprefix("model.layers.0.")
+        inner = family.block.format(module=0) + inner if part is None else theirs[part] + name.removeprefix(part)
+        tensors[prefix + inner] = value.detach().clone().contiguous()
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(head.config.to_dict(), indent=2, default=str) + "\n")
+    ours = {"family": "mtp", "hidden_state": "before_norm" if head.before_norm else "after_norm", **(notes or {})}
+    (folder / "specdec.json").write_text(json.dumps(ours, indent=2) + "\n")
