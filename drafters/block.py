@@ -4,11 +4,13 @@ DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from drafters.heads.block import BlockHead
+from drafters.heads.block_files import load_block
 from specdec.arguments import flag, instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
@@ -88,6 +90,80 @@ class BlockDrafter(ScoredDrafter):
         self.hidden_layers = head.hidden_layers if hidden_layers is None else tuple(hidden_layers)
         # A leaf's law is said by one more slot.
         self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        shape: AnyTree | None = None,
+        sampling: DraftSampling | str | None = None,
+        temperature: float | None = None,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        hidden_layers: Sequence[int] | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        attention: str = "auto",
+        optimize: bool = True,
+        kv_cache: str | None = None,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+    ) -> "BlockDrafter":
+        """Load a head from a folder, the hub, or this package (``"bundled/…"``), in any layout of ``block_files``.
+
+        Args:
+            path: A folder, a name on the hub, or ``bundled/…``.
+            shape: ``tree`` of the class.
+            sampling: See the class.
+            temperature: See the class.
+            block_size: See the class.
+            mask_token_id: See the class.
+            hidden_layers: See the class.
+            dtype: What to load the head in; None for its own. ``bind`` copies it to the target's dtype and device.
+            device: Where to load it; None for the CPU.
+            attention: See the class.
+            optimize: See the class.
+            kv_cache: See the class.
+            revision: Branch, tag or commit of the hub repository.
+            subfolder: Folder of the checkpoint within the local folder or the hub repository.
+            token: For a repository that is not public.
+            cache_dir: Where downloaded files are kept.
+            force_download: Download files again even if they are there.
+            local_files_only: Use only files that are there, without asking the hub.
+
+        Raises:
+            ValueError: There is no such head, or it is of another kind or incomplete; or as the class.
+        """
+        check_format(kv_cache)  # before anything is loaded
+        head = load_block(
+            path,
+            dtype=dtype,
+            device=device or "cpu",
+            hidden_layers=None if hidden_layers is None else tuple(hidden_layers),
+            mask_token_id=mask_token_id,
+            revision=revision,
+            subfolder=subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+        )
+        return cls(
+            head,
+            shape,
+            sampling=sampling,
+            temperature=temperature,
+            block_size=block_size,
+            name=str(path),
+            attention=attention,
+            optimize=optimize,
+            kv_cache=kv_cache,
+        )
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
         """Check that the head fits the target, and allocate its cache."""

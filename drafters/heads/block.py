@@ -22,7 +22,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
 
-
 _MANY_LAYERS = 8
 
 
@@ -115,7 +114,6 @@ class BlockHead(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _no_split_modules = ["Qwen3DecoderLayer", "LlamaDecoderLayer"]
 
     embed_tokens: nn.Module | None
     lm_head: nn.Module | None
@@ -187,7 +185,7 @@ class BlockHead(PreTrainedModel):
             hidden_layers: What to read of the target; None for ``layers`` of them, spread evenly, or for all between
                 the target's layers if it has few.
             draft_ids: The target's ids that the head may draft, ascending; None for all.
-            **settings: Further fields of ``BlockConfig``, such as ``shifted``, ``markov_rank`` or ``intermediate_size``.
+            **settings: Further fields of ``BlockConfig``, such as ``shifted`` or ``markov_rank``.
         """
         text: Any = target.config.get_text_config(decoder=True)
         vocab = target.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
@@ -273,20 +271,20 @@ class BlockHead(PreTrainedModel):
             if self.embed_tokens is None:
                 raise ValueError("this head has no embeddings: it borrows the target's, call BlockHead.bound first")
             inputs_embeds = self.embed_tokens(input_ids)
+        hidden: Any = inputs_embeds
         if config.input_embedding_scale != 1:
-            inputs_embeds = inputs_embeds * config.input_embedding_scale
+            hidden = hidden * config.input_embedding_scale
         masks = attention_mask
         if not isinstance(masks, dict):
             wanted = {
                 "config": config,
-                "inputs_embeds": inputs_embeds,
+                "inputs_embeds": hidden,
                 "attention_mask": attention_mask,
                 "past_key_values": past_key_values,
                 "position_ids": position_ids,
             }
             make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
             masks = {kind: make[kind](**wanted) for kind in dict.fromkeys(config.layer_types or ())}
-        hidden: Tensor = inputs_embeds
         rotary = self.rotary_emb(hidden, position_ids)
         states: list[Tensor] = []
         for layer, kind in zip(self.layers, config.layer_types or (), strict=True):

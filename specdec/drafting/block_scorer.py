@@ -65,14 +65,14 @@ class BlockScorer(Scorer):
     ):
         self.runner = runner
         self.per_depth = condition is None
-        self.max_depth = slots if shifted else slots - 1
+        self._tokens = self.max_depth = slots if shifted else slots - 1
         self._layers, self._max_shown = tuple(layers), max_shown
         self._topology = Topology.chain(slots, runner.device) if causal else Topology.block(slots, runner.device)
         self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
         self._confidence, self._version = confidence, version
         watched = reads_hidden or confidence is not None
         self._last_state = last_state if watched else None
-        self._wants = Wants(logits=self.max_depth, hidden_layers=(last_state,) if watched else ())
+        self._wants = Wants(logits=self._tokens, hidden_layers=(last_state,) if watched else ())
         with torch.inference_mode(False):
             self._masks = torch.full((1, slots - 1), mask_token, dtype=torch.long, device=runner.device)
 
@@ -135,9 +135,9 @@ class BlockScorer(Scorer):
             )
         )
         self._logits = output.scores
-        self._hidden = (
-            None if self._last_state is None else output.hidden_states[self._last_state][:, -self.max_depth :]
-        )
+        self._hidden = None
+        if self._last_state is not None:
+            self._hidden = output.hidden_states[self._last_state][:, width - self._tokens :]
         if self._state_width:
             size = len(slots), self._max_shown + 1, self._state_width
             self._states = torch.zeros(size, dtype=self._logits.dtype, device=slots.device)
@@ -145,7 +145,7 @@ class BlockScorer(Scorer):
 
     def level_logits(
         self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch node vocab"]:
+    ) -> Float[Tensor, "batch some vocab"]:
         """Returns the logits of the slot of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
@@ -175,7 +175,7 @@ class BlockScorer(Scorer):
 
     def _conditioned(
         self, tokens: Int[Tensor, "batch node"], depth: int, *, first: int, parents: Tensor | None
-    ) -> Float[Tensor, "batch node vocab"]:
+    ) -> Float[Tensor, "batch some vocab"]:
         """Returns a slot's logits after each of some nodes, which are shown under the numbers from ``first`` on."""
         logits = self._logits[:, depth : depth + 1]
         if self._condition is None:
