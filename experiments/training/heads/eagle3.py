@@ -1,6 +1,8 @@
 """EAGLE-3's head, trained with the training-time test (arXiv 2503.01840), and 3.1's (arXiv 2605.09992)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle_files import load_eagle, save_eagle
 from experiments.training.heads.feature import TrainedFeatureHead, take_output
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
@@ -65,7 +68,12 @@ class TrainedEagle3(TrainedFeatureHead):
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
         """Returns a new head, or the one that was named."""
         if self.name is not None:
-            return Eagle3Head.from_pretrained(self.name)
+            head = load_eagle(self.name, hidden_layers=None if self.layers is None else tuple(self.layers))
+            if not isinstance(head, Eagle3Head):
+                raise ValueError(
+                    f"head.name={self.name!r} is an EAGLE-1 head, which is not trained here: give an EAGLE-3 one"
+                )
+            return head
         chosen = _layers_for(target) if self.layers is None else tuple(self.layers)
         head = Eagle3Head.for_target(target.model, hidden_layers=chosen, draft_ids=draft_ids, **self.options)
         if self.output_from_target:
@@ -75,6 +83,10 @@ class TrainedEagle3(TrainedFeatureHead):
     def drafter(self) -> Drafter:
         """Returns a chain of the head's."""
         return EagleDrafter(self.copied(), self.depths, optimize=False)  # pyright: ignore[reportArgumentType]
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the head in bfloat16, in EAGLE's own layout."""
+        save_eagle(self.rounded(), folder, notes=facts)  # pyright: ignore[reportArgumentType]
 
 
 def _layers_for(target: Target) -> tuple[int, ...]:

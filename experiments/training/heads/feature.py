@@ -2,8 +2,6 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +65,7 @@ class TrainedFeatureHead(TrainedHead):
     def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs all steps over all positions, and returns the normed outputs of the position before each root."""
         head, (embed, _) = self._made(), self._parts()
-        features = head.fuse([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
+        features = self.fused([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
         mask = additive(visible(batch), features.dtype)
         cache = DynamicCache()
         found = []
@@ -95,9 +93,13 @@ class TrainedFeatureHead(TrainedHead):
         """Returns the output layer's."""
         return self._parts()[1](states).float()
 
-    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the head in bfloat16."""
-        self.copied().to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+    def rounded(self) -> FeatureHead:
+        """Returns a copy in bfloat16, which is how heads are written."""
+        return self.copied().to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
+
+    def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
+        """Returns the features of the target's states."""
+        return self._made().fuse(states)
 
     def copied(self) -> FeatureHead:
         """Returns a copy of the present weights, with an attention that any forward can use."""

@@ -23,6 +23,7 @@ def unrolled_attention(
     value: Float[Tensor, "batch kv_head keys head_dim"],
     attention_mask: Float[Tensor, "batch 1 node node"],
     scaling: float | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch node head head_dim"], None]:
     """Attends to step 0's keys under the mask, and to the query's own key of every later step.
@@ -32,22 +33,28 @@ def unrolled_attention(
     """
     count = query.shape[2]
     groups = query.shape[1] // key.shape[1]
-    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
-    q = query.unflatten(1, (key.shape[1], groups)) * scaling
+    factor = query.shape[3] ** -0.5 if scaling is None else scaling
+    precise = torch.promote_types(query.dtype, torch.float32)
+    q = query.unflatten(1, (key.shape[1], groups)) * factor
     first_k, first_v = key[:, :, None, :count], value[:, :, None, :count]
-    scores = q @ first_k.transpose(-1, -2) + attention_mask[:, :, None]
+    scores = _capped(q @ first_k.transpose(-1, -2), softcap) + attention_mask[:, :, None]
     steps = key.shape[2] // count - 1
     if steps:
         own_k = key[:, :, count:].unflatten(2, (steps, count))
         own_v = value[:, :, count:].unflatten(2, (steps, count))
-        scores = torch.cat([scores, torch.einsum("bkgtd,bkitd->bkgti", q, own_k)], -1)
-        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        own = torch.einsum("bkgtd,bkitd->bkgti", q, own_k)
+        scores = torch.cat([scores, _capped(own, softcap)], -1)
+        weights = scores.softmax(-1, dtype=precise).to(query.dtype)
         out = weights[..., :count] @ first_v + torch.einsum("bkgti,bkitd->bkgtd", weights[..., count:], own_v)
     else:
-        out = scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ first_v
+        out = scores.softmax(-1, dtype=precise).to(query.dtype) @ first_v
     return out.flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
     """Make the attention known to transformers."""
     AttentionInterface.register(ATTENTION, unrolled_attention)
+
+
+def _capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
