@@ -32,6 +32,7 @@ from experiments.training.served import prompts_of as served_prompts
 from experiments.training.states import FrozenTarget
 from experiments.training.weights import Weights
 from specdec.engine.engine import Engine
+from specdec.machine import dtype_name
 from specdec.modeling.target import Target
 from verifiers.rejection import RejectionVerifier
 
@@ -223,8 +224,10 @@ def _rewritten(
             if accelerator.is_main_process:
                 print(f"regenerate: {done} of {total} documents", file=sys.stderr, flush=True)
 
+        made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
+
         def write() -> list[Document]:
-            return regenerate(prompts, engine, settings, seed=seed, made_with={"target": engine.target.name}, told=told)
+            return regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
 
         made: list[Document] = []
         if accelerator.is_main_process:
@@ -232,7 +235,8 @@ def _rewritten(
         accelerator.wait_for_everyone()
         if not accelerator.is_main_process:
             made = write()
-    return Documents(with_originals(made, documents.training, settings.original), documents.held_out)
+    originals = with_originals(made, documents.training, settings.original, seed)
+    return Documents(originals, documents.held_out)
 
 
 def _overrides() -> list[str]:

@@ -203,13 +203,14 @@ def _read(path: Path, header: dict[str, Any]) -> list[Document]:
     return found
 
 
-def with_originals(made: list[Document], originals: Sequence[Document], share: float) -> list[Document]:
-    """Returns the new documents and so many of the data's own that these have ``share`` times as many tokens."""
+def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
+    """Returns the new documents and so many of the data's own, at random, that these have ``share`` times as many tokens."""
     room = share * sum(len(document.tokens) for document in made)
     found = list(made)
-    for document in originals:
+    generator = torch.Generator().manual_seed(seed)
+    for index in torch.randperm(len(originals), generator=generator).tolist():
         if room <= 0:
             break
-        found.append(document)
-        room -= len(document.tokens)
+        found.append(originals[index])
+        room -= len(originals[index].tokens)
     return found

@@ -1,7 +1,7 @@
 """Block drafters: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
 
-A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some anchors are
-drawn from every row, and all their blocks run in one forward: each sees its own context and its own slots.
+A block begins at an anchor: its root's token is known, and the target's states of everything before it. Some anchors
+are drawn from every row, and all their blocks run in one forward: each sees its own context and its own slots.
 """
 
 import copy
