@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from experiments.training.batch import Anchors, Batch, TargetStates
+from experiments.training.calibration import calibrated
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
@@ -93,6 +94,7 @@ class Training:
         self.accelerator, self.watcher = accelerator, watcher
         self.checkpoints = Checkpoints(plan.folder / "checkpoints")
         self.done, self.evaluated, self.best = 0, 0, -math.inf
+        self.temperatures: list[float] | None = None
         self._whole = True  # whether the weights are those after `done` steps
         columns = self.head.columns
         vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
@@ -217,10 +219,15 @@ class Training:
         tally = Tally(self.head.depths, self.accelerator.device)
         if self.plan.held_out is None:
             return {}
-        for part, places in self._held_out_places():
+        found = self._held_out_places()
+        for part, places in found:
             tally.add(places, part, autoregressive=self.head.autoregressive)
         tally.reduce(lambda sums: _summed(self.accelerator, sums))
-        return tally.figures()
+        figures = tally.figures()
+        if tally.confident:
+            self.temperatures, errors = calibrated([places for _, places in found])
+            figures["calibration_error_scaled"] = sum(errors) / len(errors)
+        return figures
 
     @torch.no_grad()
     def _held_out_places(self) -> list[tuple[Batch, Places]]:
@@ -284,6 +291,8 @@ class Training:
         def write(folder: Path) -> None:
             self.head.save(folder, self.plan.facts)
             known = {**self.plan.facts, "step": self.done, "figures": dict(figures or {})}
+            if self.temperatures is not None:
+                known["confidence_temperatures"] = self.temperatures
             (folder / "training.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
         write_folder(self.plan.folder / name, write)

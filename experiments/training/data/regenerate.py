@@ -204,7 +204,7 @@ def _read(path: Path, header: dict[str, Any]) -> list[Document]:
 
 
 def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
-    """Returns the new documents and so many of the data's own, at random, that these have ``share`` times as many tokens."""
+    """Returns the new documents, and some of the data's own at random: ``share`` times as many tokens."""
     room = share * sum(len(document.tokens) for document in made)
     found = list(made)
     generator = torch.Generator().manual_seed(seed)

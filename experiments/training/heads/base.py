@@ -109,9 +109,6 @@ class TrainedHead(nn.Module, ABC):
             facts: What is known about the training, for a file beside the weights.
         """
 
-    def calibrate(self, temperatures: list[float]) -> None:
-        """Take over the temperature of every depth's confidence, found on held-out text."""
-
 
 def check_depths(depths: int) -> int:
     """Returns the depth of drafts, if it is one.

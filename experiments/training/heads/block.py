@@ -264,8 +264,8 @@ def block_mask(
 ) -> Bool[Tensor, "row slot key"]:
     """Returns what the slots of packed blocks see: their document before the anchor, and their own block.
 
-    With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both slots
-    see 0, 1 and both slots (a causal block's first slot does not see the second).
+    With three positions, an anchor at 2 and two slots, the keys are the positions 0, 1, 2 and then the slots: both
+    slots see 0, 1 and both slots (a causal block's first slot does not see the second).
 
     Args:
         places: Where the anchors are in their rows.

@@ -1,4 +1,4 @@
-"""What a head borrows from the target while it is trained: embeddings and output layer, frozen and in their own dtype."""
+"""What a head borrows from the target while it is trained: embeddings and output layer, frozen, in their own dtype."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What EAGLE-3 and MTP have in common as trained heads: pairs of a state and a token, and their own outputs fed back."""
+"""What EAGLE-3 and MTP have in common as trained heads: pairs of a state and a token, and outputs that are fed back."""
 
 import copy
 from abc import abstractmethod
