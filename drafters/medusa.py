@@ -2,26 +2,28 @@
 
 import copy
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
 from specdec.arguments import flag, instance
-from specdec.drafting.on_device import DeviceDrafter
+from specdec.drafting.builders import AnyTree, StaticTree, tree_of
+from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.modeling.loading import resolve_dtype
 from specdec.modeling.target import Target
 from specdec.quantization.base import input_width
-from specdec.requests import SamplingParams
 from specdec.slots import Slots
-from specdec.tree import DraftTree, TreeShape
+from specdec.topology import Topology
+from specdec.tree import TreeShape
 from specdec.types import Committed, Decided, DraftSampling
 
 DEFAULT_SHAPE = TreeShape.from_paths(
@@ -35,19 +37,127 @@ DEFAULT_SHAPE = TreeShape.from_paths(
 """13 nodes, four deep: most children are below likely paths (section 2.3.3 of the paper)."""
 
 
-class MedusaDrafter(DeviceDrafter):
+class MedusaScorer(Scorer):
+    """Scores every depth with a head of its own, from the hidden state at the last committed position.
+
+    Args:
+        heads: Runs the heads.
+        num_heads: The number of heads.
+        width: Width of the hidden states.
+        max_batch_size: The number of slots.
+        dtype: What the heads compute in.
+        device: Where they are.
+    """
+
+    per_depth = True
+
+    def __init__(
+        self,
+        heads: ModuleCaller,
+        *,
+        num_heads: int,
+        width: int,
+        max_batch_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.max_depth = num_heads
+        self._heads = heads
+        with torch.inference_mode(False):
+            self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=device)
+            self._ready_rows = torch.zeros(max_batch_size, dtype=torch.bool, device=device)
+        self._ready = np.zeros(max_batch_size, dtype=bool)
+        self._every = False
+
+    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """Returns the logits of the first ``depth`` heads."""
+        return self._heads(self._hidden[slots.index], depth).transpose(0, 1)
+
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns the first head's logits, after running all of them."""
+        assert self.max_depth is not None
+        self._logits = self.all_logits(slots, self.max_depth)
+        return self._logits[:, :1]
+
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns a head's logits, whatever the nodes are."""
+        return self._logits[:, depth : depth + 1]
+
+    def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
+        """Returns which rows have a hidden state; None if all that draft have."""
+        return None if self._every else self._ready_rows[slots.index]
+
+    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"]:
+        """See ``Scorer.host_ready``."""
+        return self._ready[slots.host_index]
+
+    def admit(self, slot: int) -> None:
+        """Begin without a hidden state."""
+        self._ready[slot] = False
+        self._ready_rows[slot] = False
+
+    def catch_up(self, slots: Slots) -> Hashable:
+        """Note whether every row that drafts has a hidden state."""
+        self._every = bool((self.host_ready(slots) | ~slots.host_drafting).all())
+        return self._every
+
+    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        hidden = committed.hidden_states[-1]
+        last = torch.from_numpy(committed.counts - 1).to(hidden.device, non_blocking=True)
+        chosen = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+        self._hidden[committed.slots] = chosen.to(self._hidden.dtype)
+        self._set_ready(committed.host_slots)
+
+    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        hidden = decided.hidden_states[-1]
+        last = decided.counts[:, None, None] - 1
+        chosen = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0].to(self._hidden.dtype)
+        self._hidden[decided.slots] = chosen.where(decided.told[:, None], self._hidden[decided.slots])
+
+    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
+        """Note which rows have a hidden state."""
+        self._set_ready(slots.host_index[told])
+
+    def _set_ready(self, host_slots: Int[np.ndarray, " batch"]) -> None:
+        """Note that some slots have a hidden state; the device is told once."""
+        new = host_slots[~self._ready[host_slots]]
+        if len(new):
+            self._ready[new] = True
+            self._ready_rows[torch.from_numpy(new)] = True
+
+    @property
+    def version(self) -> Hashable:
+        """The heads'."""
+        return self._heads.version
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The hidden states, and who has one."""
+        return [self._hidden, self._ready_rows]
+
+
+class MedusaDrafter(ScoredDrafter):
     """Drafts every depth of the tree at once, from the hidden state at the last committed position.
 
     With that position at t, the root stands at t+1 and head i predicts token t+2+i: depth d takes its tokens from
-    head d-1. A node whose path ends with rank r has the head's r-th most probable token (from 0), whatever the nodes
-    above it are: the heads do not see each other's tokens (section 2.1.2). A row proposes nothing if none of its tokens
-    is committed yet, which happens in the first round after a prompt of one token.
+    head d-1, whatever the nodes above are: the heads do not see each other's tokens (section 2.1.2). By default a node
+    whose path ends with rank r has the head's r-th most probable token (from 0), as in the paper. Tokens may also be
+    drawn from the heads' distributions, at the request's temperature; then q is kept, and the exact rules accept with
+    p and q. A row proposes nothing if none of its tokens is committed yet, which happens in the first round after a
+    prompt of one token.
 
     Args:
         heads: The trained heads. ``bind`` does not change them; if the target has another device or dtype, a copy is
             moved there.
-        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices). None
-            is ``DEFAULT_SHAPE``, as deep as there are heads.
+        shape: What ``TreeShape.of`` takes: a chain's length, branching factors, or paths (Medusa's choices); or a tree
+            builder. None is ``DEFAULT_SHAPE``, as deep as there are heads.
+        sampling: How siblings are drawn for sampled requests: ``"deterministic"`` (the most probable tokens),
+            ``"iid"``, ``"without_replacement"`` or ``"coupled"``. Greedy requests get the most probable tokens.
+        temperature: The heads' own for sampled requests; None follows each request.
         dtype: What the heads compute in; None for the target's own.
         optimize: On a CPU, run the heads on packed weights (``specdec.execution``).
 
@@ -55,43 +165,45 @@ class MedusaDrafter(DeviceDrafter):
         ValueError: The shape needs more heads or tokens than there are.
     """
 
-    laws = frozenset([DraftSampling.DETERMINISTIC])
     hidden_layers = (-1,)
 
     def __init__(
         self,
         heads: MedusaHeads,
-        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        shape: AnyTree | None = None,
         *,
+        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
+        temperature: float | None = None,
         dtype: str | torch.dtype | None = None,
         optimize: bool = True,
     ):
         instance("heads", heads, MedusaHeads, "MedusaHeads, or load them with MedusaDrafter.from_pretrained(…)")
         self.optimize = flag("optimize", optimize)
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
-        self.shape = DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else TreeShape.of(shape)
-        if self.shape.max_depth > heads.num_heads:
+        super().__init__(tree_of(DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else shape), sampling, temperature)
+        self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
+        if self.max_depth > heads.num_heads:
             raise ValueError(
-                f"the tree shape is {self.shape.max_depth} deep and there are {heads.num_heads} Medusa heads: "
+                f"the tree shape is {self.max_depth} deep and there are {heads.num_heads} Medusa heads: "
                 f"give a shape that is no deeper than the heads are many"
             )
-        if max(self.shape.ranks) >= heads.vocab_size:
+        if self.shape is not None and max(self.shape.ranks) >= heads.vocab_size:
             raise ValueError(
                 f"the tree shape takes the {max(self.shape.ranks) + 1} most probable tokens of a vocabulary of "
                 f"{heads.vocab_size}: give a narrower shape"
             )
         resolved = "auto" if dtype is None else resolve_dtype(dtype)
         self.dtype = resolved if isinstance(resolved, torch.dtype) else None
-        self.max_nodes = self.shape.num_nodes
-        self.max_depth = self.shape.max_depth
-        self.is_chain = self.shape.is_chain
+        self.has_leaf_probs = self.tree.has_leaf_probs and self.max_depth < heads.num_heads  # a leaf takes one more
 
     @classmethod
     def from_pretrained(
         cls,
         path: str | Path,
         *,
-        shape: TreeShape | int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        shape: AnyTree | None = None,
+        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
+        temperature: float | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         optimize: bool = True,
@@ -107,6 +219,8 @@ class MedusaDrafter(DeviceDrafter):
         Args:
             path: See ``MedusaHeads.from_pretrained``, or ``bundled/…``.
             shape: See the class.
+            sampling: See the class.
+            temperature: See the class.
             dtype: See the class.
             device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
             optimize: See the class.
@@ -127,9 +241,9 @@ class MedusaDrafter(DeviceDrafter):
             force_download=force_download,
             local_files_only=local_files_only,
         )
-        return cls(heads, shape, dtype=dtype, optimize=optimize)
+        return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
@@ -149,99 +263,16 @@ class MedusaDrafter(DeviceDrafter):
             )
         dtype = self.dtype or target.dtype
         self._bound = _placed(heads, target.device, dtype)
-        self._heads = ModuleCaller(self._bound, optimize=self.optimize)
-        self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=target.device)
-        self._ready = np.zeros(max_batch_size, dtype=bool)
-        self._ready_rows = torch.zeros(max_batch_size, dtype=torch.bool, device=target.device)
-        self._choices = {
-            depth: _Choices.of(self.shape.cut(depth), target.device) for depth in range(1, self.max_depth + 1)
-        }
-
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Begin without a hidden state."""
-        self._ready[slot] = False
-        self._ready_rows[slot] = False
-
-    def _set_ready(self, host_slots: np.ndarray) -> None:
-        """Note that some slots have a hidden state; the device is told once."""
-        new = host_slots[~self._ready[host_slots]]
-        if len(new):
-            self._ready[new] = True
-            self._ready_rows[torch.from_numpy(new)] = True
-
-    @torch.inference_mode()
-    def observe(self, committed: Committed) -> None:
-        """Keep the hidden state at every row's last committed position."""
-        hidden = committed.hidden_states[-1]
-        last = torch.from_numpy(committed.counts - 1).to(hidden.device, non_blocking=True)
-        chosen = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
-        self._hidden[committed.slots] = chosen.to(self._hidden.dtype)
-        self._set_ready(committed.host_slots)
-
-    @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
-        """Draft for all rows with one forward of the heads."""
-        ready = self._ready[slots.host_index]
-        depth = min(self.max_depth, int(np.where(slots.host_drafting & ready, slots.host_max_depth, 0).max()))
-        if depth == 0:
-            return DraftTree.root_only(slots.roots)
-        return self._drafted(slots, self._choices[depth], every=bool((ready | ~slots.host_drafting).all()))
-
-    @property
-    def version(self) -> Hashable:
-        """The heads'."""
-        return self._heads.version
-
-    def prepare(self, slots: Slots) -> Hashable:
-        """Tell whether every row has a hidden state."""
-        self._every = bool(self._ready[slots.host_index].all())
-        return self._every
-
-    @torch.inference_mode()
-    def draft(self, slots: Slots) -> DraftTree:
-        """Draft the whole shape."""
-        return self._drafted(slots, self._choices[self.max_depth], every=self._every)
-
-    def follow(self, decided: Decided) -> None:
-        """Keep the hidden state at every row's last committed position."""
-        hidden = decided.hidden_states[-1]
-        last = decided.counts[:, None, None] - 1
-        chosen = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0].to(self._hidden.dtype)
-        self._hidden[decided.slots] = chosen.where(decided.told[:, None], self._hidden[decided.slots])
-
-    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
-        """Note which rows have a hidden state."""
-        self._set_ready(slots.host_index[told])
-
-    def _drafted(self, slots: Slots, choices: "_Choices", *, every: bool) -> DraftTree:
-        """Returns trees of one shape; ``every`` tells whether all rows that draft have a hidden state."""
-        depth = choices.shape.max_depth
-        top = self._top(self._hidden[slots.index], depth, choices.width)
-        tokens = torch.cat([slots.roots[:, None], top[choices.heads, :, choices.ranks].T], dim=1)
-        valid = None
-        if not every:
-            known = self._ready_rows[slots.index]
-            valid = known[:, None] | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
-        return DraftTree.from_shape(choices.shape, tokens, valid=valid)
-
-    def _top(self, hidden: Float[Tensor, "batch hidden"], depth: int, width: int) -> Int[Tensor, "head batch rank"]:
-        """Returns the most probable tokens of the first ``depth`` heads, in order."""
-        return self._heads(hidden, depth).topk(width, dim=-1).indices
-
-
-@dataclass(frozen=True, eq=False)
-class _Choices:
-    """Which head and which of its tokens each drafted node takes."""
-
-    shape: TreeShape
-    heads: Int[Tensor, " node"]
-    ranks: Int[Tensor, " node"]
-    width: int
-
-    @classmethod
-    def of(cls, shape: TreeShape, device: torch.device) -> "_Choices":
-        heads = torch.tensor(shape.depths[1:], device=device) - 1
-        return cls(shape, heads, torch.tensor(shape.ranks[1:], device=device), 1 + max(shape.ranks))
+        scorer = MedusaScorer(
+            ModuleCaller(self._bound, optimize=self.optimize),
+            num_heads=heads.num_heads,
+            width=width,
+            max_batch_size=max_batch_size,
+            dtype=dtype,
+            device=target.device,
+        )
+        vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
+        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
 
 
 def _placed(heads: MedusaHeads, device: torch.device, dtype: torch.dtype) -> MedusaHeads:

@@ -4,13 +4,16 @@ Add a line for a new component; the lossless, distribution and batch tests pick 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
 from drafters.heads.base import FeatureHead
+from drafters.heads.block import BlockHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.medusa import MedusaDrafter
@@ -81,6 +84,26 @@ def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
     return feature_head(model, lambda: Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids))
 
 
+def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
+    """A head with random layers. A Markov head makes it draft what the target says after single tokens."""
+    torch.manual_seed(11)
+    head = BlockHead.for_target(model, layers=1, block_size=4, hidden_layers=(1,), **settings).eval()
+    for parameter in head.parameters():
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter, std=0.2)
+    if head.markov_head is not None:
+        vocab = head.config.vocab_size
+        with torch.no_grad():
+            logits = model(torch.arange(vocab)[:, None]).logits[:, 0]
+            head.markov_head.markov_w1.weight.copy_(torch.eye(vocab))
+            head.markov_head.markov_w2.weight.copy_(logits.T)
+    return head
+
+
+def markov_head(model: PreTrainedModel) -> BlockHead:
+    return block_head(model, shifted=True, markov_rank=model.get_input_embeddings().weight.shape[0])
+
+
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": lambda target, distance=DISTANCE: NGramDrafter(max_draft_tokens=4, branches=2, max_ngram=3),
     "synthetic": lambda target, distance=DISTANCE: SyntheticDrafter([0.9, 0.7, 0.7], depth=None),
@@ -108,6 +131,15 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "model_chain_own_temperature": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), 2, sampling="iid", temperature=0.6
+    ),
+    "medusa_sampled": lambda target, distance=DISTANCE: MedusaDrafter(
+        medusa_heads(target), TREE, sampling="without_replacement"
+    ),
+    "block_chain": lambda target, distance=DISTANCE: BlockDrafter(block_head(target)),
+    "block_tree": lambda target, distance=DISTANCE: BlockDrafter(block_head(target), ExpansionTree(6, 3, 6)),
+    "block_markov_chain": lambda target, distance=DISTANCE: BlockDrafter(markov_head(target), 3),
+    "block_markov_tree": lambda target, distance=DISTANCE: BlockDrafter(
+        markov_head(target), TREE, sampling="without_replacement"
     ),
 }
 

@@ -145,6 +145,11 @@ STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGES
     ("repetition penalty", "model_chain_iid", EVERYWHERE),
     ("temperature 1", "model_tree_deterministic", EVERYWHERE),
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
+    ("temperature 1", "medusa_sampled", EVERYWHERE),
+    ("temperature 1", "block_chain", EVERYWHERE),
+    ("temperature 1", "block_tree", EVERYWHERE),
+    ("temperature 1", "block_markov_chain", "block"),
+    ("repetition penalty", "block_markov_tree", "traversal"),
 }
 
 # Processing changes p for all alike, and q by how it is drawn: one drafter of each law, and one with another q.
@@ -166,6 +171,7 @@ EVERY_CASE = (
     ]
     + [("temperature 1", drafters[0], verifier) for verifier, drafters in TRIED_WITH.items()]
     + [("temperature 1", "model_tree_coupled", "target_walk")]
+    + [("temperature 1", "block_markov_chain", "block"), ("repetition penalty", "block_markov_tree", "traversal")]
     # With shared noise the output does not depend on the drafter (tests/test_lossless.py): one is enough.
     + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS]
 )

@@ -195,9 +195,9 @@ class BlockHead(PreTrainedModel):
             hidden_layers = tuple(range(1, total)) if few else tuple(id + 1 for id in default_layers(total, layers))
         given: dict[str, Any] = {
             "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
+            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             "num_attention_heads": text.num_attention_heads,
-            "num_key_value_heads": text.num_key_value_heads,
+            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
             "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
             "max_position_embeddings": text.max_position_embeddings,

@@ -62,7 +62,7 @@ def load_block(
     if mask_token_id is not None:
         block["mask_token_id"] = mask_token_id
     ids = _ordered(name, tensors)
-    settings = _sizes(name, layers, tensors) | block
+    settings = block | _sizes(name, layers, tensors, ids)
     _check(name, settings, tensors)
     if settings["draft_vocab_size"] is not None and ids is None:
         raise ValueError(
@@ -74,9 +74,11 @@ def load_block(
         head = BlockHead(config)
     head.draft_ids = None if settings["draft_vocab_size"] is None else ids
     head = _filled(name, head, tensors)
-    nn.Module.to(head, device=place, dtype=resolved if isinstance(resolved, torch.dtype) else None)
-    # Frequencies are no weights: they are not on the meta device, and a cast would have rounded them.
-    head.rotary_emb = type(head.rotary_emb)(config).to(place)
+    if isinstance(resolved, torch.dtype):
+        nn.Module.to(head, dtype=resolved)
+    # Frequencies are no weights: they are on the meta device still, and stay in float32.
+    head.rotary_emb = type(head.rotary_emb)(config)
+    nn.Module.to(head, device=place)
     return head.eval()
 
 
@@ -93,8 +95,8 @@ def _described(
             f"DFlash or DSpark head"
         )
     if stored.get("model_type") == BlockConfig.model_type:
-        names = set(BlockConfig.__dataclass_fields__) - {"layer_kind", "owns_embeddings", "owns_output"}
-        return stored, {key: value for key, value in stored.items() if key in names and value is not None}
+        own = BlockConfig.__annotations__
+        return stored, {key: value for key, value in stored.items() if key in own and value is not None}
     if kind is not None:
         if kind not in ("dflash", "dspark"):
             raise ValueError(
@@ -171,7 +173,7 @@ def _first(stored: Mapping[str, Any], *keys: str, otherwise: Any = None) -> list
     return next((list(stored[key]) for key in keys if stored.get(key) is not None), otherwise)
 
 
-def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], ids: Tensor | None) -> dict[str, Any]:
     """Returns the fields of ``BlockConfig`` that the tensors tell, or else what ``config.json`` says of the layers.
 
     Raises:
@@ -201,7 +203,7 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         found |= {"markov_rank": markov.shape[1], "markov_head_type": _markov_kind(tensors)}
         found["markov_biases"] = any(key in tensors for key in _MARKOV_BIASES)
         found.setdefault("vocab_size", markov.shape[0])
-    if output is not None:
+    if output is not None and ids is None:
         found.setdefault("vocab_size", output.shape[0])
     if "vocab_size" not in found:
         raise ValueError(f"{name}: its config.json has no vocab_size: add that of its target")

@@ -85,6 +85,11 @@ class BlockScorer(Scorer):
         """The head's."""
         return self.runner.version, self._version()
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The cache."""
+        return self.runner.cache.tensors
+
     def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
         """Read the context of positions that have become final."""
         device = self.runner.device

@@ -67,12 +67,20 @@ class LevelPlan:
         shape: The shape.
         device: Where the index tensors are.
         leaves: Whether to forward the deepest nodes, too, because q is wanted there.
+
+    Attributes:
+        level_of: The level of the parent of each drafted node, by which its token is scored.
+        rank_of: Sibling rank of each drafted node.
+        width: The largest number of children of a node.
     """
 
     def __init__(self, shape: TreeShape, device: torch.device, *, leaves: bool = False):
         self.shape = shape
         with torch.inference_mode(False):
             self.levels = [Level(shape, depth, device, leaves=leaves) for depth in range(shape.max_depth + leaves)]
+            self.level_of = torch.tensor(shape.depths[1:], dtype=torch.long, device=device) - 1
+            self.rank_of = torch.tensor(shape.ranks[1:], dtype=torch.long, device=device)
+        self.width = 1 + max(shape.ranks)
 
     @classmethod
     def by_depth(cls, shape: TreeShape, device: torch.device, *, leaves: bool = False) -> dict[int, "LevelPlan"]:

@@ -102,7 +102,9 @@ class ScoredDrafter(DeviceDrafter):
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
         """Grow trees as deep as any row has room for."""
-        depth = min(self.max_depth, int(slots.host_max_depth.max()))
+        ready = self.scorer.host_ready(slots)
+        drafts = slots.host_drafting if ready is None else slots.host_drafting & ready
+        depth = min(self.max_depth, int(np.where(drafts, slots.host_max_depth, 0).max()))
         if depth == 0 and not self._leaf_probs:
             return DraftTree.root_only(slots.roots)
         self.scorer.catch_up(slots)
@@ -134,7 +136,10 @@ class ScoredDrafter(DeviceDrafter):
         drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=self._leaf_probs)
         grown = self.tree.grow(self.scorer, drawing, depth)
         self._note(grown, slots)
-        return _without(grown.tree, self.scorer.ready(slots))
+        ready = self.scorer.ready(slots)
+        if ready is not None and self._leaf_probs and grown.tree.draft_probs is not None:
+            grown.tree.draft_probs.mul_(ready[:, None, None])  # rules with leaves take a row without drafts by this
+        return _without(grown.tree, ready)
 
     def _note(self, grown: Grown, slots: Slots) -> None:
         """Remember where the scorer was shown the nodes, at an address that stays."""

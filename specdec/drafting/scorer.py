@@ -57,6 +57,10 @@ class Scorer(ABC):
         """Returns which rows can be drafted for; None for all. A head has nothing to begin with after one token."""
         return None
 
+    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"] | None:
+        """Returns what ``ready`` does, on the host, in rounds that are not recorded."""
+        return None
+
     def admit(self, slot: int) -> None:  # noqa: B027
         """Begin a request in an empty slot."""
 

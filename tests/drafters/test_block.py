@@ -16,13 +16,19 @@ from drafters.heads.block_batch import block_batch
 from drafters.heads.markov import MarkovHead
 from specdec.batch import LOGITS, ForwardBatch, Wants
 from specdec.drafting.builders import ExpansionTree
+from specdec.engine.engine import Engine
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.topology import Topology
+from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
+from tests.components import markov_head
 from tests.forwards import slots_of
 from tests.models import tiny_model
+from tests.test_distribution import LEVEL, p_value
+from verifiers.rejection import RejectionVerifier
 
 VOCAB, HIDDEN = 64, 32
 
@@ -401,6 +407,52 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     plain.observe(committed(states, [6, 6]))
     plain.propose(slots)
     assert plain.scorer.confidence(tokens, 1) is None
+
+
+@pytest.mark.parametrize("recording", ["off", "rounds"])
+def test_the_context_is_what_one_forward_of_the_whole_text_gives(recording: str) -> None:
+    """After rounds that accepted more and less, in chunks and in slots that were used before."""
+    model = tiny_model("llama", vocab_size=VOCAB)
+    head = markov_head(model)
+    drafter = BlockDrafter(head, [2, 1, 1])
+    engine = Engine(
+        Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=48, prefill_chunk=5,
+        recording=recording,
+    )  # fmt: skip
+    prompts = [[3] * 9, [7, 8, 9], [11], [5, 6] * 6]
+    outputs = engine.generate(prompts, SamplingParams(max_new_tokens=24, temperature=0.5))
+    assert sum(step.accepted for output in outputs for step in output.steps) > 10
+    stream = engine.stream([[3, 4] * 4, [9] * 3], SamplingParams(max_new_tokens=24, temperature=0.5))
+    tokens: dict[int, list[int]] = {}
+    for step in itertools.islice(stream, 12):
+        tokens.setdefault(step.request, []).extend(step.token_ids)
+    cache, bound_head = drafter.runner.cache, head.bound(model)
+    first = min(tokens)
+    for slot, prompt in enumerate([[3, 4] * 4, [9] * 3]):
+        text = prompt + tokens[first + slot]
+        with torch.no_grad():
+            states = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+            fresh = bound_head(features=states[1]).past_key_values
+        keys, values = (tensor[0, slot, : len(text) - 1].transpose(0, 1) for tensor in cache.tensors)
+        torch.testing.assert_close(keys, fresh.layers[0].keys[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(values, fresh.layers[0].values[0], atol=1e-4, rtol=1e-4)
+
+
+class SaysTheMarginals(BlockDrafter):
+    """Mutant: draws with the Markov head, and says q without it."""
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = super().propose(slots)
+        if tree.draft_probs is not None:
+            depth = tree.width - 1
+            tree.draft_probs[:, :depth] = self.scorer._logits[:, :depth].softmax(-1)  # type: ignore[attr-defined]
+        return tree
+
+
+def test_q_without_the_markov_head_s_part_is_rejected() -> None:
+    model = tiny_model("llama", vocab_size=5, scale=1.5, layers=2)
+    drafter = SaysTheMarginals(markov_head(model), 3)
+    assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0)) < LEVEL
 
 
 def test_a_reduced_vocabulary_drafts_the_target_s_ids(target: Target) -> None:

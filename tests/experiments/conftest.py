@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from experiments.app.config import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
-from tests.components import medusa_heads, perturbed
+from tests.components import block_head, medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 
@@ -33,7 +33,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with ``target``, ``drafter`` (mostly of its opinion), ``medusa`` and ``other`` (of another vocabulary)."""
+    """Folder with ``target``, ``drafter`` (mostly of its opinion), ``other`` (of another vocabulary), and heads."""
     folder = tmp_path_factory.mktemp("models")
     target = tiny_model(vocab_size=VOCAB_SIZE)
     for name, model in (
@@ -48,6 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_tokens([f"<{index}>" for index in range(500)])
     tokenizer.save_pretrained(folder / "other")
     medusa_heads(target).save_pretrained(folder / "medusa")
+    block_head(target).save_pretrained(folder / "block")
     return folder
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
-from drafters.feature import FeatureDrafter
 from drafters.model import ModelDrafter
+from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
 from specdec.execution.counting import counted
@@ -48,7 +48,7 @@ def state_of(engine: Engine) -> list[Tensor]:
     drafter = engine.drafter
     if isinstance(drafter, ModelDrafter):
         found += [*drafter.runner.cache.tensors, drafter.scorer._last_token]
-    if isinstance(drafter, FeatureDrafter):
+    if isinstance(drafter, ScoredDrafter):
         found += drafter.scorer.tensors
     return found + ([] if drafter is None else tensors_in(drafter))
 

@@ -1,4 +1,4 @@
-"""A head of your own: Medusa heads that share the target's output layer, so that only their small blocks are trained."""
+"""A head of your own: Medusa heads that share the target's output layer, so that only their blocks are trained."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -69,7 +69,8 @@ class ExpansionTree(TreeBuilder):
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
         slots = drawing.slots
-        logits = scorer.root_logits(slots)
+        marginals = scorer.all_logits(slots, depth) if scorer.per_depth else None
+        logits = scorer.root_logits(slots) if marginals is None else marginals[:, :1]
         width = min(self.width, logits.shape[-1])
         score, token = _children(logits, drawing, width)  # of the root
         scores, tokens = [score[:, 0]], [token[:, 0]]
@@ -81,8 +82,11 @@ class ExpansionTree(TreeBuilder):
         numbers = [torch.zeros_like(front[:, :1]), front]  # of the shown nodes, among candidates
         offered = width
         for level in range(1, depth):
-            topology = Topology(torch.cat(shown, dim=1), level, max(width, 1))
-            logits = scorer.level_logits(slots, front_tokens, topology, level)
+            if marginals is None:
+                topology = Topology(torch.cat(shown, dim=1), level, max(width, 1))
+                logits = scorer.level_logits(slots, front_tokens, topology, level)
+            else:
+                logits = marginals[:, level : level + 1]
             log_probs, token = _children(logits, drawing, width)
             score = front_scores[:, :, None] + log_probs
             scores.append(score.flatten(1))

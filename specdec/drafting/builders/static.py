@@ -42,13 +42,18 @@ class StaticTree(TreeBuilder):
         slots, vocabulary = drawing.slots, drawing.vocabulary
         plan = self._plans[slots.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(slots)
+        marginals = scorer.all_logits(slots, len(plan.levels)) if scorer.per_depth else None
+        if marginals is not None and not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None:
+            return _at_once(plan, marginals, drawing)
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
         tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = slots.roots
         draft_probs = drawing.room(shape.num_nodes + 1) if drawing.fresh or drawing.leaves else None
         valid = None
         for number, level in enumerate(plan.levels):
-            if number == 0:
+            if marginals is not None:
+                logits = marginals[:, number : number + 1]
+            elif number == 0:
                 logits = scorer.root_logits(slots)
             else:
                 logits = scorer.level_logits(slots, tokens[:, level.start : level.stop], level.topology, number)
@@ -85,6 +90,14 @@ class StaticTree(TreeBuilder):
             draft_probs *= slots.drafting[:, None, None]
         law = drawing.law_of(tokens)
         return Grown(DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid))
+
+
+def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:
+    """Returns trees of the most probable tokens of every depth, chosen for all nodes together."""
+    best = drawing.scores(logits).topk(plan.width, dim=-1).indices
+    tokens = drawing.vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
+    tokens = torch.cat([drawing.slots.roots[:, None], tokens], dim=1)
+    return Grown(DraftTree.from_shape(plan.shape, tokens))
 
 
 def _drawn(

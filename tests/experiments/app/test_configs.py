@@ -50,6 +50,7 @@ APPLICATIONS = [path.stem for path in YAML if len(path.parts) == 1]
 # What a file leaves to the user.
 NEEDED = {
     ("target", "hf"): ["target.name={models}/target"],
+    ("drafter", "block"): ["drafter.name={models}/block"],
     ("dataset", "text"): ["dataset.files={conf}/run.yaml"],
     ("dataset", "jsonl"): ["dataset.file={tmp}/prompts.jsonl"],
     ("dataset", "spec_bench"): ["dataset.file={tmp}/prompts.jsonl"],

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from experiments.bundle import bundle
 from experiments.app.cli import launch, sentence
 from experiments.app.overrides import without_nulls
+from experiments.bundle import bundle
 from experiments.check_verifier import check
 from experiments.compare import compare
 from experiments.demo import demo

@@ -90,9 +90,13 @@ def test_bad_conversations_are_one_sentence(
     assert chatting.tokenizer is not None
     chatting.tokenizer.chat_template = template
     source = Chat(lines(tmp_path / "talks.jsonl", *rows))
-    with pytest.raises(ValueError, match=message) as error:
+
+    def read() -> None:
         source.check()
         source.load(chatting)
+
+    with pytest.raises(ValueError, match=message) as error:
+        read()
     assert "\n" not in str(error.value)
 
 
@@ -122,7 +126,7 @@ def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
     assert rows.steps_per_epoch == 3
     epochs = [[rows.numbers(step) for step in range(start, start + 3)] for start in (0, 3)]
     for epoch in epochs:
-        assert sorted(sum(epoch, [])) == list(range(12))
+        assert sorted(number for step in epoch for number in step) == list(range(12))
     assert epochs[0] != epochs[1], "each epoch has an order of its own"
     halves = rows.numbers(1, 0, 2), rows.numbers(1, 1, 2)
     assert sorted(halves[0] + halves[1]) == sorted(rows.numbers(1)) and len(halves[0]) == 2
@@ -189,11 +193,10 @@ def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> 
 
 def test_a_training_on_the_targets_own_text(training: Compose, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
-    more = "{documents: 12, prompt_tokens: 8, max_new_tokens: 24, original: 0.5}"
-    given = ["regenerate=target", f"regenerate.file={answers}", f"regenerate={more}"]
-    train(training("fit.steps=2", "served.prompts=0", "regenerate=target", f"regenerate.file={answers}",
-                   "regenerate.documents=12", "regenerate.prompt_tokens=8", "regenerate.max_new_tokens=24"))  # fmt: skip
-    assert len(answers.read_text().splitlines()) == 13 and given
+    settings = {"file": answers, "documents": 12, "prompt_tokens": 8, "max_new_tokens": 24}
+    given = [f"regenerate.{name}={value}" for name, value in settings.items()]
+    train(training("fit.steps=2", "served.prompts=0", "regenerate=target", *given))
+    assert len(answers.read_text().splitlines()) == 13
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["training"]["documents"] == 12
 
