@@ -3,13 +3,17 @@
 import torch
 
 from drafters.heads.base import FeatureHead
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.widened import widened
 from specdec.arguments import flag
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.scored import ScoredDrafter
-from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
+from specdec.inflate import signal_width
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling
@@ -51,10 +55,9 @@ class FeatureDrafter(ScoredDrafter):
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
         """Check that the head fits the target, and allocate its cache."""
         self.hidden_layers = self.layers_for(target)
-        self.check_fit(target)
-        head = self.head.bound(target.model)
+        head = self.fitted(target).bound(target.model)
         if self._scales_freely(head):
-            # RoPE by itself has no last position; the number in the files is how long the training texts were.
+            # These have no last position; the number in the files is how long the training texts were.
             head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
         window = self.max_depth + 1
         try:
@@ -93,19 +96,59 @@ class FeatureDrafter(ScoredDrafter):
         assert self.head.hidden_layers is not None, "a subclass knows the usual ones"
         return self.head.hidden_layers
 
-    def check_fit(self, target: Target) -> None:
-        """Refuse a target that the head was not made for.
+    def fitted(self, target: Target) -> FeatureHead:
+        """Returns the head, which may have to be as wide as an inflated target.
 
         Raises:
-            ValueError: Says what does not fit.
+            ValueError: The target is not the one that the head was made for; says what does not fit.
         """
-        head = self.head
-        config = target.model.config.get_text_config(decoder=True)
-        if head.captured_width != config.hidden_size:
+        head, remedy = self.head, "give a head that was trained on this target"
+        width = target.model.config.get_text_config(decoder=True).hidden_size
+        signal = signal_width(target.model)
+        if head.captured_width != width and isinstance(head, EagleHead | Eagle3Head) and head.captured_width == signal:
+            head = widened(head, width)  # the target is inflated, and its head costs what such a target's would
+        if head.captured_width != width:
             raise ValueError(
                 f"the head {self.name} reads hidden states of width {head.captured_width} and those of the target "
-                f"{target.name} have {config.hidden_size}: give a head that was trained on this target"
+                f"{target.name} have {width}: {remedy}"
             )
+        if head.model.embed_tokens is None and head.config.hidden_size != width:
+            raise ValueError(
+                f"the head {self.name} is {head.config.hidden_size} wide and has no embeddings, and those of the "
+                f"target {target.name} are {width} wide: {remedy}"
+            )
+        wide = [layer for layer in self.hidden_layers if target.num_layers is not None and layer >= target.num_layers]
+        if wide:
+            raise ValueError(
+                f"the head {self.name} reads the input of layer {wide[0]} and the target {target.name} has the layers "
+                f"0 to {(target.num_layers or 0) - 1}: {remedy}, or hidden_layers"
+            )
+        if len(self.hidden_layers) != head.captured:
+            raise ValueError(
+                f"the head {self.name} fuses {head.captured} hidden states, and hidden_layers="
+                f"{list(self.hidden_layers)} are {len(self.hidden_layers)}: give {head.captured}"
+            )
+        self._check_vocabulary(head, target)
+        return head
+
+    def _check_vocabulary(self, head: FeatureHead, target: Target) -> None:
+        remedy = "give a head that was trained on this target"
+        ids, output, embeddings = head.draft_ids, head.lm_head, head.model.embed_tokens
+        if ids is not None and int(ids.max()) >= target.vocab_size:
+            raise ValueError(
+                f"the head {self.name} drafts token {int(ids.max())} and the target {target.name} has "
+                f"{target.vocab_size} tokens: {remedy}"
+            )
+        widths = {
+            "output layer": None if output is None or ids is not None else output.weight.shape[0],  # type: ignore[union-attr]
+            "embeddings": None if embeddings is None else embeddings.weight.shape[0],  # type: ignore[union-attr]
+        }
+        for part, tokens in widths.items():
+            if isinstance(tokens, int) and abs(tokens - target.vocab_size) > MOST_PADDING:
+                raise ValueError(
+                    f"the {part} of the head {self.name} has {tokens} tokens and the target {target.name} has "
+                    f"{target.vocab_size}: {remedy}"
+                )
 
     @property
     def head(self) -> FeatureHead:

@@ -4,7 +4,7 @@ Add a line for a new component; the lossless, distribution and batch tests pick 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ from drafters.heads.base import FeatureHead
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.model import ModelDrafter
+from drafters.mtp import MTPDrafter
 from drafters.ngram import NGramDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree
@@ -63,25 +65,34 @@ def medusa_heads(model: PreTrainedModel, num_heads: int = 3) -> MedusaHeads:
     return heads
 
 
-def feature_head(model: PreTrainedModel, make: Callable[[], FeatureHead]) -> FeatureHead:
-    """A random head whose logits depend on its features and on everything before."""
-    torch.manual_seed(11)
-    head = make()
+Head = TypeVar("Head", bound=FeatureHead)
+
+
+def wide(head: Head, factor: float = 6.0) -> Head:
+    """A random head with weights so large that its logits depend on its features and on everything before."""
+    generator = torch.Generator().manual_seed(11)
     for parameter in head.parameters():
         if parameter.ndim > 1:
-            parameter.data.mul_(6.0)
+            parameter.data.copy_(
+                torch.randn(parameter.shape, generator=generator) * factor * parameter.shape[-1] ** -0.5
+            )
     return head
 
 
 def eagle_head(model: PreTrainedModel) -> EagleHead:
     """Joins the embedding and the target's last hidden state, and borrows the target's output layer."""
-    return feature_head(model, lambda: EagleHead.for_target(model))
+    return wide(EagleHead.for_target(model), 1.5)
+
+
+def mtp_head(model: PreTrainedModel) -> MTPHead:
+    """A module as MiMo's: the hidden state first."""
+    return wide(MTPHead.for_target(model, hidden_first=True), 1.5)
 
 
 def eagle3_head(model: PreTrainedModel) -> Eagle3Head:
     """Fuses three hidden states; every token but one has a column."""
     ids = [token for token in range(model.get_output_embeddings().weight.shape[0]) if token != 3]
-    return feature_head(model, lambda: Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids))
+    return wide(Eagle3Head.for_target(model, hidden_layers=(0, 1, -1), draft_ids=ids), 1.5)
 
 
 def block_head(model: PreTrainedModel, **settings: Any) -> BlockHead:
@@ -115,6 +126,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "eagle3_expansion": lambda target, distance=DISTANCE: EagleDrafter(
         eagle3_head(target), ExpansionTree(nodes=8, depth=3, width=3)
     ),
+    "mtp_chain_iid": lambda target, distance=DISTANCE: MTPDrafter(mtp_head(target), 3, sampling="iid"),
     "model_chain_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), 3, sampling="iid"),
     "model_tree_iid": lambda target, distance=DISTANCE: ModelDrafter(perturbed(target, distance), TREE, sampling="iid"),
     "model_paths_iid": lambda target, distance=DISTANCE: ModelDrafter(

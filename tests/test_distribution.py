@@ -140,6 +140,7 @@ STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGES
     ("temperature 1", "medusa", EVERYWHERE),
     ("temperature 1", "eagle_tree_without_replacement", EVERYWHERE),
     ("temperature 1", "eagle3_chain_iid", EVERYWHERE),
+    ("temperature 1", "mtp_chain_iid", EVERYWHERE),
     ("temperature 1", "eagle3_expansion", EVERYWHERE),
     ("temperature 1", "synthetic", EVERYWHERE),
     ("repetition penalty", "model_chain_iid", EVERYWHERE),

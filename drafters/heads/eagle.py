@@ -54,3 +54,8 @@ class EagleHead(FeatureHead):
         """Returns a new head with random weights for a target, of the target's sizes."""
         config = config_for(target, layers=layers)
         return cls(config, fusion_bias=fusion_bias)
+
+    def like(self, config: PreTrainedConfig, *, captured_width: int) -> "EagleHead":
+        """Returns a new head with other sizes and the same options."""
+        assert captured_width == config.hidden_size, "what it predicts are the target's hidden states"
+        return EagleHead(config, fusion_bias=self.fusion_bias, owns_embeddings=self.owns_embeddings)

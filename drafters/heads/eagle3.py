@@ -145,6 +145,23 @@ class Eagle3Head(FeatureHead):
             owns_embeddings=owns_embeddings,
         )
 
+    def like(self, config: PreTrainedConfig, *, captured_width: int) -> "Eagle3Head":
+        """Returns a new head with other sizes and the same options."""
+        return Eagle3Head(
+            config,
+            hidden_layers=self.hidden_layers,
+            captured=self.captured,
+            captured_width=captured_width,
+            draft_ids=self.draft_ids,
+            norm_before_residual=self.norm_before_residual,
+            norm_joined=self.norm_joined,
+            norm_each=self.norm_each,
+            feeds_normed=self.feeds_normed,
+            fusion_bias=self.fusion_bias,
+            owns_embeddings=self.owns_embeddings,
+            owns_output=self.owns_output,
+        )
+
 
 def default_layers(layers: int) -> tuple[int, ...]:
     """Returns the hidden states that published heads fuse for a target of so many layers: 2, N/2 and N-3.

@@ -65,6 +65,7 @@ class Watched(Drafter):
         """Bind the drafter."""
         self._leaf_probs = options.get("leaf_probs", False)
         self.inner.bind(target, max_batch_size=max_batch_size, max_length=max_length, **options)
+        self.hidden_layers = tuple(self.inner.hidden_layers)  # it may have chosen them by the target
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin a request."""

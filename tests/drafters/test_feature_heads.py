@@ -1,0 +1,254 @@
+"""What heads that read pairs draft: in every round, at every node, what a dense forward over all pairs gives."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drafters.eagle import EagleDrafter
+from drafters.feature import FeatureDrafter
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle_files import save_eagle
+from drafters.heads.mtp import MTPHead
+from drafters.heads.mtp_files import save_mtp
+from drafters.mtp import MTPDrafter
+from specdec.drafting.builders import ExpansionTree
+from specdec.engine.engine import Engine
+from specdec.inflate import inflate
+from specdec.interfaces import Round
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.components import TREE, eagle_head, mtp_head, wide
+from tests.drafters import pairs
+from tests.models import tiny_model
+from tests.shapes import shapes_unchecked
+from verifiers import RejectionVerifier, TargetWalkVerifier
+
+VOCAB = 24
+LAYERS = (0, 2, -1)
+PROMPTS = [[1, 2, 3, 1, 2, 5, 9, 4, 7], [5], [6, 2], [3, 3, 8, 1, 4, 20, 11]]
+SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=20)
+
+Law = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From embeddings and features of all pairs to what is fed back and the logits, as a reference computes them."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=VOCAB)
+
+
+@torch.inference_mode()
+def law_after(model, law: Law, fuse: Callable[[list[Tensor]], Tensor], known: list[int], drafted: list[int]) -> Tensor:
+    """The head's distribution after some drafted tokens, from forwards over the whole sequence.
+
+    Args:
+        model: The target.
+        law: The head.
+        fuse: Makes features of the target's hidden states, from the embeddings' to the normalized last.
+        known: The sequence, root included.
+        drafted: Tokens behind it.
+    """
+    states = list(model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states)
+    features = fuse([state[0] for state in states])
+    embeds = model.get_input_embeddings()(torch.tensor(known[1:]))
+    fed, logits = law(embeds, features)
+    for token in drafted:
+        embeds = torch.cat([embeds, model.get_input_embeddings()(torch.tensor([token]))])
+        features = torch.cat([features, fed[-1:]])
+        fed, logits = law(embeds, features)
+    return logits[-1].softmax(-1)
+
+
+def check_rounds(engine: Engine, check: Callable[[list[int], list[int], Tensor], None]) -> Callable[[Round], None]:
+    """Calls ``check`` with the sequence, the path and q at every node that has drafted children."""
+
+    def look(seen: Round) -> None:
+        tree = seen.tree
+        if tree.draft_probs is None:  # no room was left for a draft
+            return
+        for row, request in enumerate(seen.requests):
+            if request is None:
+                continue
+            parents = tree.parents[row].tolist()
+            for node in sorted({parents[i] for i in range(1, tree.width) if tree.valid[row, i]}):
+                path, at = [], node
+                while at > 0:
+                    path.insert(0, int(tree.tokens[row, at]))
+                    at = parents[at]
+                check([*request.prompt_ids, *request.output_ids], path, tree.draft_probs[row, node])
+
+    return look
+
+
+def reference(head, folder: Path, target) -> tuple[Law, Callable[[list[Tensor]], Tensor]]:
+    """The reference of a head, which reads its weights from the files that it was saved to."""
+    config = head.config
+    output = target.get_output_embeddings().weight
+    if isinstance(head, MTPHead):
+        save_mtp(head, folder)
+        weights = pairs.under(load_file(folder / "model.safetensors"), "mtp_layers.0.")
+
+        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+            fed, out = pairs.mtp(weights, config, embeds, features)
+            return fed, out @ output.T
+
+        scale = target.model.norm.weight if head.before_norm else 1.0
+        return law, lambda states: states[-1] / scale
+    save_eagle(head, folder)
+    weights = load_file(folder / "model.safetensors")
+    if isinstance(head, EagleHead):
+
+        def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+            fed, out = pairs.eagle(weights, config, embeds, features)
+            return fed, out @ output.T
+
+        return law, lambda states: states[-1]
+    columns = torch.arange(len(weights["d2t"])) + weights["d2t"]
+
+    def law(embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        fed, out = pairs.eagle3(
+            weights,
+            config,
+            embeds,
+            features,
+            normed_residual=head.norm_before_residual,
+            feeds_normed=head.feeds_normed,
+        )
+        logits = torch.full((len(out), VOCAB), -torch.inf)
+        logits[:, columns] = out @ weights["lm_head.weight"].T
+        return fed, logits
+
+    def fuse(states: list[Tensor]) -> Tensor:
+        parts = [states[layer] for layer in LAYERS]
+        if head.norm_each:
+            parts = [pairs.norm(p, weights[f"fc_norm.{i}.weight"], config.rms_norm_eps) for i, p in enumerate(parts)]
+        return torch.cat(parts, dim=-1) @ weights["fc.weight"].T
+
+    return law, fuse
+
+
+IDS = [token for token in range(VOCAB) if token % 5]
+
+
+def eagle3(model, **options) -> Eagle3Head:
+    return wide(Eagle3Head.for_target(model, hidden_layers=LAYERS, draft_ids=IDS, **options), 1.5)
+
+
+HEADS = {
+    "eagle": eagle_head,
+    "eagle3": eagle3,
+    "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True),
+    "eagle3, normed residual": lambda model: eagle3(model, norm_before_residual=True),
+    "mtp": mtp_head,
+    "mtp before the norm": lambda model: wide(MTPHead.for_target(model, hidden_first=True, before_norm=True), 1.5),
+}
+
+
+def drafter_of(head, tree, sampling: str = "iid") -> FeatureDrafter:
+    return (MTPDrafter if isinstance(head, MTPHead) else EagleDrafter)(head, tree, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("name", "tree", "sampling"),
+    [
+        *((name, 3, "iid") for name in HEADS),
+        ("eagle3", TREE, "without_replacement"),
+        ("mtp", [2, 2], "iid"),
+    ],
+)
+def test_every_node_has_the_law_of_a_dense_forward_over_all_pairs(model, tmp_path, name, tree, sampling) -> None:
+    """Ragged rows, refilled slots, prompts in chunks; in float32 the two differ by rounding alone."""
+    head = HEADS[name](model)
+    for weight in (each for key, each in head.named_parameters() if "norm" in key):
+        weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(weight.numel()))
+    law, fuse = reference(head, tmp_path, model)
+    engine = Engine(
+        Target(model), drafter_of(head, tree, sampling), RejectionVerifier(), max_batch_size=2, max_length=48,
+        prefill_chunk=4,
+    )  # fmt: skip
+    compared = 0
+
+    def check(known: list[int], path: list[int], q: Tensor) -> None:
+        nonlocal compared
+        torch.testing.assert_close(q, law_after(model, law, fuse, known, path), atol=2e-4, rtol=0)
+        compared += 1
+
+    engine.on_round = check_rounds(engine, check)
+    with shapes_unchecked():
+        outputs = engine.generate(PROMPTS, SAMPLED)
+    assert compared > 40
+    assert sum(step.accepted for output in outputs for step in output.steps) > 5
+
+
+def test_the_reference_tells_a_wrong_feature(model, tmp_path) -> None:
+    """The mutant: the output after the norm is fed back, where the head's is the one before."""
+    head = eagle3(model)
+    law, fuse = reference(head, tmp_path, model)
+    head.fed_back += 1
+    engine = Engine(Target(model), EagleDrafter(head, 3, sampling="iid"), RejectionVerifier(), max_length=48)
+    wrong = 0
+
+    def check(known: list[int], path: list[int], q: Tensor) -> None:
+        nonlocal wrong
+        same = torch.allclose(q, law_after(model, law, fuse, known, path), atol=2e-4)
+        assert same == (not path)
+        wrong += not same
+
+    engine.on_round = check_rounds(engine, check)
+    with shapes_unchecked():
+        engine.generate(PROMPTS[:1], SAMPLED)
+    assert wrong > 5
+
+
+def test_drafts_do_not_drift_over_two_hundred_rounds(tmp_path) -> None:
+    """The last rounds of a long output, after 200 of them, each of which wrote drafted entries."""
+    model = tiny_model("llama", vocab_size=VOCAB)
+    model.config.max_position_embeddings = 512
+    head = eagle3(model)
+    law, fuse = reference(head, tmp_path, model)
+    engine = Engine(Target(model), EagleDrafter(head, [2, 1], sampling="iid"), RejectionVerifier(), max_length=450)
+    rounds = 0
+
+    def check(known: list[int], path: list[int], q: Tensor) -> None:
+        torch.testing.assert_close(q, law_after(model, law, fuse, known, path), atol=2e-4, rtol=0)
+
+    look = check_rounds(engine, check)
+
+    def last_ones(seen: Round) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 200:
+            look(seen)
+
+    engine.on_round = last_ones
+    with shapes_unchecked():
+        engine.generate(PROMPTS[:1], SamplingParams(temperature=1.0, max_new_tokens=400, ignore_eos=True))
+    assert rounds > 205
+
+
+@pytest.mark.parametrize("make", [eagle_head, lambda model: eagle3(model, norm_each=True)])
+def test_a_head_drafts_the_same_for_an_inflated_target(model, make) -> None:
+    """A target of twice the width: the head is widened, and its drafts are the same."""
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "intermediate_size": 96,
+    }
+    head = make(model)
+    found = []
+    for target in (Target(model), Target(inflate(model, shape))):
+        drafter = EagleDrafter(head, ExpansionTree(12, 4, 4))
+        with Engine(target, drafter, TargetWalkVerifier(), max_batch_size=2, max_length=48) as engine:
+            outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=12))
+            found.append([(step.token_ids, step.accepted) for output in outputs for step in output.steps])
+            width = drafter.runner.model.config.hidden_size
+        assert width == target.model.config.hidden_size
+    assert found[0] == found[1]
