@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
+from drafters.heads.block_files import load_block
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
 from experiments.training.heads.base import Prediction, TrainedHead
 from experiments.training.heads.borrowing import embeddings_of, output_layer_of
@@ -119,7 +120,7 @@ class TrainedBlock(TrainedHead):
                 f"head.mask_token_id={mask}: the target {target.name} has the tokens 0 to {target.vocab_size - 1}"
             )
         if self.name is not None:
-            head = BlockHead.from_pretrained(self.name).float()
+            head = load_block(self.name).float()
             if (head.config.block_size, head.config.shifted) != (self.options["block_size"], self.shifted):
                 raise ValueError(
                     f"head.name={self.name!r} has blocks of {head.config.block_size} slots with "

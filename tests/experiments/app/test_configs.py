@@ -175,9 +175,9 @@ def test_every_option_composes_and_instantiates(
         assert hasattr(made, "start")
 
 
-def settings_of_writing(section: dict[str, Any]) -> dict[str, Any]:
+def settings_of_writing(section: Any) -> dict[str, Any]:
     """The section ``regenerate`` without its drafter, which is a component of its own."""
-    return {key: value for key, value in section.items() if key != "drafter"}
+    return {key: None if OmegaConf.is_missing(section, key) else section[key] for key in section if key != "drafter"}
 
 
 @pytest.mark.parametrize(("group", "name"), [("target", "bundled"), ("drafter", "model"), ("drafter", "medusa")])

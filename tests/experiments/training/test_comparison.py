@@ -83,7 +83,7 @@ def slow_loss(head: Linear, batch: Batch, states: TargetStates, loss: str, weigh
                 p = whole[ids] / whole[ids].sum()
                 label = (ids == batch.tokens[row, at]).nonzero()[:, 0].tolist()
                 entropy = -q[label[0]].log() if label else q.new_zeros(())
-                entropies.append(float(entropy))
+                entropies.append(float(entropy.detach()))
                 value = (p * (p / q).log()).sum() if loss == "kl" else entropy
                 alpha = torch.minimum(whole[ids], q).sum().detach()
                 if head.confidence_weight:

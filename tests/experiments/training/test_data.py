@@ -155,7 +155,7 @@ def test_every_turn_is_answered_by_the_target(chatting: Target, tmp_path: Path) 
         given = [*prompt, *cut, *middle]
         assert found.tokens[: len(given)].tolist() == given
         (second,) = engine.generate([given], SamplingParams(max_new_tokens=6))
-    assert found.tokens[len(given) :].tolist() == second.token_ids
+    assert found.tokens[len(given) :].tolist() == list(second.token_ids)
     marks = [0] * len(prompt) + [1] * len(cut) + [0] * len(middle) + [1] * len(second.token_ids)
     assert found.supervised.int().tolist() == marks
 

@@ -1,5 +1,6 @@
 """Every head's training forward against a slow one: draft by draft, and for EAGLE-3 step by step, as it is served."""
 
+import copy
 from collections.abc import Sequence
 
 import pytest
@@ -108,7 +109,9 @@ def unrolled_slowly(head: FeatureHead, batch: Batch, frozen: FrozenTarget, root:
     """The logits of one draft as the engine computes them: true pairs, then the head's own, in one causal sequence."""
     own, at = alone(batch, root)
     states = frozen(own)
-    fusion = head.bound(target.model).model.fusion.to(head.dtype) if isinstance(head, MTPHead) else head.model.fusion
+    fusion = head.model.fusion
+    if isinstance(head, MTPHead):  # a copy, because it holds the target's own norm
+        fusion = copy.deepcopy(head.bound(target.model).model.fusion).to(head.dtype)
     hidden = [states.hidden[layer].to(head.dtype) for layer in head.hidden_layers or ()]
     features = fusion(torch.cat(hidden, -1))[:, :at]
     tokens = own.tokens[:, 1 : at + 1]
