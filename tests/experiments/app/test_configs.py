@@ -176,8 +176,9 @@ def test_every_option_composes_and_instantiates(
 
 
 def settings_of_writing(section: Any) -> dict[str, Any]:
-    """The section ``regenerate`` without its drafter, which is a component of its own."""
-    return {key: None if OmegaConf.is_missing(section, key) else section[key] for key in section if key != "drafter"}
+    """The section ``regenerate`` without its drafter, which is a component of its own; None for what is not given."""
+    given = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    return {str(key): value for key, value in given.items() if key != "drafter"}
 
 
 @pytest.mark.parametrize(("group", "name"), [("target", "bundled"), ("drafter", "model"), ("drafter", "medusa")])
