@@ -202,3 +202,31 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert [config.factor(step) for step in (0, 3, 6, 9)] == [0.25, 1.0, 4 / 7, 1 / 7]
     cosine = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4, decay="cosine")
     assert cosine.factor(3) == 1.0 and cosine.factor(9) < 0.06
+
+
+@pytest.mark.full
+def test_two_processes_train_as_one(tiny_training: list[str], tmp_path: Path) -> None:
+    """Each takes half of a batch, in which documents are of unequal length: the same weights, the same figures."""
+    given = [*tiny_training, "fit.steps=4", "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
+    launch += ["--dynamo_backend=no", "--main_process_port=0"]
+    for count in (1, 2):
+        command = [
+            *launch,
+            f"--num_processes={count}",
+            "-m",
+            "experiments.train",
+            *given,
+            f"out={tmp_path / str(count)}",
+        ]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    logs = [[json.loads(line) for line in (tmp_path / each / LOG).read_text().splitlines()] for each in ("1", "2")]
+    for one, two in zip(*logs, strict=True):
+        assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+    heads = [
+        torch.load(tmp_path / each / "checkpoints" / "step-00000004.pt", weights_only=True)["head"]
+        for each in ("1", "2")
+    ]
+    for name, value in heads[0].items():
+        torch.testing.assert_close(heads[1][name], value, rtol=1e-3, atol=1e-5)
