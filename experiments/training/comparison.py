@@ -112,13 +112,13 @@ class Comparison(nn.Module):
             log_q = F.log_softmax(
                 head.logits(prediction.states[depth - 1][rows], previous[:, depth - 1], depth).float(), -1
             )
-            compared = Compared(log_q, restricted[at], columns[:, depth - 1], progress)
+            compared = Compared(log_q, _rows(restricted, at), columns[:, depth - 1], progress)
             losses.append(self.loss(compared))
             with torch.no_grad():
                 label = columns[:, depth - 1]
                 found = -log_q.gather(-1, label.clamp(min=0)[:, None])[:, 0]
                 entropies.append(found.where(label >= 0, 0.0))
-                whole = compared.acceptance if head.columns is None else _overlap(log_q, log_p[at], head.columns)
+                whole = compared.acceptance if head.columns is None else _overlap(log_q, _rows(log_p, at), head.columns)
                 alphas.append(whole.detach())
                 top = log_q.argmax(-1)
                 agreements.append((top if head.columns is None else head.columns[top]) == best[at])
@@ -169,3 +169,11 @@ def counted(
 def _overlap(log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
     """Returns Σ min(p, q), with q zero outside its columns."""
     return torch.minimum(log_q.exp(), log_p.index_select(-1, columns).exp()).sum(-1)
+
+
+def _rows(table: Float[Tensor, "place column"], index: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
+    """Returns rows of a table: without copying them where they follow one another, as those of dense anchors do."""
+    count = len(index)
+    if index.is_cpu and count and int(index[-1]) - int(index[0]) == count - 1 and bool((index.diff() == 1).all()):
+        return table[int(index[0]) : int(index[0]) + count]
+    return table[index]

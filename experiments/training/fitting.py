@@ -25,7 +25,8 @@ class FitConfig:
         decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"none"`` stays at the peak.
         weight_decay: AdamW's and Muon's.
         clip: Gradients are scaled down to this norm; 0 for never.
-        chunk: Anchors whose logits are in memory at a time (``Comparison``).
+        chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
+            logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
         save_every: Steps between checkpoints.
         log_every: Steps between lines of the log.
     """
@@ -40,7 +41,7 @@ class FitConfig:
     decay: str = "linear"
     weight_decay: float = 0.01
     clip: float = 1.0
-    chunk: int = 2048
+    chunk: int = 256
     save_every: int = 100
     log_every: int = 10
 
