@@ -63,13 +63,15 @@ def train_head(config: DictConfig) -> Path:
     if config.target.get("device") == "auto":
         config.target.device = str(accelerator.device)
     target: Target = build(config, "target")
+    if fit.length > target.max_length:
+        raise ValueError(f"fit.length={fit.length}: the target {target.name} has {target.max_length} positions")
+    FrozenTarget(target)  # refuses targets that nothing can be trained for, before text is read and written
     documents = source.load(target, unanswered=rewritten is not None)
     if rewritten is not None:
         engine = _engine(target, rewritten, _drafter(config, drafter))
         documents = _rewritten(documents, engine, rewritten, config.seed, accelerator)
         # The engine has packed this target's weights, which rounds differently; what is trained must not depend on it.
         target = build(config, "target")
-    frozen = FrozenTarget(target, head.hidden_layers)
     rows = Rows(documents.training, length=fit.length, batch_size=fit.batch_size, seed=config.seed)
     held_out = Rows(documents.held_out, length=fit.length, batch_size=1, seed=config.seed)
     prompts = served_prompts(documents.held_out, trial)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class Chat(Source):
 
     def check(self, *, unanswered: bool = False) -> None:
         """Refuse a file without conversations, and one in which no assistant speaks."""
+        if self.template is not None and not Path(self.template).is_file():
+            raise ValueError(f"data.template: there is no file {self.template!r}")
         told = self.conversations()
         if not unanswered and not any(message["role"] == "assistant" for _, each in told for message in each):
             raise ValueError(no_turns(self.file))
@@ -103,8 +106,7 @@ def template_of(tokenizer: Any, path: str | None) -> str:
         ValueError: There is no template, or one without generation markers.
     """
     if path is not None:
-        with open(path, encoding="utf-8") as file:
-            template = file.read()
+        template = Path(path).read_text(encoding="utf-8")
     else:
         template = tokenizer.chat_template
     if not isinstance(template, str) or not template:

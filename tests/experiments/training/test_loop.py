@@ -197,6 +197,34 @@ def test_wrong_settings_are_one_sentence(options: dict[str, Any], message: str) 
         FitConfig(**{"steps": 100, "batch_size": 1, "length": 8, "lr": 1.0, "warmup": 10} | options)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["fit.length=512"], "fit.length=512: the target .* has 256 positions"),
+        (["fit.batch_size=99"], "documents make .* rows of 32, fewer than one batch of 99"),
+        (
+            ["head=eagle3", "head.hidden_layers=[1,2,99]"],
+            "reads the state before layer 99 and the target .* layers 0 to 3",
+        ),
+        (["head=eagle3", "head.draft_vocabulary=999"], "head.draft_vocabulary=999: the target has 257 tokens"),
+        (["head=dflash", "head.mask_token_id=999"], "head.mask_token_id=999: the target .* has the tokens 0 to 256"),
+        (["head=medusa", "head.name={saved}/medusa", "head.depths=2"], "holds 3 heads of width 32 .* 2 of width 32"),
+        (["loss=kl", "loss._target_=experiments.training.weights.Equal"], "is no .*losses.Loss: give a subclass of it"),
+        (["data=chat", "data.file={saved}/none.jsonl"], "there is no file .*none.jsonl"),
+        (["served.prompt_tokens=1"], "served.prompt_tokens=1: give at least 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_work(
+    overrides: list[str], message: str, configure: Compose, tiny_training: list[str], saved: Path, tmp_path: Path
+) -> None:
+    own = any(each.startswith("head=") for each in overrides)
+    given = [each for each in tiny_training if not (own and each.startswith("head."))]
+    given = [each for each in given if not ("data=chat" in overrides and each.startswith("data"))]
+    with pytest.raises(ValueError, match=message):
+        train(configure("train", *given, *(each.format(saved=saved) for each in overrides)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
     config = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4)
     assert [config.factor(step) for step in (0, 3, 6, 9)] == [0.25, 1.0, 4 / 7, 1 / 7]
