@@ -43,7 +43,7 @@ class SharedOutput(TrainedHead):
 
     def drafter(self) -> MedusaDrafter:
         """What the engine drafts with while the head is trained."""
-        return MedusaDrafter(self.as_medusa(), self.depths, optimize=False)
+        return MedusaDrafter(self.as_medusa(), self.depths, sampling="iid", optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Medusa's own format, so that ``drafter=medusa drafter.name=FOLDER`` loads it."""

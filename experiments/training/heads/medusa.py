@@ -80,8 +80,8 @@ class TrainedMedusa(TrainedHead):
         return head[-1](states).float()
 
     def drafter(self) -> Drafter:
-        """Returns a chain of every head's most probable token."""
-        return MedusaDrafter(self._copy(), self.depths, optimize=False)
+        """Returns a chain, sampled for sampled requests: acceptance is then what the figures estimate."""
+        return MedusaDrafter(self._copy(), self.depths, sampling="iid", optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the heads in bfloat16, in FasterDecoding's first format."""
