@@ -1,29 +1,33 @@
-"""Make the bundled models: ``python -m experiments.train``.
+"""Train a drafter for a target: ``python -m experiments.train head=medusa target.name=… data=chat data.file=…``.
 
-Stages: a byte-level BPE tokenizer; the target, trained on the standard library's sources; text sampled from it;
-a small drafter and Medusa heads, both distilled from it on the sources and on its own text; the model card.
-Each finished stage is kept in ``work`` and skipped by the next call; an interrupted one goes on from its last
-checkpoint. ``accelerate launch -m experiments.train`` uses the GPUs there are.
+The same command trains a small model, Medusa heads, EAGLE-3, MTP modules and block drafters: ``head=`` chooses. From
+time to time the head drafts for held-out prompts in the engine, and the weights with the greatest mean acceptance
+length are kept. ``accelerate launch -m experiments.train …`` uses the GPUs there are, and ``resume=true out=FOLDER``
+goes on with a training that was interrupted.
 """
+
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch
-from experiments.app.config import check_early, plain, typed
+from experiments.app.config import check_early
 from experiments.app.settings import TRAIN
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def train(config: DictConfig) -> None:
-    """Make the models by the configuration's recipe."""
+
+def train(config: DictConfig) -> "Path":
+    """Train the configuration's head, and return the folder of the best weights."""
     check_early(config, TRAIN)
-    from experiments.training.config import Recipe
-    from experiments.training.recipe import run_stages
+    from experiments.app.training import train_head
 
-    run_stages(typed(Recipe, {str(name): plain(config, str(name)) for name in config}))
+    return train_head(config)
 
 
 def main() -> None:
-    """Train the bundled models."""
+    """Entry point of ``specdec-train``."""
     launch(train, "train")
 
 

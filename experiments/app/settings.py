@@ -244,6 +244,25 @@ CHECK_DRAFTER: dict[str, Check] = {
     "threads": integer(1, optional=True),
 }
 TRAIN: dict[str, Check] = {
+    "head": section,
+    "target": section,
+    "data": section,
+    "regenerate": section,
+    "loss": section,
+    "weights": section,
+    "fit": section,
+    "served": section,
+    "tracker": section,
+    "evaluate_every": integer(1),
+    "held_out_rows": integer(1),
+    "seed": integer(0, optional=True),
+    "threads": integer(1, optional=True),
+    "mixed_precision": one_of("no", "bf16"),
+    "out": folder,
+    "resume": flag,
+    "progress_every": pace,
+}
+BUNDLE: dict[str, Check] = {
     "out": folder,
     "work": folder,
     "stages": several(one_of(*STAGES), f"a list of {', '.join(STAGES)}"),

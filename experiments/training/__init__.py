@@ -1,1 +1,1 @@
-"""Training the bundled models."""
+"""Trains drafters: data, heads, losses, the loop, and the truth while training."""

@@ -1,70 +1,181 @@
-"""Training losses: next token, distillation of a small model, distillation of Medusa heads."""
+"""Losses at one place of a text: how far a head's distribution q is from the target's p there.
 
-from collections.abc import Callable
+A loss knows nothing about heads, depths and batches: it maps two rows of log-probabilities to a number. Positions are
+weighed by ``experiments.training.weights``, and added up by ``experiments.training.comparison``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import PreTrainedModel
+from torch import Tensor
 
-Loss = Callable[[nn.Module, Int[Tensor, "row position"], float], Float[Tensor, ""]]
-
-
-def next_token(model: nn.Module, tokens: Int[Tensor, "row position"], progress: float) -> Float[Tensor, ""]:
-    """Cross entropy of each window's next tokens, in nats per token."""
-    logits = model(input_ids=tokens[:, :-1]).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+_LEAST = -1e4
+"""Stands for the logarithm of zero, where 0 · log 0 is to be 0."""
 
 
-def distance(
-    student_logits: Float[Tensor, "*rows vocab"], target_probs: Float[Tensor, "*rows vocab"], progress: float
-) -> Float[Tensor, ""]:
-    """The mean distance of the student from the target: forward KL at first, total variation at the end.
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Two distributions at some places, and the token that the text has there.
 
-    One minus the total variation *is* the acceptance rate of rejection sampling (Leviathan et al. 2023,
-    Theorem 3.5), and DistillSpec (Zhou et al. 2023, arXiv 2310.08461) finds that the choice of distance matters.
-    But total variation gives almost no gradient while the student is far away, hence KL first.
+    Attributes:
+        log_q: The head's log-probabilities.
+        log_p: The target's, over the same columns (renormalized where the head's vocabulary is a part of the target's).
+        labels: The column of the text's token; -1 where the head has no such column.
+        progress: How much of the training is over, from 0 to 1.
     """
-    log_q = F.log_softmax(student_logits.float(), dim=-1)
-    cross_entropy = -(target_probs * log_q).sum(-1)
-    entropy = -torch.xlogy(target_probs, target_probs).sum(-1)
-    variation = 0.5 * (target_probs - log_q.exp()).abs().sum(-1)
-    return ((1 - progress) * (cross_entropy - entropy) + progress * variation).mean()
+
+    log_q: Float[Tensor, "place column"]
+    log_p: Float[Tensor, "place column"]
+    labels: Int[Tensor, " place"]
+    progress: float
+
+    @cached_property
+    def q(self) -> Float[Tensor, "place column"]:
+        return self.log_q.exp()
+
+    @cached_property
+    def p(self) -> Float[Tensor, "place column"]:
+        return self.log_p.exp()
+
+    @cached_property
+    def acceptance(self) -> Float[Tensor, " place"]:
+        """α = Σ min(p, q): the probability that rejection sampling accepts a token drawn from q."""
+        return torch.minimum(self.p, self.q).sum(-1)
 
 
-def distillation(target: nn.Module) -> Loss:
-    """A loss that draws a student model's next-token distribution towards ``target``'s."""
+class Loss(ABC):
+    """Says how far q is from p at every place. A subclass is final, takes plain arguments and has one YAML file."""
 
-    def loss(student: nn.Module, tokens: Int[Tensor, "row position"], progress: float) -> Float[Tensor, ""]:
-        with torch.no_grad():
-            target_probs = target(input_ids=tokens[:, :-1]).logits.float().softmax(-1)
-        return distance(student(input_ids=tokens[:, :-1]).logits, target_probs, progress)
-
-    return loss
+    @abstractmethod
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns a loss per place, with a gradient to ``log_q``."""
 
 
-def medusa_distillation(target: PreTrainedModel, *, decay: float = 0.8) -> Loss:
-    """A loss that draws head i's output at position t towards the target's distribution of token t+2+i.
+class CrossEntropy(Loss):
+    """−log q of one token: the text's own, or the target's most probable one.
 
-    The target's distribution there (given the text up to t+1+i) is what the published recipe's one sampled token
-    estimates: the same expected gradient, with less noise. Head i weighs ``decay ** i`` (section 2.2.1 of the
-    paper).
+    Args:
+        token: ``"text"``, or ``"argmax"`` for the target's most probable token. A text's token without a column in a
+            reduced vocabulary costs nothing.
+
+    Raises:
+        ValueError: It is neither of these.
     """
-    output_layer = target.get_output_embeddings()
-    assert output_layer is not None, "a causal LM has one"
 
-    def loss(heads: nn.Module, tokens: Int[Tensor, "row position"], progress: float) -> Float[Tensor, ""]:
-        with torch.no_grad():
-            hidden = target.base_model(input_ids=tokens[:, :-1]).last_hidden_state
-            target_probs = output_layer(hidden).float().softmax(-1)
-        if not torch.is_autocast_enabled(hidden.device.type):
-            hidden = hidden.to(next(heads.parameters()).dtype)  # the target is in bfloat16, the heads in float32
-        logits = heads(hidden)
-        total = logits.new_zeros(())
-        for index, head_logits in enumerate(logits):
-            ahead = index + 1
-            total = total + decay**index * distance(head_logits[:, :-ahead], target_probs[:, ahead:], progress)
+    def __init__(self, token: str = "text"):
+        if token not in ("text", "argmax"):
+            raise ValueError(f"loss.token={token!r}: give text or argmax")
+        self.token = token
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns it in nats."""
+        labels = compared.labels if self.token == "text" else compared.log_p.argmax(-1)
+        chosen = compared.log_q.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+        return -chosen.where(labels >= 0, 0.0)
+
+
+class ForwardKL(Loss):
+    """KL(p ‖ q) = Σ p (log p − log q)."""
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns it in nats."""
+        # As inner products, because differences of whole rows would be written to memory and read again.
+        entropy = torch.linalg.vecdot(compared.p, compared.log_p.clamp(min=_LEAST))
+        return entropy - torch.linalg.vecdot(compared.p, compared.log_q)
+
+
+class ReverseKL(Loss):
+    """KL(q ‖ p) = Σ q (log q − log p)."""
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns it in nats."""
+        return (compared.q * (compared.log_q.clamp(min=_LEAST) - compared.log_p.clamp(min=_LEAST))).sum(-1)
+
+
+class TotalVariation(Loss):
+    """½ Σ |p − q| = 1 − α: what rejection sampling rejects (Leviathan et al. 2023, Theorem 3.5)."""
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns a number from 0 to 1."""
+        return 0.5 * (compared.p - compared.q).abs().sum(-1)
+
+
+class NegativeLogAcceptance(Loss):
+    """−log α. Its gradient is that of total variation divided by α: larger where little is accepted.
+
+    Args:
+        least: α is taken to be no smaller, so that the gradient stays finite.
+    """
+
+    def __init__(self, least: float = 1e-4):
+        if not 0 < least < 1:
+            raise ValueError(f"loss.least={least}: give a probability between 0 and 1")
+        self.least = least
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns it in nats."""
+        return -compared.acceptance.clamp(min=self.least).log()
+
+
+class HybridLK(Loss):
+    """λ KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−``sharpness`` · α), no gradient through λ (arXiv 2602.23881).
+
+    KL leads while little is accepted, where total variation has almost no gradient; total variation at the end.
+
+    Args:
+        sharpness: How fast KL fades as α grows.
+    """
+
+    def __init__(self, sharpness: float = 3.0):
+        if not sharpness >= 0:
+            raise ValueError(f"loss.sharpness={sharpness}: give a number of at least 0")
+        self.sharpness = sharpness
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns it."""
+        share = (-self.sharpness * compared.acceptance.detach()).exp()
+        return share * ForwardKL()(compared) + (1 - share) * TotalVariation()(compared)
+
+
+class Scheduled(Loss):
+    """One loss at the beginning, another at the end, and between them a mixture that moves linearly.
+
+    Args:
+        first: At the beginning.
+        last: At the end.
+    """
+
+    def __init__(self, first: Loss, last: Loss):
+        self.first, self.last = first, last
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns the mixture for the present progress."""
+        return (1 - compared.progress) * self.first(compared) + compared.progress * self.last(compared)
+
+
+class WeightedSum(Loss):
+    """A sum of losses.
+
+    Args:
+        terms: The losses.
+        weights: A factor for each.
+
+    Raises:
+        ValueError: There are not as many factors as losses.
+    """
+
+    def __init__(self, terms: Sequence[Loss], weights: Sequence[float]):
+        if not terms or len(terms) != len(weights):
+            raise ValueError(f"loss has {len(terms)} terms and {len(weights)} weights: give one weight for each term")
+        self.terms, self.weights = list(terms), list(weights)
+
+    def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
+        """Returns the sum."""
+        total = torch.zeros_like(compared.log_q[:, 0])
+        for weight, term in zip(self.weights, self.terms, strict=True):
+            total = total + weight * term(compared)
         return total
-
-    return loss

@@ -1,7 +1,7 @@
 """The models that ship with the package: a real trained target, a small drafter and Medusa heads.
 
 With them every command of this project runs on trained weights without a download. All three were made by
-``python -m experiments.train``; ``MODEL_CARD.md`` beside this file has data, recipe and losses.
+``python -m experiments.bundle``; ``MODEL_CARD.md`` beside this file has data, recipe and losses.
 """
 
 from pathlib import Path
@@ -25,6 +25,6 @@ def resolve(name_or_path: str) -> str:
     path = Path(__file__).parent / name
     if not (path / "config.json").is_file():
         raise ValueError(
-            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.train"
+            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.bundle"
         )
     return str(path)

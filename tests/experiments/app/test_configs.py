@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
-from experiments.app.config import CONF, bootstrap_of, build, plain
+from experiments.app.config import CONF, bootstrap_of, build, plain, typed
 from experiments.app.settings import (
     ACCURACY,
+    BUNDLE,
     CHECK_DRAFTER,
     CHECK_VERIFIER,
     COMPARE,
@@ -31,6 +32,11 @@ from experiments.app.settings import (
 )
 from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
+from experiments.training.data.document import Source
+from experiments.training.data.regenerate import RegenerateConfig
+from experiments.training.heads.base import TrainedHead
+from experiments.training.losses import Loss
+from experiments.training.weights import Weights
 from specdec import bundled
 from specdec.drafting.builders import StaticTree
 from specdec.drafting.policies import LengthPolicy
@@ -55,7 +61,19 @@ NEEDED = {
     ("dataset", "humaneval"): ["dataset.file={tmp}/prompts.jsonl"],
     ("dataset", "mbpp"): ["dataset.file={tmp}/prompts.jsonl"],
     ("dataset", "gsm8k"): ["dataset.file={tmp}/prompts.jsonl"],
+    ("data", "text"): ["data.files={conf}/run.yaml"],
+    ("data", "chat"): ["data.file={tmp}/prompts.jsonl"],
+    ("regenerate", "target"): ["regenerate.file={tmp}/answers.jsonl"],
 }
+TRAINING: dict[str, type] = {
+    "head": TrainedHead,
+    "loss": Loss,
+    "weights": Weights,
+    "data": Source,
+    "regenerate": RegenerateConfig,
+    "recipe": object,
+}
+"""Groups of ``experiments.train``, and what their options are."""
 # Where tiny models stand in for what these name.
 LOCAL = {
     ("target", "bundled"): ["target.name={models}/target"],
@@ -80,6 +98,11 @@ def chosen(group: str, name: str) -> str:
     return f"+{group}={name}" if group == "contender" else f"{group}={name}"
 
 
+def application_of(group: str) -> str:
+    """The application whose configuration has a group."""
+    return "train" if group in TRAINING else "run"
+
+
 def section_of(group: str, name: str) -> str:
     """Where an option's settings stand in the configuration."""
     return {"contender": f"contenders.{name}", "tree": "drafter"}.get(group, group)
@@ -100,8 +123,10 @@ def test_the_files_are_found() -> None:
         "bootstrap",
         "experiment",
         "contender",
+        *TRAINING,
     }
-    assert {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train"} <= set(APPLICATIONS)
+    known = {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train", "bundle"}
+    assert known <= set(APPLICATIONS)
 
 
 def test_a_component_may_be_made_of_others(configure: Configure, saved: Path) -> None:
@@ -135,7 +160,18 @@ def test_every_option_composes_and_instantiates(
     if key == ("experiment", "fastest_shape"):
         pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
     needed = NEEDED.get(key, []) + LOCAL.get(("drafter", "model") if group == "tree" else key, [])
-    config = configure("run", chosen(group, name), *filled(needed, saved, tmp_path))
+    config = configure(application_of(group), chosen(group, name), *filled(needed, saved, tmp_path))
+    if group == "recipe":
+        # Its own choices are options, which this test makes one by one; here: that nothing is missing.
+        check_settings({str(key): plain(config, str(key)) for key in config if key != "out"} | {"out": "."}, TRAIN)
+        return
+    if group == "regenerate":
+        settings = plain(config, group)
+        assert settings["file"] is None or typed(RegenerateConfig, settings_of_writing(settings), group)
+        return
+    if group in TRAINING:
+        assert isinstance(build(config, group), TRAINING[group])
+        return
     if group == "experiment":
         # Its own choices are options, which this test makes one by one; here: that nothing is missing.
         for section in ("target", "drafter", "verifier", "sampling", "dataset", "engine"):
@@ -164,6 +200,12 @@ def test_every_option_composes_and_instantiates(
         assert isinstance(made, OtherEngine)
     else:
         assert hasattr(made, "start")
+
+
+def settings_of_writing(section: Any) -> dict[str, Any]:
+    """The section ``regenerate`` without its drafter, which is a component of its own; None for what is not given."""
+    given = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    return {str(key): value for key, value in given.items() if key != "drafter"}
 
 
 @pytest.mark.parametrize(("group", "name"), [("target", "bundled"), ("drafter", "model"), ("drafter", "medusa")])
@@ -253,14 +295,18 @@ def forgotten(given: set[str], component: Any) -> set[str]:
     return {key for key in given if key != "_target_"} ^ wanted
 
 
-@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] != "experiment"])
+@pytest.mark.parametrize(("group", "name"), [each for each in OPTIONS if each[0] not in ("experiment", "recipe")])
 def test_every_option_of_a_component_is_in_its_file(group: str, name: str, configure: Configure) -> None:
-    section = OmegaConf.select(configure("run", chosen(group, name)), section_of(group, name))
+    section = OmegaConf.select(configure(application_of(group), chosen(group, name)), section_of(group, name))
     if group == "tree":
         section = section.shape
         if not isinstance(section, DictConfig):
             return
-    component = {"engine": Engine, "bootstrap": Bootstrap}.get(group)
+    if (group, name) == ("regenerate", "none"):
+        return
+    if group == "regenerate":
+        section = settings_of_writing(section)
+    component = {"engine": Engine, "bootstrap": Bootstrap, "regenerate": RegenerateConfig}.get(group)
     if component is None:
         target = section["_target_"]
         if target is None:
@@ -297,13 +343,14 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("check_verifier", CHECK_VERIFIER),
         ("check_drafter", CHECK_DRAFTER),
         ("train", TRAIN),
+        ("bundle", BUNDLE),
     ],
 )
 def test_every_setting_of_an_application_is_checked(name: str, known: dict[str, Check], configure: Configure) -> None:
     assert {str(key) for key in configure(name)} == known.keys()
 
 
-@pytest.mark.parametrize("path", [path for path in YAML if path.parent.name != "experiment"], ids=str)
+@pytest.mark.parametrize("path", [path for path in YAML if path.parent.name not in ("experiment", "recipe")], ids=str)
 def test_every_setting_has_a_comment(path: Path) -> None:
     """Beside the setting or above it; what refers to another setting is explained there."""
     for before, line in itertools.pairwise((CONF / path).read_text().splitlines()):

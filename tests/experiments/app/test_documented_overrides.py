@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.config import CONF, component_of, settings_of
 from experiments.app.overrides import without_nulls
-from experiments.app.settings import RUN
+from experiments.app.settings import RUN, TRAIN
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "your-project.md")
@@ -24,6 +24,8 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 PLACEHOLDERS = re.compile(r"…|\bNAME\b|\bFOLDER\b|\bRUN\b|=x$|=$|[a-z]\||<Tab>|package\.module")
 """What a reader has to fill in."""
 COMPONENTS = ("target", "drafter", "verifier", "sampling", "dataset", "tracker")
+TRAINING = ("head", "loss", "weights", "data", "regenerate", "recipe")
+"""Groups of ``experiments.train``; all others are those of ``experiments.run``."""
 
 Configure = Callable[..., DictConfig]
 
@@ -53,13 +55,18 @@ SHOWN = sorted({word for document in DOCUMENTS for word in overrides_in(document
 def arrives(override: str, configure: Configure, *more: str) -> None:
     """Compose with an override and check the configuration, and that it holds the value that was given."""
     (override,) = without_nulls([override])
-    # Hydra itself gives these on the command line.
-    config = configure("run", "out=somewhere", "method=m", *more, override)
     (parsed,) = OverridesParser.create().parse_overrides([override])
+    training = parsed.key_or_group.split(".")[0] in TRAINING
+    # Hydra itself gives these on the command line.
+    given = ["out=somewhere"] if training else ["out=somewhere", "method=m"]
+    config = configure("train" if training else "run", *given, *more, override)
     if parsed.key_or_group not in GROUPS:
         value = OmegaConf.select(config, parsed.key_or_group)
         got = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         assert got == parsed.value(), f"{override} gives {got}"
+    if training:
+        assert TRAIN.keys() == {str(key) for key in config}
+        return
     settings_of(config, RUN)
     for section in COMPONENTS:
         component_of(config, section)

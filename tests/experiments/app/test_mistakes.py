@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from experiments.app.cli import launch, sentence
 from experiments.app.overrides import without_nulls
+from experiments.bundle import bundle
 from experiments.check_verifier import check
 from experiments.compare import compare
 from experiments.demo import demo
@@ -287,7 +288,7 @@ ELSEWHERE = [
     ("check_verifier", check, "verifier._target_=drafters.NGramDrafter", "verifier is the drafter NGramDrafter"),
     ("check_verifier", check, "verifier._target_=own_parts.Data", "verifier is a Data: give an acceptance rule"),
     ("train", train, "out=a_file", "a_file is a file, give the path of a folder"),
-    ("train", train, "work=a_file/below", "a_file is a file, give the path of a folder"),
+    ("bundle", bundle, "work=a_file/below", "a_file is a file, give the path of a folder"),
     ("run", run, "hydra.run.dir=a_file", "cannot use 'a_file': File exists"),
 ]
 
@@ -337,7 +338,7 @@ def test_a_stage_without_those_before_it(
 ) -> None:
     work = mine / "work"
     given = [f"stages={stages}", f"work={work}", f"out={mine / 'models'}"]
-    assert invoke(train, "train", *given, patch=monkeypatch, folder=mine) == 1
+    assert invoke(bundle, "bundle", *given, patch=monkeypatch, folder=mine) == 1
     error = capsys.readouterr().err
     assert said.format(work=work) in error and error.count("\n") == 1
     assert not work.exists(), "refused before anything is written"

@@ -41,7 +41,11 @@ TYPING_ERRORS = {
     ],
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
-    "train": [(["stages=[drafer]"], "stages=['drafer']: give a list of")],
+    "bundle": [(["stages=[drafer]"], "stages=['drafer']: give a list of")],
+    "train": [
+        (["head=eagel3"], "there is no head 'eagel3': did you mean eagle3?"),
+        (["mixed_precision=fp16"], "mixed_precision='fp16': give one of no, bf16"),
+    ],
 }
 ASKING = """
 import contextlib, io, runpy, sys

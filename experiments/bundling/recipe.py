@@ -10,14 +10,14 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from experiments.bundling.card import model_card
+from experiments.bundling.config import Recipe
+from experiments.bundling.evaluation import bits_per_byte, distinct_4_grams
+from experiments.bundling.fitting import Windows, fit
+from experiments.bundling.losses import distillation, medusa_distillation, next_token
+from experiments.bundling.models import load_target, new_llama, new_medusa_heads, sample_texts, save_llama
+from experiments.bundling.text import encode, interleave, load_tokenizer, train_tokenizer
 from experiments.datasets.sources import read_source, training_files
-from experiments.training.card import model_card
-from experiments.training.config import Recipe
-from experiments.training.evaluation import bits_per_byte, distinct_4_grams
-from experiments.training.fitting import Windows, fit
-from experiments.training.losses import distillation, medusa_distillation, next_token
-from experiments.training.models import load_target, new_llama, new_medusa_heads, sample_texts, save_llama
-from experiments.training.text import encode, interleave, load_tokenizer, train_tokenizer
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "tokenizer": (),

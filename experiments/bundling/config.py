@@ -1,8 +1,8 @@
-"""The recipe's settings (``conf/train.yaml``)."""
+"""The recipe's settings (``conf/bundle.yaml``)."""
 
 from dataclasses import dataclass
 
-from experiments.training.fitting import FitConfig
+from experiments.bundling.fitting import FitConfig
 
 
 @dataclass(frozen=True, kw_only=True)

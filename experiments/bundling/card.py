@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 import yaml
 
-from experiments.training.config import Recipe
+from experiments.bundling.config import Recipe
 
 
 def model_card(facts: dict[str, object], config: Recipe) -> str:
@@ -25,7 +25,7 @@ should use them for anything else.
 | target | Llama, bf16; held-out loss {facts.get("target_bits_per_byte", float("nan")):.3f} bits per byte; {facts.get("target_distinct_4_grams", float("nan")):.0%} distinct 4-grams in 200 tokens sampled at temperature 1 |
 | drafter | Llama, bf16, distilled from the target; final training loss {facts.get("drafter_loss", float("nan")):.4f} (total variation to the target) |
 | Medusa heads | FasterDecoding's first format, distilled from the frozen target; final training loss {facts.get("medusa_loss", float("nan")):.4f} (weighted total variation, summed over the heads) |
-| made by | `python -m experiments.train`, torch {torch.__version__} |
+| made by | `python -m experiments.bundle`, torch {torch.__version__} |
 
 The drafter and the heads are trained on equal parts of the sources and of the target's own samples (a quarter of
 them greedy), first with the forward KL divergence, then with total variation.

@@ -10,12 +10,12 @@ from omegaconf import DictConfig
 
 from drafters.medusa_heads import MedusaHeads
 from experiments.app.config import plain, typed
+from experiments.bundle import bundle
+from experiments.bundling.config import Recipe
+from experiments.bundling.fitting import FitConfig
+from experiments.bundling.losses import distance
+from experiments.bundling.text import interleave
 from experiments.datasets.sources import stdlib_root
-from experiments.train import train
-from experiments.training.config import Recipe
-from experiments.training.fitting import FitConfig
-from experiments.training.losses import distance
-from experiments.training.text import interleave
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -37,7 +37,7 @@ TINY = [
 
 
 def test_the_configuration_is_a_recipe(configure: Configure, tmp_path: Path) -> None:
-    config = configure("train", f"out={tmp_path}")
+    config = configure("bundle", f"out={tmp_path}")
     recipe = typed(Recipe, {str(name): plain(config, str(name)) for name in config})
     assert recipe.target.fit == FitConfig(steps=2200, batch_size=4, length=1024, lr=6e-3, muon_lr=3e-2)
     assert recipe.drafter.model.num_hidden_layers == 2
@@ -58,27 +58,27 @@ def test_the_configuration_is_a_recipe(configure: Configure, tmp_path: Path) -> 
 )
 def test_a_wrong_recipe_is_one_sentence(override: str, message: str, configure: Configure, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        train(configure("train", f"out={tmp_path}", f"work={tmp_path / 'work'}", override))
+        bundle(configure("bundle", f"out={tmp_path}", f"work={tmp_path / 'work'}", override))
     assert not (tmp_path / "work").exists(), "before any work"
 
 
 def test_all_stages(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     files = [stdlib_root() / name for name in ("abc.py", "bisect.py", "heapq.py")]
     for module in ("text", "recipe"):
-        monkeypatch.setattr(f"experiments.training.{module}.training_files", lambda: files)
-    monkeypatch.setattr("experiments.training.evaluation.held_out_files", lambda: files[:1])
+        monkeypatch.setattr(f"experiments.bundling.{module}.training_files", lambda: files)
+    monkeypatch.setattr("experiments.bundling.evaluation.held_out_files", lambda: files[:1])
     threads = torch.get_num_threads()
-    config = configure("train", f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}", *TINY)
+    config = configure("bundle", f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}", *TINY)
     try:
-        train(config)
+        bundle(config)
         first = capsys.readouterr().out
-        train(config)
+        bundle(config)
     finally:
         torch.set_num_threads(threads)
     assert first.count(": done {") == 5
     assert ": done {" not in capsys.readouterr().out, "finished stages are passed over"
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
-    assert "  vocab_size: 300\n" in card and "  num_heads: 2\n" in card and "python -m experiments.train`" in card
+    assert "  vocab_size: 300\n" in card and "  num_heads: 2\n" in card and "python -m experiments.bundle`" in card
     target = Target.from_pretrained(str(tmp_path / "out" / "target"), device="cpu")
     (done,) = Engine(target, max_length=64).generate(["def f("], SamplingParams(max_new_tokens=4, ignore_eos=True))
     assert len(done.token_ids) == 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drafters.medusa_heads import MedusaHeads
-from experiments.training.config import LlamaSize, SamplesConfig
+from experiments.bundling.config import LlamaSize, SamplesConfig
 
 
 def new_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -1,0 +1,31 @@
+"""Make the bundled models: ``python -m experiments.bundle``.
+
+Stages: a byte-level BPE tokenizer; the target, trained on the standard library's sources; text sampled from it;
+a small drafter and Medusa heads, both distilled from it on the sources and on its own text; the model card.
+Each finished stage is kept in ``work`` and skipped by the next call; an interrupted one goes on from its last
+checkpoint. ``accelerate launch -m experiments.bundle`` uses the GPUs there are.
+"""
+
+from omegaconf import DictConfig
+
+from experiments.app.cli import launch
+from experiments.app.config import check_early, plain, typed
+from experiments.app.settings import BUNDLE
+
+
+def bundle(config: DictConfig) -> None:
+    """Make the models by the configuration's recipe."""
+    check_early(config, BUNDLE)
+    from experiments.bundling.config import Recipe
+    from experiments.bundling.recipe import run_stages
+
+    run_stages(typed(Recipe, {str(name): plain(config, str(name)) for name in config}))
+
+
+def main() -> None:
+    """Make the bundled models."""
+    launch(bundle, "bundle")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Text to train on: documents, and how they are packed into rows."""

@@ -1,0 +1,160 @@
+"""Conversations, with the parts that the assistant says marked by the chat template."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.datasets.files import rows
+from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
+from specdec.modeling.target import Target
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Chat(Source):
+    """A conversation per line of a JSONL (or Parquet) file.
+
+    A line holds ``messages`` or ``conversations``: a list of ``{"role": …, "content": …}``, or of ShareGPT's
+    ``{"from": "human", "value": …}``. What the assistant says is supervised, the token that ends its turn included, as
+    the template's ``{% generation %}`` markers have it.
+
+    Args:
+        file: A path, or a name on the hub (``experiments.datasets.files``).
+        held_out: The share of the conversations that is only measured with.
+        template: The path of a chat template (Jinja) to use in place of the tokenizer's; None for that one.
+        template_options: More arguments of the template, such as ``{enable_thinking: false}``.
+        count: How many conversations to read; None for all.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        held_out: float = 0.02,
+        template: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        count: int | None = None,
+    ):
+        self.file, self.held_out, self.count = file, held_out, count
+        self.template, self.options = template, dict(template_options or {})
+
+    def conversations(self) -> list[tuple[str, list[dict[str, str]]]]:
+        """Returns the conversations, each with its place in the file.
+
+        Raises:
+            ValueError: A line is not a conversation, or there is none.
+        """
+        found = []
+        for number, row in rows(self.file):
+            if self.count is not None and len(found) == self.count:
+                break
+            found.append((f"{self.file}, line {number}", messages_of(row, f"{self.file}, line {number}")))
+        if not found:
+            raise ValueError(f"{self.file} has no conversations: it is empty")
+        return found
+
+    def check(self, *, unanswered: bool = False) -> None:
+        """Refuse a file without conversations, and one in which no assistant speaks."""
+        if self.template is not None and not Path(self.template).is_file():
+            raise ValueError(f"data.template: there is no file {self.template!r}")
+        told = self.conversations()
+        if not unanswered and not any(message["role"] == "assistant" for _, each in told for message in each):
+            raise ValueError(no_turns(self.file))
+
+    def load(self, target: Target, *, unanswered: bool = False) -> Documents:
+        """Apply the template to every conversation in which the assistant speaks."""
+        tokenizer = tokenizer_of(target)
+        template = template_of(tokenizer, self.template)
+        documents = []
+        for name, told in self.conversations():
+            asks = told[-1]["role"] == "user"
+            document = marked(name, told, tokenizer, template, self.options, asks=unanswered and asks)
+            if document.supervised.any() or (unanswered and asks):
+                documents.append(document)
+        if not documents:
+            raise ValueError(no_turns(self.file))
+        return held_apart(documents, self.held_out)
+
+
+def messages_of(row: Any, where: str) -> list[dict[str, str]]:
+    """Returns a line's messages.
+
+    Raises:
+        ValueError: It has none, in neither of the two forms.
+    """
+    given = row.get("messages", row.get("conversations")) if isinstance(row, Mapping) else None
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise ValueError(f'{where} is no conversation: give {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
+    found = []
+    for message in given:
+        if isinstance(message, Mapping) and "from" in message:
+            roles = {"human": "user", "gpt": "assistant"}
+            message = {"role": roles.get(message["from"], message["from"]), "content": message.get("value")}
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(f'{where}: a message is {{"role": "user" or "assistant", "content": "text"}}')
+        found.append({"role": message["role"], "content": message["content"]})
+    return found
+
+
+def template_of(tokenizer: Any, path: str | None) -> str:
+    """Returns the chat template, which has to mark what the assistant says.
+
+    Raises:
+        ValueError: There is no template, or one without generation markers.
+    """
+    if path is not None:
+        template = Path(path).read_text(encoding="utf-8")
+    else:
+        template = tokenizer.chat_template
+    if not isinstance(template, str) or not template:
+        raise ValueError("the target's tokenizer has no chat template: give data.template=FILE, or data=text")
+    if _GENERATION.search(template) is None:
+        raise ValueError(
+            "the chat template has no generation markers, so nobody knows which tokens the assistant says: put "
+            "{% generation %} and {% endgeneration %} around them in a copy, and give data.template=FILE"
+        )
+    return template
+
+
+def marked(
+    name: str,
+    messages: list[dict[str, str]],
+    tokenizer: Any,
+    template: str,
+    options: Mapping[str, Any],
+    *,
+    asks: bool = False,
+) -> Document:
+    """Returns a conversation as tokens, supervised where the template marks the assistant's words.
+
+    With ``asks`` it ends where the assistant is to speak.
+
+    Raises:
+        ValueError: The template does not take these messages.
+    """
+    try:
+        found = tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=asks,
+            **options,
+        )
+    except Exception as error:  # a template may raise anything
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise ValueError(f"{name}: the chat template does not take these messages: {reason}") from error
+    ids = torch.tensor(found["input_ids"], dtype=torch.int32)
+    return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool))
+
+
+def no_turns(file: str) -> str:
+    """Returns the sentence about a file in which no assistant speaks."""
+    return (
+        f"{file} has no assistant turns, so there is nothing to learn from: let the target answer the prompts with "
+        f"regenerate=target, or give conversations with answers"
+    )

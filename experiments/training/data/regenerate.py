@@ -1,0 +1,216 @@
+"""Responses by the target itself: what a drafter meets when it runs is not the data's text but the target's own."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.training.data.document import Document
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegenerateConfig:
+    """What the target writes.
+
+    Attributes:
+        file: A JSONL file that takes the responses, document by document. A later training with the same settings reads
+            them from there, and one that was interrupted goes on.
+        documents: How many documents are made; None for as many as there are prompts.
+        prompt_tokens: Of plain text, how many tokens a prompt has. What follows it is the target's.
+        max_new_tokens: Tokens of a response. A conversation ends where a response is cut off.
+        temperature: At which the target is sampled.
+        greedy: Share of the documents that is decoded greedily instead.
+        original: How many tokens of the data's own documents are trained on besides, per token of the new ones.
+        batch_size: Documents at a time.
+    """
+
+    file: str
+    documents: int | None = None
+    prompt_tokens: int = 64
+    max_new_tokens: int = 448
+    temperature: float = 1.0
+    greedy: float = 0.25
+    original: float = 0.0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "prompt_tokens", "max_new_tokens", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"regenerate.{name}={value}: give at least 1")
+        if not 0 <= self.greedy <= 1:
+            raise ValueError(f"regenerate.greedy={self.greedy}: give a share from 0 to 1")
+        for name in ("temperature", "original"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"regenerate.{name}={getattr(self, name)}: give a number of at least 0")
+
+
+def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: int) -> list[Document]:
+    """Returns what the target is to answer or go on with.
+
+    A conversation keeps its form: its supervised parts are what the target writes anew. Plain text, of which everything
+    is supervised, becomes prompts of ``prompt_tokens``, from random places.
+    """
+    plain = [d for d in documents if bool(d.supervised.all())]
+    chats = [d for d in documents if not bool(d.supervised.all())]
+    generator = torch.Generator().manual_seed(seed)
+    found = [chats[i] for i in torch.randperm(len(chats), generator=generator).tolist()][: config.documents]
+    if plain:
+        sizes = torch.tensor([float(max(0, len(d.tokens) - config.prompt_tokens)) for d in plain])
+        length = config.prompt_tokens + config.max_new_tokens
+        count = (int(sizes.sum()) // length or 1) if config.documents is None else config.documents - len(found)
+        if count > 0 and float(sizes.sum()) > 0:
+            chosen = torch.multinomial(sizes, count, replacement=True, generator=generator).tolist()
+            for index in chosen:
+                start = int(torch.randint(int(sizes[index]), (1,), generator=generator))
+                tokens = plain[index].tokens[start : start + config.prompt_tokens]
+                name = f"{plain[index].name} from token {start}, continued"
+                found.append(Document(name, tokens, torch.zeros(len(tokens), dtype=torch.bool)))
+    if not found:
+        raise ValueError(f"no text is longer than regenerate.prompt_tokens={config.prompt_tokens}: lower it")
+    return found
+
+
+def regenerate(
+    prompts: Sequence[Document],
+    engine: Engine,
+    config: RegenerateConfig,
+    *,
+    seed: int,
+    made_with: dict[str, Any],
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Document]:
+    """Let the target answer, and return its documents.
+
+    Args:
+        prompts: From ``prompts_of``.
+        engine: The target's, with a drafter or without: the output has the target's distribution either way.
+        config: The settings.
+        seed: Seed of the sampling. A document depends on it and on its number, not on what is decoded beside it.
+        made_with: What else the responses depend on, such as the target's name, for the file's first line.
+        told: Called with the number of finished documents, and of all.
+
+    Raises:
+        ValueError: The file holds the responses of other settings.
+    """
+    path = Path(config.file)
+    settings = {name: value for name, value in asdict(config).items() if name not in ("file", "original", "batch_size")}
+    header = {"made_with": {**made_with, **settings, "seed": seed, "prompts": len(prompts)}}
+    done = _read(path, header)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        if file.tell() == 0:
+            file.write(json.dumps(header) + "\n")
+        while len(done) < len(prompts):
+            told(len(done), len(prompts))
+            numbers = range(len(done), min(len(done) + config.batch_size, len(prompts)))
+            for document in answered([prompts[n] for n in numbers], engine, config, seed=seed, numbers=numbers):
+                done.append(document)
+                spans = document.supervised.int().tolist()
+                line = {"name": document.name, "tokens": document.tokens.tolist(), "supervised": spans}
+                file.write(json.dumps(line) + "\n")
+            file.flush()
+    told(len(done), len(prompts))
+    return done
+
+
+def answered(
+    prompts: Sequence[Document], engine: Engine, config: RegenerateConfig, *, seed: int, numbers: Sequence[int]
+) -> list[Document]:
+    """Returns the documents with every supervised part replaced by what the target says there, turn by turn."""
+    given = [_parts(prompt) for prompt in prompts]
+    tokens: list[list[int]] = [list(parts[0]) for parts in given]
+    marks = [[0] * len(each) for each in tokens]
+    open_rows = list(range(len(prompts)))
+    turn = 0
+    while open_rows:
+        fitting = [row for row in open_rows if len(tokens[row]) + config.max_new_tokens <= engine.max_length]
+        if not fitting:
+            break
+        sampling = [
+            SamplingParams(
+                temperature=0.0 if (numbers[row] * 0.618034) % 1 < config.greedy else config.temperature,
+                max_new_tokens=config.max_new_tokens,
+                seed=seed,
+                stream=numbers[row] * 1024 + turn,
+            )
+            for row in fitting
+        ]
+        completions = engine.generate([tokens[row] for row in fitting], sampling)
+        open_rows = []
+        for row, completion in zip(fitting, completions, strict=True):
+            if completion.finish_reason == "error":
+                continue
+            tokens[row] += completion.token_ids
+            marks[row] += [1] * len(completion.token_ids)
+            turns = given[row]
+            if completion.finish_reason == "stop" and turn + 1 < len(turns):
+                tokens[row] += turns[turn + 1]
+                marks[row] += [0] * len(turns[turn + 1])
+                open_rows.append(row)
+        turn += 1
+    return [
+        Document(prompt.name, torch.tensor(ids, dtype=torch.int32), torch.tensor(mark, dtype=torch.bool))
+        for prompt, ids, mark in zip(prompts, tokens, marks, strict=True)
+    ]
+
+
+def _parts(document: Document) -> list[list[int]]:
+    """Returns the runs of tokens that are not supervised, each of which is followed by a response.
+
+    What stands behind the last response is left out; a document without any is one prompt.
+    """
+    parts: list[list[int]] = []
+    run: list[int] = []
+    inside = False
+    for token, supervised in zip(document.tokens.tolist(), document.supervised.tolist(), strict=True):
+        if supervised and not inside:
+            parts.append(run)
+            run = []
+        elif not supervised:
+            run.append(token)
+        inside = supervised
+    return parts or [run]
+
+
+def _read(path: Path, header: dict[str, Any]) -> list[Document]:
+    """Returns the documents that are there; a last line that was not finished is cut off."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):
+        path.write_text("".join(whole), encoding="utf-8")
+    if not whole:
+        return []
+    before = json.loads(whole[0]).get("made_with", {})
+    for name, now in header["made_with"].items():
+        if before.get(name) != now:
+            raise ValueError(
+                f"regenerate.file={str(path)!r} holds responses made with {name}={before.get(name)!r}, and now it is "
+                f"{now!r}: give another file, or remove this one"
+            )
+    found = []
+    for line in whole[1:]:
+        told = json.loads(line)
+        tokens = torch.tensor(told["tokens"], dtype=torch.int32)
+        found.append(Document(told["name"], tokens, torch.tensor(told["supervised"], dtype=torch.bool)))
+    return found
+
+
+def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
+    """Returns the new documents, and some of the data's own at random: ``share`` times as many tokens."""
+    room = share * sum(len(document.tokens) for document in made)
+    found = list(made)
+    generator = torch.Generator().manual_seed(seed)
+    for index in torch.randperm(len(originals), generator=generator).tolist():
+        if room <= 0:
+            break
+        found.append(originals[index])
+        room -= len(originals[index].tokens)
+    return found

@@ -1,0 +1,117 @@
+"""Figures of a head over the places of its drafts: accuracy, acceptance, simulated length, coverage, calibration.
+
+All are teacher-forced: a depth is judged with the text's own tokens above it. What the head does in the engine is
+measured by ``experiments.training.served``.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from experiments.training.batch import Anchors, Batch
+from experiments.training.comparison import Places
+
+_BINS = 15
+"""Bins of the calibration error."""
+
+
+class Tally:
+    """Adds up places, over batches and over processes.
+
+    Args:
+        depths: The depth of drafts.
+        device: Where the sums are.
+    """
+
+    def __init__(self, depths: int, device: torch.device):
+        self.depths = depths
+        # Per depth: places, agreements, agreements in a row, α, products of α (to the depth, and to the one before).
+        self.sums = torch.zeros(6, depths, dtype=torch.float64, device=device)
+        self.coverage = torch.zeros(2, dtype=torch.float64, device=device)
+        # Per depth and bin of the predicted probability of getting there: places, predictions, α products.
+        self.bins = torch.zeros(3, depths, _BINS, dtype=torch.float64, device=device)
+        self.confident = False
+
+    def add(self, places: Places, batch: Batch, *, autoregressive: bool = False) -> None:
+        """Add the places of a batch.
+
+        Args:
+            places: They.
+            batch: The batch, for heads that predict one depth only.
+            autoregressive: Whether deeper drafts are those of later anchors (``TrainedHead.autoregressive``).
+        """
+        valid, alpha, agrees = places.anchors.valid, places.acceptance.double(), places.agrees
+        first = valid[:, 0]
+        self.coverage[0] += first.sum()
+        self.coverage[1] += (first & places.covered[:, 0]).sum()
+        if autoregressive:
+            valid, alpha, agrees = unfolded(places.anchors, alpha, agrees, batch, self.depths)
+        alpha = alpha.clamp(0, 1).where(valid, 0.0)
+        agrees = (agrees & valid).double()
+        reached = alpha.cumprod(1)
+        before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], 1).where(valid, 0.0)
+        for row, values in enumerate((valid.double(), agrees, agrees.cumprod(1), alpha, reached, before)):
+            self.sums[row] += values.sum(0)
+        if places.confidence is not None:
+            self.confident = True
+            predicted = places.confidence.double().where(valid, 0.0).cumprod(1)
+            bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
+            for row, values in enumerate((valid.double(), predicted, reached)):
+                self.bins[row] += torch.zeros_like(self.bins[row]).scatter_add_(1, bins.T, values.where(valid, 0.0).T)
+
+    def reduce(self, add: Callable[[Tensor], Tensor]) -> None:
+        """Add up what all processes have."""
+        self.sums, self.coverage, self.bins = add(self.sums), add(self.coverage), add(self.bins)
+
+    def figures(self) -> dict[str, float]:
+        """Returns the figures by name; those of a depth end with it (``acceptance/2``).
+
+        ``accuracy`` is the share of places where q's most probable token is p's. ``acceptance`` is the mean α: the
+        conditional rate, given that all before was accepted and the text's. ``reached`` is the mean product of α up to
+        the depth, the unconditional rate. A simulated length is one plus the sum of the latter; the greedy one counts
+        agreements in place of α.
+        """
+        places, agreed, in_row, alpha, reached, _ = self.sums.cpu()
+        there = places.clamp(min=1)
+        found: dict[str, float] = {}
+        for name, values in (("accuracy", agreed), ("acceptance", alpha), ("reached", reached)):
+            found |= {f"{name}/{depth}": float(v) for depth, v in enumerate(values / there, start=1)}
+        found["simulated_length"] = 1 + float((reached / there).sum())
+        found["simulated_length_greedy"] = 1 + float((in_row / there).sum())
+        found["coverage"] = float(self.coverage[1] / self.coverage[0].clamp(min=1))
+        if self.confident:
+            errors = calibration_errors(self.bins.cpu())
+            found |= {f"calibration_error/{depth}": float(v) for depth, v in enumerate(errors, start=1)}
+            found["calibration_error"] = float(errors.mean())
+        return found
+
+
+def unfolded(
+    anchors: Anchors,
+    alpha: Float[Tensor, "anchor 1"],
+    agrees: Bool[Tensor, "anchor 1"],
+    batch: Batch,
+    depths: int,
+) -> tuple[Bool[Tensor, "anchor depth"], Float[Tensor, "anchor depth"], Bool[Tensor, "anchor depth"]]:
+    """Returns validity, acceptance and agreement of deeper drafts, whose depth d is depth 1 of d − 1 tokens later."""
+    size = batch.tokens.numel()
+    there = torch.zeros(size + depths, dtype=torch.bool, device=alpha.device)
+    there[anchors.index] = anchors.valid[:, 0]
+    rates, same = torch.zeros(size + depths, dtype=alpha.dtype, device=alpha.device), torch.zeros_like(there)
+    rates[anchors.index], same[anchors.index] = alpha[:, 0], agrees[:, 0]
+    places = anchors.index[:, None] + torch.arange(depths, device=alpha.device)
+    length = batch.tokens.shape[1]
+    documents = torch.cat([batch.documents.flatten(), batch.documents.new_full((depths,), -1)])
+    within = (places // length == anchors.index[:, None] // length) & (
+        documents[places] == documents[anchors.index][:, None]
+    )
+    valid = (there[places] & within).long().cumprod(1).bool()
+    return valid, rates[places], same[places]
+
+
+def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " depth"]:
+    """Returns the expected calibration error at every depth: |mean prediction − mean rate| of the bins, weighted."""
+    counts, predicted, happened = bins
+    return (predicted - happened).abs().sum(1) / counts.sum(1).clamp(min=1)

@@ -1,0 +1,128 @@
+"""What a head is to the trainer. A new head is one file with a subclass of ``TrainedHead``, and one YAML file."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a head has computed for the drafts of a batch, before its output layer.
+
+    Logits of many positions take far more memory than states, so the trainer asks for them piece by piece
+    (``TrainedHead.logits``) and keeps none.
+
+    Attributes:
+        states: For every depth, what the logits of each anchor's draft are computed from.
+        confidence: Logits of the probability that a depth is accepted if all before it are; None without a confidence
+            head.
+    """
+
+    states: list[Float[Tensor, "anchor width"]]
+    confidence: Float[Tensor, "anchor depth"] | None = None
+
+
+class TrainedHead(nn.Module, ABC):
+    """A drafter's weights, and how they are trained. Its constructor takes settings alone; ``begin`` makes the weights.
+
+    The trainer calls ``anchors``, then ``forward``, then ``logits`` for pieces of the result, and compares these with
+    the target's distributions.
+
+    Attributes:
+        depths: How many tokens a draft has: the depths that are trained, and measured.
+        hidden_layers: The target's states that it reads, besides the last one: l is the input of layer l.
+        autoregressive: Whether depth 1 is all that is trained, because depth d is depth 1 of a longer text. The
+            trainer then works out what deeper drafts bring.
+        columns: The target's ids of its logits' columns, ascending; None if they are the target's.
+        confidence_weight: How much the confidence's loss counts beside the other.
+    """
+
+    depths: int
+    hidden_layers: tuple[int, ...] = ()
+    autoregressive: bool = False
+    columns: Int[Tensor, " column"] | None = None
+    confidence_weight: float = 0.0
+
+    @property
+    def draft_columns(self) -> int | None:
+        """The size of the draft vocabulary, for which ``begin`` wants the counts of tokens; None for all tokens."""
+        return None
+
+    @abstractmethod
+    def begin(self, target: Target, counts: Int[Tensor, " vocab"] | None) -> None:
+        """Make the weights for a target.
+
+        Args:
+            target: What the head drafts for.
+            counts: How often each token is supervised in the training text; None unless ``draft_columns`` asks for it.
+
+        Raises:
+            ValueError: The settings do not fit the target.
+        """
+
+    def anchors(self, batch: Batch, generator: torch.Generator) -> Anchors:
+        """Returns where drafts begin: everywhere, unless a head takes a sample of the positions.
+
+        Args:
+            batch: The rows.
+            generator: The step's own random numbers, on the CPU.
+        """
+        return every_anchor(batch, 1 if self.autoregressive else self.depths)
+
+    @abstractmethod
+    def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
+        """Returns what the head computes for drafts at the anchors, given the text's own tokens above each depth."""
+
+    @abstractmethod
+    def logits(
+        self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
+    ) -> Float[Tensor, "place column"]:
+        """Returns logits of some places of one depth.
+
+        Args:
+            states: Theirs, from ``Prediction.states``.
+            previous: The text's token before the predicted one.
+            depth: From 1.
+        """
+
+    @abstractmethod
+    def drafter(self) -> Drafter:
+        """Returns a drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
+
+    @abstractmethod
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the weights as the drafter's ``from_pretrained`` reads them.
+
+        Args:
+            folder: New, and empty.
+            facts: What is known about the training, for a file beside the weights.
+        """
+
+
+def check_depths(depths: int) -> int:
+    """Returns the depth of drafts, if it is one.
+
+    Raises:
+        ValueError: It is below 1.
+    """
+    if depths < 1:
+        raise ValueError(f"head.depths={depths}: give at least 1")
+    return depths
+
+
+def output_of(model: PreTrainedModel) -> nn.Linear:
+    """Returns a model's output layer."""
+    found: Any = model.get_output_embeddings()
+    assert found is not None, "FrozenTarget refuses models without one"
+    return found

@@ -1,0 +1,332 @@
+"""The training loop: the same for every head, on a CPU, a GPU and several."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from experiments.training.batch import Anchors, Batch, TargetStates
+from experiments.training.calibration import calibrated
+from experiments.training.checkpoints import Checkpoints, write_folder
+from experiments.training.comparison import Comparison, Places, counted
+from experiments.training.data.packing import Rows
+from experiments.training.figures import Tally
+from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
+from experiments.training.states import FrozenTarget
+
+LOG = "training.jsonl"
+BEST, LAST = "best", "last"
+"""Folders of the finished weights: those with the greatest served length, and those of the last step."""
+
+
+class Watcher(Protocol):
+    """Is told how the training goes. Nothing that it does changes the training."""
+
+    def step(self, done: int, figures: Mapping[str, float]) -> None:
+        """So many steps are done; the figures are empty between lines of the log."""
+
+    def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
+        """The head was measured."""
+
+
+class DivergedError(ValueError):
+    """A loss or gradient was not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a training does besides its steps.
+
+    Attributes:
+        folder: Takes the log, the checkpoints and the weights.
+        seed: Seed of everything random.
+        evaluate_every: Steps between measurements.
+        held_out: Rows that are only measured with, and how many of them.
+        held_out_rows: See there.
+        serve: Returns the figures of the head in the engine; None for no such trial.
+        facts: What is known about the training, for the file beside the weights.
+    """
+
+    folder: Path
+    seed: int
+    evaluate_every: int
+    held_out: Rows | None
+    held_out_rows: int
+    serve: Callable[[], dict[str, float]] | None
+    facts: Mapping[str, Any]
+
+
+class Training:
+    """A head that is being trained.
+
+    Args:
+        comparison: The head with its loss.
+        target: What the head drafts for.
+        rows: The training text.
+        config: How long and how fast.
+        plan: What else happens.
+        accelerator: Device, precision and processes.
+        watcher: Is told how it goes.
+        vocab_size: The width of the target's logits.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        target: FrozenTarget,
+        rows: Rows,
+        config: FitConfig,
+        plan: Plan,
+        *,
+        accelerator: Accelerator,
+        watcher: Watcher,
+        vocab_size: int,
+    ):
+        self.head = comparison.head
+        self.target, self.rows, self.config, self.plan = target, rows, config, plan
+        self.accelerator, self.watcher = accelerator, watcher
+        self.checkpoints = Checkpoints(plan.folder / "checkpoints")
+        self.done, self.evaluated, self.best = 0, 0, -math.inf
+        self.temperatures: list[float] | None = None
+        self._whole = True  # whether the weights are those after `done` steps
+        columns = self.head.columns
+        vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
+        made = optimizers_of(self.head, config, vocabularies)
+        state = self._restored()
+        if state is not None:
+            for optimizer, saved in zip(made, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+        self.comparison, *self.optimizers = accelerator.prepare(comparison, *made)
+        self._parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
+
+    def run(self) -> None:
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Raises:
+            DivergedError: A loss or gradient is not finite. Names the batch, and the checkpoint before it.
+        """
+        self._cut_log()
+        self.comparison.train()
+        try:
+            for step in range(self.done, self.config.steps):
+                self._evaluate_if_due()  # here, because an attempt may have been interrupted at the end of a step
+                self._step(step)
+                if self.done % self.config.save_every == 0 and self.done < self.config.steps:
+                    self._evaluate_if_due()
+                    self._save()
+            self._evaluate_if_due()
+            self._save()
+        except KeyboardInterrupt:
+            if self._whole:
+                self._save()
+            raise
+        if self.accelerator.is_main_process:
+            self._write(LAST)
+            if self.plan.serve is None:
+                self._write(BEST)
+        self.accelerator.wait_for_everyone()
+
+    def _step(self, step: int) -> None:
+        accelerator, config = self.accelerator, self.config
+        rank, world = accelerator.process_index, accelerator.num_processes
+        # From the step alone: a resumed training draws what the uninterrupted one does.
+        torch.manual_seed(_mixed(self.plan.seed, step, rank))
+        numbers = self.rows.numbers(step, rank, world)
+        whole = self.rows.batch(numbers).to(accelerator.device)
+        size = config.micro_batch or max(1, len(numbers))
+        generator = torch.Generator().manual_seed(_mixed(self.plan.seed, step, rank) + 1)
+        parts = [whole.rows(start, size) for start in range(0, len(numbers), size)]
+        prepared = [self._prepared(part, generator, keep=len(parts) == 1) for part in parts]
+        depths = 1 if self.head.autoregressive else self.head.depths
+        totals = torch.zeros(depths, device=accelerator.device)
+        for anchors, _ in prepared:
+            totals += anchors.counted.sum(0)
+        totals = _summed(accelerator, totals)
+        total = torch.zeros((), device=accelerator.device)
+        tally = Tally(self.head.depths, accelerator.device)
+        for number, (part, (anchors, states)) in enumerate(zip(parts, prepared, strict=True)):
+            last = number == len(parts) - 1
+            with nullcontext() if last else accelerator.no_sync(self.comparison):
+                with accelerator.autocast():
+                    loss, places = self.comparison(
+                        part, states or self.target(part), anchors, totals, step / config.steps
+                    )
+                # The processes' gradients are averaged, and the sums were divided by the total of all.
+                accelerator.backward(loss * world)
+            total += loss.detach()
+            tally.add(places, part, autoregressive=self.head.autoregressive)
+        value = float(_summed(accelerator, total))
+        found: Any = accelerator.clip_grad_norm_(self._parameters, config.clip or math.inf)
+        norm = float(found)
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            self._stop(step, value, norm)
+        set_learning_rates(self.optimizers, config.factor(step))
+        self._whole = False
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.done, self._whole = step + 1, True
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        told: dict[str, float] = {}
+        if self.done % config.log_every == 0 or self.done == config.steps:
+            tally.reduce(lambda sums: _summed(accelerator, sums))
+            told = {"loss": value, "gradient_norm": norm, "learning_rate": config.factor(step) * config.lr}
+            told |= {f"training/{name}": figure for name, figure in tally.figures().items()}
+            self._log(told)
+        self.watcher.step(self.done, told)
+
+    def _prepared(self, part: Batch, generator: torch.Generator, *, keep: bool) -> tuple[Anchors, TargetStates | None]:
+        """Returns where drafts begin, and the target's states unless they would have to be kept for long."""
+        anchors = self.head.anchors(part, generator)
+        if self.head.columns is None and not keep:
+            return anchors, None
+        states = self.target(part)
+        anchors = counted(anchors, part, states, self.head.columns, self.config.chunk)
+        return anchors, states if keep else None
+
+    def _evaluate_if_due(self) -> None:
+        due = self.done > 0 and (self.done % self.plan.evaluate_every == 0 or self.done == self.config.steps)
+        if due and self.evaluated != self.done:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Measure the head on held-out text and in the engine, and keep it if it is the best one."""
+        figures = {f"held_out/{name}": figure for name, figure in self.measure().items()}
+        best = False
+        if self.plan.serve is not None:
+            if self.accelerator.is_main_process:
+                figures |= self.plan.serve()
+                best = figures["served_length"] > self.best
+                if best:
+                    self.best = figures["served_length"]
+                    self._write(BEST, figures)
+            self.accelerator.wait_for_everyone()
+            self.comparison.train()
+        self.evaluated = self.done
+        self._log(figures)
+        self.watcher.evaluated(self.done, figures, best)
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Returns the teacher-forced figures on held-out text, by name; nothing without any."""
+        tally = Tally(self.head.depths, self.accelerator.device)
+        if self.plan.held_out is None:
+            return {}
+        found = self._held_out_places()
+        for part, places in found:
+            tally.add(places, part, autoregressive=self.head.autoregressive)
+        tally.reduce(lambda sums: _summed(self.accelerator, sums))
+        figures = tally.figures()
+        if tally.confident:
+            self.temperatures, errors = calibrated([places for _, places in found])
+            figures["calibration_error_scaled"] = sum(errors) / len(errors)
+        return figures
+
+    @torch.no_grad()
+    def _held_out_places(self) -> list[tuple[Batch, Places]]:
+        """Returns this process's held-out rows, compared. They are the same every time."""
+        assert self.plan.held_out is not None
+        accelerator, rows = self.accelerator, self.plan.held_out
+        comparison: Comparison = accelerator.unwrap_model(self.comparison)
+        comparison.eval()
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.plan.seed)).tolist()
+        mine = order[: self.plan.held_out_rows][accelerator.process_index :: accelerator.num_processes]
+        size = self.config.micro_batch or max(1, self.config.batch_size // accelerator.num_processes)
+        generator = torch.Generator().manual_seed(_mixed(self.plan.seed, 0, accelerator.process_index))
+        found = []
+        for start in range(0, len(mine), size):
+            part = rows.batch(mine[start : start + size]).to(accelerator.device)
+            states = self.target(part)
+            anchors = self.head.anchors(part, generator)
+            with accelerator.autocast():
+                _, places = comparison(part, states, anchors, anchors.valid.sum(0).float(), 0.0)
+            found.append((part, places))
+        comparison.train()
+        return found
+
+    def _stop(self, step: int, value: float, norm: float) -> None:
+        numbers = self.rows.numbers(step, self.accelerator.process_index, self.accelerator.num_processes)
+        good = self.checkpoints.newest()
+        kept = f"the last good checkpoint is {good}" if good is not None else "there is no checkpoint yet"
+        what = f"the loss is {value}" if not math.isfinite(value) else f"the gradient's norm is {norm}"
+        raise DivergedError(
+            f"{what} in step {step + 1}, on rows {numbers} ({self.rows.describe(numbers)}): {kept}; lower fit.lr, or "
+            f"look at that text"
+        )
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        self.checkpoints.save(
+            self.done,
+            {
+                "step": self.done,
+                "evaluated": self.evaluated,
+                "best": self.best,
+                "head": self.head.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            },
+        )
+
+    def _restored(self) -> dict[str, Any] | None:
+        """Returns the newest checkpoint's state, its weights loaded; None without one."""
+        path = self.checkpoints.newest()
+        if path is None:
+            return None
+        state = self.checkpoints.load(path, torch.device("cpu"))
+        self.head.load_state_dict(state["head"])
+        self.done, self.evaluated, self.best = state["step"], state["evaluated"], state["best"]
+        return state
+
+    def _write(self, name: str, figures: Mapping[str, float] | None = None) -> None:
+        """Write the present weights as a drafter reads them."""
+
+        def write(folder: Path) -> None:
+            self.head.save(folder, self.plan.facts)
+            known = {**self.plan.facts, "step": self.done, "figures": dict(figures or {})}
+            if self.temperatures is not None:
+                known["confidence_temperatures"] = self.temperatures
+            (folder / "training.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+
+        write_folder(self.plan.folder / name, write)
+
+    def _log(self, figures: Mapping[str, float]) -> None:
+        if self.accelerator.is_main_process:
+            with (self.plan.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.done, **figures}) + "\n")
+
+    def _cut_log(self) -> None:
+        """Leave out what an interrupted attempt has logged after its last checkpoint."""
+        path = self.plan.folder / LOG
+        if not self.accelerator.is_main_process or not path.is_file():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                told = json.loads(line)
+            except json.JSONDecodeError:
+                break  # cut off when the process died
+            if told["step"] > self.done:
+                break
+            kept.append(line + "\n")
+        path.write_text("".join(kept), encoding="utf-8")
+
+
+def _mixed(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step) * 4099 + rank
+
+
+def _summed(accelerator: Accelerator, value: Tensor) -> Tensor:
+    """Returns the sum over all processes."""
+    if accelerator.num_processes == 1:
+        return value
+    found = accelerator.reduce(value, reduction="sum")
+    assert isinstance(found, Tensor)
+    return found

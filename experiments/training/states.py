@@ -1,0 +1,111 @@
+"""Runs the frozen target over a batch, for the hidden states that a head reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from experiments.training.batch import Batch, OutputLayer, TargetStates
+from specdec.modeling.target import Target
+
+_CLOSE = 2e-2
+"""How far logits may be from the model's own, in units of their spread: rounding in bfloat16, not another formula."""
+
+
+class FrozenTarget:
+    """A target whose states heads are trained on. Nothing is kept from batch to batch.
+
+    Args:
+        target: The model; its weights get no gradient.
+        layers: The states that are wanted, besides the last one.
+
+    Raises:
+        ValueError: A layer is none of the model's, or its logits cannot be computed from its last state.
+    """
+
+    def __init__(self, target: Target, layers: Sequence[int] = ()):
+        self.model = target.model.eval().requires_grad_(False)
+        count = target.num_layers
+        for layer in layers:
+            if count is not None and not -1 <= layer < count:
+                raise ValueError(
+                    f"the head reads the state before layer {layer} and the target {target.name} has layers 0 to "
+                    f"{count - 1}: give layers of this target (-1 for its last state)"
+                )
+        self.layers = tuple(layers)
+        self.windows = _windows(self.model.config)
+        self.output = _output_layer(target)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> TargetStates:
+        """Returns the states at every position of a batch."""
+        with torch.autocast(batch.tokens.device.type, enabled=False):
+            return TargetStates(self._hidden(batch), self.output)
+
+    def _hidden(self, batch: Batch) -> dict[int, Float[Tensor, "row position hidden"]]:
+        mask: Any = None  # one document per row, from its beginning: the model's own causal mask is right
+        if batch.packed:
+            dtype = self.model.dtype
+            mask = {kind: additive(visible(batch, window), dtype) for kind, window in self.windows.items()}
+            if len(mask) == 1:
+                (mask,) = mask.values()
+        output = self.model.base_model(
+            input_ids=batch.tokens,
+            attention_mask=mask,
+            position_ids=batch.positions,
+            output_hidden_states=any(layer >= 0 for layer in self.layers),
+            use_cache=False,
+        )
+        found = {layer: output.hidden_states[layer] for layer in self.layers if layer >= 0}
+        return {**found, -1: output.last_hidden_state}
+
+
+def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "row query key"]:
+    """Returns which tokens each token sees: itself and earlier ones of its document, the last ``window`` of them.
+
+    A token of the padding sees itself, so that its softmax is finite.
+    """
+    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    distance = place[:, None] - place
+    causal = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    same = batch.documents[:, :, None] == batch.documents[:, None, :]
+    return same & causal
+
+
+def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[Tensor, "row 1 query key"]:
+    """Returns a mask that is added to attention scores: zero where a key is seen."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Returns the sliding window of every kind of layer that the model has; None for full attention."""
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    window = getattr(text, "sliding_window", None)
+    if kinds:
+        return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+    return {"all": window}
+
+
+def _output_layer(target: Target) -> OutputLayer:
+    """Returns the way from the last state to the logits, after a trial with a few tokens."""
+    layer = target.model.get_output_embeddings()
+    if layer is None:
+        raise ValueError(f"the target {target.name} has no output layer: nothing can be trained for it")
+    text: Any = target.model.config.get_text_config(decoder=True)
+    divisor = getattr(text, "logits_scaling", None)
+    scale = getattr(text, "logit_scale", None) or (1 / divisor if divisor else 1.0)
+    output = OutputLayer(layer, scale=scale, softcap=getattr(text, "final_logit_softcapping", None))
+    ids: Int[Tensor, "row position"] = torch.arange(4, device=target.device)[None] % target.vocab_size
+    with torch.no_grad():
+        wanted = target.model(input_ids=ids, use_cache=False).logits.float()
+        found = output(target.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(found, wanted, atol=_CLOSE * float(wanted.std()) + 1e-6, rtol=0):
+        raise ValueError(
+            f"the logits of the target {target.name} are not its output layer applied to its last state: models that "
+            f"change them in another way cannot be trained for yet"
+        )
+    return output

@@ -1,0 +1,101 @@
+"""How much every depth of a draft counts in the loss. Depth 1 is the first drafted token."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class Weights(ABC):
+    """Weighs the places of drafts. A subclass is final, takes plain arguments and has one YAML file."""
+
+    @abstractmethod
+    def __call__(
+        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+    ) -> Float[Tensor, "anchor depth"]:
+        """Returns a weight for every place; no gradient goes through it.
+
+        Args:
+            cross_entropy: −log q of the text's token.
+            valid: Which places count.
+        """
+
+
+class Equal(Weights):
+    """1 everywhere."""
+
+    def __call__(
+        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+    ) -> Float[Tensor, "anchor depth"]:
+        """Returns ones."""
+        return torch.ones_like(cross_entropy)
+
+
+class Power(Weights):
+    """``base ** (k − 1)`` at depth k: Medusa and EAGLE-3 take 0.8, MTP's fine-tuning 0.6 with a sum of one.
+
+    Args:
+        base: The factor from one depth to the next.
+        normalized: Whether the weights of all depths add up to one.
+    """
+
+    def __init__(self, base: float = 0.8, normalized: bool = False):
+        if not base > 0:
+            raise ValueError(f"weights.base={base}: give a number above 0")
+        self.base, self.normalized = base, normalized
+
+    def __call__(
+        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+    ) -> Float[Tensor, "anchor depth"]:
+        """Returns the same for every anchor."""
+        return _by_depth([self.base**index for index in range(valid.shape[1])], cross_entropy, self.normalized)
+
+
+class Exponential(Weights):
+    """``exp(−(k − 1) / gamma)`` at depth k: DFlash takes 7 for blocks of 16 and 4 for shorter ones, DSpark 4.
+
+    Args:
+        gamma: After how many depths the weight has fallen to 1/e.
+    """
+
+    def __init__(self, gamma: float = 4.0):
+        if not gamma > 0:
+            raise ValueError(f"weights.gamma={gamma}: give a number above 0")
+        self.gamma = gamma
+
+    def __call__(
+        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+    ) -> Float[Tensor, "anchor depth"]:
+        """Returns the same for every anchor."""
+        return _by_depth([math.exp(-index / self.gamma) for index in range(valid.shape[1])], cross_entropy, False)
+
+
+class DPace(Weights):
+    """D-PACE: a place counts as much as what follows it is likely to be reached.
+
+    With q_j the probability of the text's token at depth j and s_j = (1 − ``smoothing``) q_j + ``smoothing``, depth j
+    weighs Σ_{k ≥ j} Π_{i ≤ k} s_i, over the valid depths of its draft.
+
+    Args:
+        smoothing: 0 takes the probabilities as they are, 1 weighs by the depths that follow.
+    """
+
+    def __init__(self, smoothing: float = 0.5):
+        if not 0 <= smoothing <= 1:
+            raise ValueError(f"weights.smoothing={smoothing}: give a number from 0 to 1")
+        self.smoothing = smoothing
+
+    def __call__(
+        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+    ) -> Float[Tensor, "anchor depth"]:
+        """Returns weights that depend on the head's own probabilities."""
+        smooth = (1 - self.smoothing) * (-cross_entropy.detach()).exp() + self.smoothing
+        reached = smooth.where(valid, 0.0).cumprod(1)
+        return reached.flip(1).cumsum(1).flip(1)
+
+
+def _by_depth(values: list[float], like: Float[Tensor, "anchor depth"], normalized: bool) -> Tensor:
+    total = sum(values) if normalized else 1.0
+    return like.new_tensor([value / total for value in values]).expand_as(like)

@@ -1,0 +1,54 @@
+"""A tiny training: byte tokens, a target of random weights, and a text file that repeats itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from specdec.modeling.target import Target
+from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
+from tests.models import tiny_model
+
+LM = "{hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}"
+
+
+@pytest.fixture
+def tiny_training(saved: Path, tmp_path: Path) -> list[str]:
+    """Overrides that make a training of twelve steps."""
+    for name, words in (("a", "spam and eggs, "), ("b", "ham, spam, "), ("c", "one two three. "), ("d", "eggs. ")):
+        (tmp_path / f"{name}.txt").write_text(words * 20)
+    return [
+        f"target.name={saved / 'target'}",
+        "target.device=cpu",
+        "data=text",
+        f"data.files={tmp_path}/*.txt",
+        "data.held_out=0.25",
+        f"out={tmp_path / 'out'}",
+        f"head.config={LM}",
+        "head.depths=2",
+        "fit={steps: 12, batch_size: 2, length: 32, lr: 1e-2, muon_lr: 1e-2, warmup: 2, save_every: 4, log_every: 1}",
+        "served={prompts: 2, prompt_tokens: 8, max_new_tokens: 8}",
+        "evaluate_every=6",
+        "held_out_rows=2",
+        "threads=1",
+        "progress_every=1",
+    ]
+
+
+@pytest.fixture
+def training(configure: Callable[..., DictConfig], tiny_training: list[str]) -> Callable[..., DictConfig]:
+    """Composes that configuration, with more overrides."""
+    return lambda *overrides: configure("train", *tiny_training, *overrides)
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """A target of random weights in float32."""
+    return Target(tiny_model(vocab_size=VOCAB_SIZE), byte_tokenizer(), name="tiny")
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,229 @@
+"""Text becomes documents: files, conversations with what the assistant says marked, and the target's own answers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from experiments.train import train
+from experiments.training.data.chat import Chat
+from experiments.training.data.document import Document, held_apart
+from experiments.training.data.packing import Rows, token_counts
+from experiments.training.data.plain import TextFiles
+from experiments.training.data.regenerate import RegenerateConfig, answered, prompts_of, regenerate, with_originals
+from experiments.training.served import ServedConfig, served
+from experiments.training.served import prompts_of as served_prompts
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
+from tests.models import tiny_model
+
+Compose = Callable[..., DictConfig]
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}A:{% generation %}{{ m['content'] }}!{% endgeneration %}"
+    "{% else %}U:{{ m['content'] }};{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "so"},
+    {"role": "assistant", "content": "no"},
+]
+
+
+@pytest.fixture
+def chatting() -> Target:
+    """A target whose tokenizer has a template with markers."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return Target(tiny_model(vocab_size=VOCAB_SIZE), tokenizer, name="tiny")
+
+
+def lines(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def said(document: Document, *, supervised: bool) -> str:
+    tokens = document.tokens[document.supervised == supervised].tolist()
+    return byte_tokenizer().decode(tokens)
+
+
+def test_what_the_assistant_says_is_learned(chatting: Target, tmp_path: Path) -> None:
+    """The mark that ends its turn included, in both forms of files."""
+    shared = [{"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]} for m in TALK]
+    file = lines(tmp_path / "talks.jsonl", {"messages": TALK}, {"conversations": shared})
+    found = Chat(file, held_out=0.5).load(chatting)
+    assert len(found.training) == len(found.held_out) == 1
+    for document in (*found.training, *found.held_out):
+        assert said(document, supervised=True) == "yes!no!"
+        assert said(document, supervised=False) == "U:hi;A:U:so;A:"
+        assert byte_tokenizer().decode(document.prompt) == "U:hi;A:"
+
+
+def test_a_template_file_takes_the_tokenizers_place(chatting: Target, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(TEMPLATE.replace("U:", "you "))
+    file = lines(tmp_path / "talks.jsonl", {"messages": TALK}, {"messages": TALK})
+    found = Chat(file, template=str(tmp_path / "t.jinja"), held_out=0.5).load(chatting)
+    assert said(found.training[0], supervised=False) == "you hi;A:you so;A:"
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "message"),
+    [
+        ([{"messages": TALK[:1]}] * 2, TEMPLATE, "has no assistant turns, so there is nothing to learn from"),
+        ([{"messages": TALK}] * 2, "{{ messages[0]['content'] }}", "the chat template has no generation markers"),
+        ([{"messages": TALK}] * 2, None, "tokenizer has no chat template: give data.template=FILE"),
+        ([{"text": "a"}], TEMPLATE, "line 1 is no conversation: give"),
+        ([{"messages": [{"role": "user"}]}], TEMPLATE, 'line 1: a message is {"role"'),
+        ([{"messages": TALK}], TEMPLATE, "1 document is too few"),
+    ],
+)
+def test_bad_conversations_are_one_sentence(
+    rows: list[Any], template: str | None, message: str, chatting: Target, tmp_path: Path
+) -> None:
+    assert chatting.tokenizer is not None
+    chatting.tokenizer.chat_template = template
+    source = Chat(lines(tmp_path / "talks.jsonl", *rows))
+
+    def read() -> None:
+        source.check()
+        source.load(chatting)
+
+    with pytest.raises(ValueError, match=message) as error:
+        read()
+    assert "\n" not in str(error.value)
+
+
+def test_files_are_documents(tmp_path: Path, chatting: Target) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name * 5)
+    found = TextFiles(f"{tmp_path}/*.txt", held_out=0.3).load(chatting)
+    assert [byte_tokenizer().decode(d.tokens.tolist()[1:-1]) for d in found.training] == ["aaaaa", "bbbbb"]
+    assert found.training[0].tokens[0] == found.training[0].tokens[-1] == 0, "between two ends of text"
+    with pytest.raises(ValueError, match=r"data\.files: no file is '.*nothing\.\*'"):
+        TextFiles(f"{tmp_path}/nothing.*").check()
+
+
+def test_some_documents_are_held_out() -> None:
+    documents = [Document.whole(str(n), [n, n]) for n in range(10)]
+    found = held_apart(documents, 0.2)
+    assert [d.name for d in found.held_out] == ["4", "9"] and len(found.training) == 8
+    assert len(held_apart(documents[:3], 0.01).held_out) == 1
+    for share, message in ((0.0, "held_out=0.0"), (0.6, "held_out=0.6")):
+        with pytest.raises(ValueError, match=message):
+            held_apart(documents, share)
+
+
+def test_an_epoch_visits_every_row_once_whatever_the_processes() -> None:
+    documents = [Document.whole(str(n), [n] * 8) for n in range(12)]
+    rows = Rows(documents, length=8, batch_size=4, seed=1)
+    assert rows.steps_per_epoch == 3
+    epochs = [[rows.numbers(step) for step in range(start, start + 3)] for start in (0, 3)]
+    for epoch in epochs:
+        assert sorted(number for step in epoch for number in step) == list(range(12))
+    assert epochs[0] != epochs[1], "each epoch has an order of its own"
+    halves = rows.numbers(1, 0, 2), rows.numbers(1, 1, 2)
+    assert sorted(halves[0] + halves[1]) == sorted(rows.numbers(1)) and len(halves[0]) == 2
+    with pytest.raises(ValueError, match="96 tokens in 12 documents make 12 rows of 8, fewer than one batch of 13"):
+        Rows(documents, length=8, batch_size=13, seed=0)
+    assert token_counts(documents[:2], 3).tolist() == [8, 8, 0]
+
+
+def config(tmp_path: Path, **options: Any) -> RegenerateConfig:
+    given = {"prompt_tokens": 4, "max_new_tokens": 6, "batch_size": 2, "greedy": 1.0} | options
+    return RegenerateConfig(file=str(tmp_path / "answers.jsonl"), **given)
+
+
+def test_every_turn_is_answered_by_the_target(chatting: Target, tmp_path: Path) -> None:
+    """The second answer follows the first one of the target, not the file's. Nothing stops this target but its length,
+    so the conversation ends where an answer is cut off, unless the end comes in time."""
+    document = Chat(lines(tmp_path / "t.jsonl", {"messages": TALK}, {"messages": TALK}), held_out=0.5).load(chatting)
+    prompt = document.training[0].prompt
+    with Engine(chatting, max_length=128) as engine:
+        (first,) = engine.generate([prompt], SamplingParams(max_new_tokens=6, ignore_eos=True))
+        stop = first.token_ids[2]
+        chatting.eos_token_ids = frozenset([stop])
+        (found,) = answered(document.training, engine, config(tmp_path), seed=0, numbers=[0])
+        cut = first.token_ids[: first.token_ids.index(stop) + 1]
+        middle = document.training[0].tokens[:-3].tolist()[len(prompt) + 4 :]
+        given = [*prompt, *cut, *middle]
+        assert found.tokens[: len(given)].tolist() == given
+        (second,) = engine.generate([given], SamplingParams(max_new_tokens=6))
+    assert found.tokens[len(given) :].tolist() == list(second.token_ids)
+    marks = [0] * len(prompt) + [1] * len(cut) + [0] * len(middle) + [1] * len(second.token_ids)
+    assert found.supervised.int().tolist() == marks
+
+
+def test_plain_text_is_continued_and_the_file_is_read_again(chatting: Target, tmp_path: Path) -> None:
+    """Cut off in the middle of a line, the file is finished to the same documents; other settings are refused."""
+    texts = [Document.whole(name, list(range(n, n + 30))) for n, name in enumerate("abc", start=1)]
+    settings = config(tmp_path, documents=5, greedy=0.5)
+    prompts = prompts_of(texts, settings, seed=3)
+    assert len(prompts) == 5 and all(len(p.tokens) == 4 and not p.supervised.any() for p in prompts)
+    with Engine(chatting, max_length=64, max_batch_size=2) as engine:
+        made = regenerate(prompts, engine, settings, seed=3, made_with={"target": "tiny"})
+        assert [len(d.tokens) for d in made] == [10] * 5
+        assert all(d.supervised.int().tolist() == [0] * 4 + [1] * 6 for d in made)
+        path = tmp_path / "answers.jsonl"
+        whole = path.read_text()
+        path.write_text("".join(whole.splitlines(keepends=True)[:3]) + '{"name": "b fr')
+        again = regenerate(prompts, engine, settings, seed=3, made_with={"target": "tiny"})
+        assert path.read_text() == whole and [d.tokens.tolist() for d in again] == [d.tokens.tolist() for d in made]
+        with pytest.raises(ValueError, match="holds responses made with target='tiny', and now it is 'other'"):
+            regenerate(prompts, engine, settings, seed=3, made_with={"target": "other"})
+    mixed = with_originals(made, texts, 1.0, seed=0)
+    assert len(mixed) == 7, "fifty new tokens, and two of the texts of thirty"
+
+
+def test_unanswered_questions_are_answered(chatting: Target, tmp_path: Path) -> None:
+    file = lines(tmp_path / "t.jsonl", *[{"messages": TALK[:1]}] * 3)
+    found = Chat(file).load(chatting, unanswered=True)
+    assert byte_tokenizer().decode(found.training[0].tokens.tolist()) == "U:hi;A:"
+    with Engine(chatting, max_length=64) as engine:
+        prompts = prompts_of(found.training, config(tmp_path), seed=0)
+        (first, _) = answered(prompts, engine, config(tmp_path), seed=0, numbers=[0, 1])
+    assert int(first.supervised.sum()) == 6 and said(first, supervised=False) == "U:hi;A:"
+
+
+def test_a_training_on_the_targets_own_text(training: Compose, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    settings = {"file": answers, "documents": 12, "prompt_tokens": 8, "max_new_tokens": 24}
+    given = [f"regenerate.{name}={value}" for name, value in settings.items()]
+    train(training("fit.steps=2", "served.prompts=0", "regenerate=target", *given))
+    assert len(answers.read_text().splitlines()) == 13
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["training"]["documents"] == 12
+
+
+def test_prompts_of_held_out_documents() -> None:
+    """Plain text begins anywhere; a conversation's prompt ends where the assistant speaks, or is too long."""
+    text = Document.whole("text", list(range(50)))
+    chat = Document("chat", torch.arange(10), torch.arange(10) >= 4)
+    long = Document("long", torch.arange(40), torch.arange(40) >= 30)
+    found = served_prompts([text, chat, long], ServedConfig(prompt_tokens=8, prompts=5))
+    assert len(found) == 2 and [0, 1, 2, 3] in found and any(len(each) == 8 for each in found)
+    with pytest.raises(ValueError, match="no held-out document has a prompt of at most 8 tokens"):
+        served_prompts([long], ServedConfig(prompt_tokens=8))
+    assert served_prompts([long], ServedConfig(prompts=0)) == []
+
+
+def test_the_served_length_is_the_engines(target: Target) -> None:
+    """A head that is the target itself is accepted to the last token, at every temperature."""
+    from experiments.training.heads.lm import TrainedLM
+
+    class Perfect(TrainedLM):
+        def begin(self, target: Target, counts: Any) -> None:
+            self.model = target.model
+
+    head = Perfect(config={"hidden_size": 8}, depths=3)
+    head.begin(target, None)
+    settings = ServedConfig(prompts=2, max_new_tokens=12, temperatures=(0.0, 1.0))
+    figures = served(head, target, [[1, 2, 3], [4, 5]], settings, seed=0)
+    assert figures["served_length/T=0"] == figures["served_length/T=1"] == 4.0
+    assert figures["served_length"] == pytest.approx(4.0) and head.training

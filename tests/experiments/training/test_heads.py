@@ -1,0 +1,335 @@
+"""Every head's training forward against a slow one: draft by draft, and for EAGLE-3 step by step, as it is served."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from drafters.heads.base import FeatureHead
+from drafters.heads.block import BlockHead
+from drafters.heads.mtp import MTPHead
+from experiments.training.batch import Anchors, Batch, every_anchor
+from experiments.training.data.document import Document
+from experiments.training.data.packing import Rows
+from experiments.training.heads.base import TrainedHead
+from experiments.training.heads.block import TrainedBlock, block_mask, sampled
+from experiments.training.heads.eagle3 import TrainedEagle3
+from experiments.training.heads.feature import TrainedFeatureHead, most_frequent
+from experiments.training.heads.lm import TrainedLM
+from experiments.training.heads.medusa import TrainedMedusa
+from experiments.training.heads.mtp import TrainedMTP
+from experiments.training.heads.unrolled import unrolled_attention
+from experiments.training.states import FrozenTarget
+from specdec.modeling.target import Target
+from tests.experiments.conftest import VOCAB_SIZE
+from tests.models import ARCHITECTURES, tiny_model
+
+LENGTH = 14
+LM = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def packed(lengths: Sequence[Sequence[int]] = ((14,), (6, 5), (8, 4))) -> Batch:
+    """Rows of documents of some lengths, with a hole in what is supervised."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (len(lengths), LENGTH)
+    tokens = torch.randint(VOCAB_SIZE, shape, generator=generator)
+    documents, positions = torch.full(shape, -1), torch.arange(LENGTH).repeat(len(lengths), 1)
+    for row, each in enumerate(lengths):
+        at = 0
+        for number, length in enumerate(each):
+            documents[row, at : at + length] = number
+            positions[row, at : at + length] = torch.arange(length)
+            at += length
+    supervised = torch.rand(shape, generator=generator) < 0.9
+    return Batch(tokens, supervised, documents, positions)
+
+
+def alone(batch: Batch, root: int) -> tuple[Batch, int]:
+    """The document of an anchor as a batch of its own, and the root's position in it."""
+    row, place = divmod(root, LENGTH)
+    there = batch.documents[row] == batch.documents[row, place]
+    parts = [part[row][there][None] for part in (batch.tokens, batch.supervised, batch.documents, batch.positions)]
+    return Batch(*parts), int(batch.positions[row, place])
+
+
+def logits(head: TrainedHead, batch: Batch, target: FrozenTarget, anchors: Anchors) -> Tensor:
+    """All logits of all anchors, depth by depth."""
+    prediction = head(batch, target(batch), anchors)
+    previous = batch.tokens.flatten()[anchors.places(batch)]
+    return torch.stack([head.logits(states, previous[:, d], d + 1) for d, states in enumerate(prediction.states)], 1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_mixed_sliding", "mistral_sliding", "gemma2", "gpt2"])
+def test_packed_documents_do_not_see_each_other(architecture: str) -> None:
+    """States and logits of packed documents are those of the documents alone."""
+    assert architecture in ARCHITECTURES
+    target = Target(tiny_model(architecture, vocab_size=VOCAB_SIZE), name=architecture)
+    layers = (1, 2)
+    frozen, batch = FrozenTarget(target, layers), packed()
+    states = frozen(batch)
+    for root in (0, 13, LENGTH + 2, LENGTH + 9, 2 * LENGTH + 11):
+        own, at = alone(batch, root)
+        single = frozen(own)
+        for layer in (*layers, -1):
+            torch.testing.assert_close(
+                states.hidden[layer].flatten(0, 1)[root], single.hidden[layer][0, at], rtol=1e-4, atol=1e-4
+            )
+        wanted = target.model(own.tokens).logits[0, at]
+        torch.testing.assert_close(states.logits(torch.tensor([root]))[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_unrolled_attention_is_a_masked_one() -> None:
+    """In float64: the causal block of step 0's keys beside a diagonal per later step, as one mask over all keys."""
+    generator = torch.Generator().manual_seed(0)
+    count, steps = 5, 3
+    query = torch.randn(2, 4, count, 3, generator=generator, dtype=torch.float64)
+    key, value = (torch.randn(2, 2, count * (steps + 1), 3, generator=generator, dtype=torch.float64) for _ in "kv")
+    causal = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)
+    diagonal = torch.full_like(causal, float("-inf")).fill_diagonal_(0.0)
+    mask = torch.cat([causal] + [diagonal] * steps, 1).expand(2, 1, -1, -1)
+
+    def fast(*given: Tensor) -> Tensor:
+        return unrolled_attention(torch.nn.Identity(), *given, causal.expand(2, 1, -1, -1))[0].transpose(1, 2)
+
+    def slow(*given: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True)
+
+    torch.testing.assert_close(fast(query, key, value), slow(query, key, value), rtol=1e-12, atol=1e-12)
+    for number in range(3):
+        given = [each.clone().requires_grad_() for each in (query, key, value)]
+        found = torch.autograd.grad(fast(*given).tanh().sum(), given[number])[0]
+        wanted = torch.autograd.grad(slow(*given).tanh().sum(), given[number])[0]
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+def unrolled_slowly(head: FeatureHead, batch: Batch, frozen: FrozenTarget, root: int, depths: int, target: Target):
+    """The logits of one draft as the engine computes them: true pairs, then the head's own, in one causal sequence."""
+    own, at = alone(batch, root)
+    states = frozen(own)
+    fusion = head.model.fusion
+    if isinstance(head, MTPHead):  # a copy, because it holds the target's own norm
+        fusion = copy.deepcopy(head.bound(target.model).model.fusion).to(head.dtype)
+    hidden = [states.hidden[layer].to(head.dtype) for layer in head.hidden_layers or ()]
+    features = fusion(torch.cat(hidden, -1))[:, :at]
+    tokens = own.tokens[:, 1 : at + 1]
+    embed = target.model.get_input_embeddings() if head.model.embed_tokens is None else head.model.embed_tokens
+    output = target.model.get_output_embeddings() if head.lm_head is None else head.lm_head
+    found = []
+    for depth in range(depths):
+        done = head.model(inputs_embeds=embed(tokens).to(head.dtype), features=features, output_hidden_states=True)
+        found.append(output(done.hidden_states[-1][0, -1].to(output.weight.dtype)))
+        if at + depth + 1 < own.tokens.shape[1]:
+            tokens = torch.cat([tokens, own.tokens[:, at + depth + 1, None]], 1)
+            features = torch.cat([features, done.hidden_states[head.fed_back][:, -1:]], 1)
+        else:
+            break
+    return torch.stack(found)
+
+
+OPTIONS: dict[str, dict] = {
+    "eagle3": {},
+    "eagle3_two_layers_3_1": {"layers": 2, "norm_each": True, "feeds_normed": True, "norm_before_residual": True},
+    "eagle3_reduced": {"draft_vocabulary": 50},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_training_time_test_is_what_the_engine_runs(name: str, target: Target) -> None:
+    """All steps of all drafts at once equal each draft run alone, step after step; so do the gradients."""
+    torch.manual_seed(1)
+    head = TrainedEagle3(depths=4, hidden_layers=[1, 2, 3], **OPTIONS[name])
+    counts = torch.arange(VOCAB_SIZE)
+    head.begin(target, counts)
+    assert head.columns is None or head.columns.tolist() == list(range(VOCAB_SIZE - 50, VOCAB_SIZE))
+    compare_unrolled(head, target)
+
+
+@pytest.mark.parametrize("hidden_state", ["after_norm", "before_norm"])
+def test_mtp_modules_are_trained_as_they_are_run(hidden_state: str, target: Target) -> None:
+    torch.manual_seed(1)
+    head = TrainedMTP(depths=3, hidden_state=hidden_state)
+    head.begin(target, None)
+    compare_unrolled(head, target)
+
+
+def compare_unrolled(head: TrainedFeatureHead, target: Target) -> None:
+    """Compare a head's logits and gradients with those of drafts that run alone."""
+    double = head.double()
+    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
+    anchors = every_anchor(batch, head.depths)
+    mine = logits(double, batch, frozen, anchors)
+    slow = double.copied().requires_grad_(True)
+    wanted = [unrolled_slowly(slow, batch, frozen, root, head.depths, target) for root in anchors.index.tolist()]
+    compared = 0
+    for row, each in enumerate(wanted):
+        valid = int(anchors.valid[row].sum())
+        torch.testing.assert_close(mine[row, :valid].double(), each[:valid].double(), rtol=1e-4, atol=1e-5)
+        compared += valid
+    assert compared > 40
+    mask = anchors.valid[:, :, None]
+    (mine.tanh() * mask).sum().backward()
+    sum(
+        (each[: int(valid.sum())].tanh().sum() for each, valid in zip(wanted, anchors.valid, strict=True)),
+        torch.zeros(()),
+    ).backward()
+    made = double.head
+    assert made is not None
+    trained = dict(made.named_parameters())
+    for key, parameter in slow.named_parameters():
+        assert parameter.grad is not None, key
+        found = trained[key].grad
+        assert found is not None
+        # The norms of transformers' layers compute in float32.
+        assert (found - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), key
+
+
+def block_slowly(head: BlockHead, batch: Batch, frozen: FrozenTarget, root: int, target: Target) -> Tensor:
+    """The logits of one block, as the engine computes them."""
+    own, at = alone(batch, root)
+    states, config, cache = frozen(own), head.config, DynamicCache()
+    bound = head.bound(target.model)
+    context = bound.features_of([states.hidden[layer][:, :at] for layer in head.hidden_layers])
+    bound(features=context, past_key_values=cache)
+    slots = torch.full((1, config.block_size), config.mask_token_id)
+    slots[0, 0] = own.tokens[0, at]
+    mask = torch.zeros(1, 1, config.block_size, at + config.block_size)
+    if config.causal:
+        later = torch.ones(config.block_size, config.block_size).triu(1).bool()
+        mask[0, 0, :, at:] = mask[0, 0, :, at:].masked_fill(later, float("-inf"))
+    out = bound(input_ids=slots, attention_mask=mask, past_key_values=cache, output_hidden_states=True)
+    hidden, found = out.hidden_states[-1], out.logits
+    if not config.shifted:
+        hidden, found = hidden[:, 1:], found[:, 1:]
+    known = min(config.tokens, own.tokens.shape[1] - at)
+    if head.markov_head is not None:
+        found = found[:, :known] + head.markov_head.along(own.tokens[:, at : at + known], hidden[:, :known])
+    return found[0]
+
+
+BLOCKS: dict[str, dict] = {
+    "dflash": {"block_size": 5},
+    "dflash_causal": {"block_size": 5, "causal": True, "draft_vocabulary": 40},
+    "dspark": {"block_size": 4, "shifted": True, "markov_rank": 6, "confidence": True},
+    "dspark_rnn": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "rnn"},
+    "dspark_gated": {"block_size": 4, "shifted": True, "markov_rank": 6, "markov_head_type": "gated"},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_packed_blocks_are_each_block_alone(name: str, target: Target, generator: torch.Generator) -> None:
+    torch.manual_seed(1)
+    head = TrainedBlock(anchors=4, layers=2, hidden_layers=[1, 3], **BLOCKS[name])
+    head.begin(target, torch.arange(VOCAB_SIZE))
+    assert head.head is not None and head.depths == head.head.config.tokens == 4
+    frozen, batch = FrozenTarget(target, head.hidden_layers), packed()
+    anchors = head.anchors(batch, generator)
+    mine = logits(head, batch, frozen, anchors)
+    compared = 0
+    for row, root in enumerate(anchors.index.tolist()):
+        valid = int(anchors.valid[row].sum())
+        if valid:
+            wanted = block_slowly(head.head.eval(), batch, frozen, root, target)
+            torch.testing.assert_close(mine[row, :valid], wanted[:valid].float(), rtol=1e-4, atol=1e-4)
+            compared += valid
+    assert compared >= 20
+    mine.sum().backward()
+    without = [name for name, each in head.named_parameters() if each.grad is None and "confidence" not in name]
+    assert not without
+
+
+def test_what_blocks_see() -> None:
+    """Document 0 at positions 0 and 1, document 1 at 2 to 4; anchors at 1 and 4, blocks of two slots."""
+    documents = torch.tensor([[0, 0, 1, 1, 1]])
+    wanted = [
+        [1, 0, 0, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0, 0, 0, 1, 1],
+        [0, 0, 1, 1, 0, 0, 0, 1, 1],
+    ]
+    places = torch.tensor([[1, 4]])
+    assert block_mask(places, documents, 2, causal=False).int().tolist() == [wanted]
+    causal = block_mask(places, documents, 2, causal=True).int()[0, :, 5:]
+    assert causal.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+
+
+def test_sampled_anchors(generator: torch.Generator) -> None:
+    """As many per row, those that are there first, each as likely as any other."""
+    batch = packed(((14,), (2,)))
+    batch = Batch(batch.tokens, torch.ones_like(batch.supervised), batch.documents, batch.positions)
+    every = every_anchor(batch, 2)
+    assert every.index.tolist() == list(range(1, 13)), "a draft begins after a state, and before the last token"
+    assert every.valid.tolist() == [[True, True]] * 11 + [[True, False]]
+    seen = torch.zeros(14)
+    for _ in range(1000):
+        found = sampled(every, batch, 3, generator)
+        assert len(found.index) == 6 and found.index.tolist() == sorted(found.index.tolist())
+        assert found.valid[:3, 0].all() and not found.valid[3:].any()
+        seen[found.index[:3]] += 1
+    assert seen[0] == seen[13] == 0
+    # Each of twelve is drawn with probability 1/4; four standard deviations (odds of 1 in 1,300 for any of them).
+    assert (seen[1:13] - 250).abs().max() < 4 * (1000 * 0.25 * 0.75) ** 0.5
+
+
+def test_anchors_stay_within_documents_and_supervised_text() -> None:
+    supervised = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 1]]).bool()
+    documents = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1]])
+    batch = Batch(torch.arange(8)[None], supervised, documents, positions)
+    found = every_anchor(batch, 3)
+    assert dict(zip(found.index.tolist(), found.valid.int().tolist(), strict=True)) == {
+        1: [1, 1, 0],
+        2: [1, 0, 0],
+        4: [1, 0, 0],
+    }
+    assert every_anchor(batch, 1, before=0).index.tolist() == [0, 1, 2, 4, 6]
+    assert found.labels(batch)[0].tolist() == [2, 3, 4] and found.places(batch)[0].tolist() == [1, 2, 3]
+
+
+def test_medusa_heads_read_the_state_before_the_root(target: Target) -> None:
+    head = TrainedMedusa(depths=3)
+    head.begin(target, None)
+    assert head.heads is not None
+    torch.nn.init.normal_(head.heads.heads[1][0].linear.weight)
+    frozen, batch = FrozenTarget(target), packed()
+    anchors = every_anchor(batch, 3)
+    hidden = frozen(batch).hidden[-1].flatten(0, 1)
+    wanted = head.heads(hidden[anchors.index - 1]).transpose(0, 1)
+    torch.testing.assert_close(logits(head, batch, frozen, anchors), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_small_model_is_run_over_packed_documents(target: Target, generator: torch.Generator) -> None:
+    head = TrainedLM(config=LM)
+    head.begin(target, None)
+    assert head.model is not None
+    frozen, batch = FrozenTarget(target), packed()
+    anchors = head.anchors(batch, generator)
+    mine = logits(head.eval(), batch, frozen, anchors)[:, 0]
+    for row, root in list(enumerate(anchors.index.tolist()))[::3]:
+        own, at = alone(batch, root)
+        torch.testing.assert_close(mine[row], head.model(own.tokens).logits[0, at], rtol=1e-4, atol=1e-4)
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
+    assert most_frequent(torch.tensor([5, 1, 7, 5, 0]), 3).tolist() == [0, 2, 3]
+    with pytest.raises(ValueError, match=r"head\.draft_vocabulary=9: the target has 5 tokens"):
+        most_frequent(torch.tensor([5, 1, 7, 5, 0]), 9)
+
+
+def test_rows_are_the_documents_they_are_made_of() -> None:
+    documents = [Document.whole(str(n), list(range(n * 100, n * 100 + n))) for n in (3, 40, 5, 9, 1, 16)]
+    rows = Rows(documents, length=16, batch_size=1, seed=0)
+    assert rows.left_out == 1, "one token is no text"
+    seen: dict[int, int] = {}
+    for number in range(len(rows)):
+        batch = rows.batch([number])
+        for place in (batch.documents[0] >= 0).nonzero()[:, 0].tolist():
+            token = int(batch.tokens[0, place])
+            assert token not in seen
+            seen[token] = int(batch.positions[0, place])
+            if batch.positions[0, place] > 0:
+                assert token == batch.tokens[0, place - 1] + 1
+    assert sorted(seen) == sorted(t for d in documents if len(d.tokens) > 1 for t in d.tokens.tolist())
+    assert len(rows) == 5, "75 tokens do not fit into four rows: 16 + 16, 16, 9 + 5, 8 + 3"

@@ -1,0 +1,260 @@
+"""Interrupted trainings end as uninterrupted ones do; a loss that is not finite stops them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from experiments.app.earlier import json_like
+from experiments.train import train
+from experiments.training.checkpoints import Checkpoints, write_folder
+from experiments.training.comparison import Comparison
+from experiments.training.fitting import FitConfig
+from experiments.training.loop import LOG, DivergedError, Training
+
+Compose = Callable[..., DictConfig]
+ROOT = Path(__file__).parents[3]
+
+
+def final(folder: Path) -> dict[str, Any]:
+    """The state after the last step."""
+    return torch.load(folder / "checkpoints" / "step-00000012.pt", weights_only=True)
+
+
+def equal(first: Any, second: Any) -> bool:
+    """Whether two states are equal to the last bit."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+@pytest.mark.parametrize("stop", [6, *(pytest.param(stop, marks=pytest.mark.full) for stop in (5, 8))])
+def test_a_resumed_training_ends_as_the_uninterrupted_one(
+    stop: int, training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted within an interval, where it is measured next, and right after a checkpoint."""
+    train(training(f"out={tmp_path / 'whole'}"))
+    step = Training._step
+
+    def interrupted(self: Training, number: int) -> None:
+        if number == stop:
+            raise KeyboardInterrupt
+        step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(training(f"out={tmp_path / 'parts'}"))
+    train(training(f"out={tmp_path / 'parts'}", "resume=true"))
+    assert equal(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    logs = [(tmp_path / name / LOG).read_text() for name in ("parts", "whole")]
+    assert logs[0] == logs[1]
+    for name in ("best", "last"):
+        weights = [(tmp_path / each / name / "model.safetensors").read_bytes() for each in ("parts", "whole")]
+        assert weights[0] == weights[1]
+
+
+@pytest.mark.full
+def test_a_killed_training_loses_at_most_one_interval(
+    tiny_training: list[str], tmp_path: Path, training: Compose
+) -> None:
+    """kill -9 in the middle; what was logged after the last checkpoint is done again, and nothing else."""
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.train",
+        *tiny_training,
+        "fit.steps=100000",
+        f"hydra.run.dir={tmp_path}/h",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    log = tmp_path / "out" / LOG
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and (not log.is_file() or log.read_text().count("\n") < 20):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    done = [json.loads(line)["step"] for line in log.read_text().splitlines() if line.endswith("}")][-1]
+    newest = Checkpoints(tmp_path / "out" / "checkpoints").newest()
+    assert newest is not None
+    kept = torch.load(newest, weights_only=True)["step"]
+    assert done - 4 <= kept <= done + 1
+    config = training("fit.steps=100000", "resume=true")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "run", lambda self: seen.append(self.done))
+        seen: list[int] = []
+        train(config)
+    assert seen == [kept]
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_batch(
+    training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Comparison.forward
+    calls = []
+
+    def poisoned(self: Comparison, *arguments: Any) -> Any:
+        loss, places = forward(self, *arguments)
+        calls.append(torch.is_grad_enabled())
+        return loss * (float("nan") if calls.count(True) == 6 else 1.0), places
+
+    monkeypatch.setattr(Comparison, "forward", poisoned)
+    with pytest.raises(DivergedError, match=r"the loss is nan in step 6, on rows \[.*\] \(.*\.txt.*step-00000004\.pt"):
+        train(training())
+    saved = torch.load(tmp_path / "out" / "checkpoints" / "step-00000004.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in saved["head"].values())
+    assert not (tmp_path / "out" / "checkpoints" / "step-00000008.pt").exists()
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(training: Compose, tmp_path: Path) -> None:
+    """Rows of unequal length, one at a time or together, and logits in pieces or at once: the same weights."""
+    results = []
+    for number, more in enumerate(([], ["fit.micro_batch=1"], ["fit.chunk=7"])):
+        config = training(f"out={tmp_path / str(number)}", "served.prompts=0", "fit.steps=3", *more)
+        train(config)
+        results.append(
+            torch.load(tmp_path / str(number) / "checkpoints" / "step-00000003.pt", weights_only=True)["head"]
+        )
+    for other in results[1:]:
+        for name, value in results[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_folder_of_another_training_is_refused(training: Compose, tmp_path: Path) -> None:
+    config = training("fit.steps=2", "served.prompts=0")
+    train(config)
+    with pytest.raises(ValueError, match="holds another training: give another out, or go on with resume=true"):
+        train(training("fit.steps=2"))
+    with pytest.raises(ValueError, match=r"had fit\.lr=0\.01, and this one has fit\.lr=0\.5"):
+        train(training("fit.steps=2", "served.prompts=0", "fit.lr=0.5", "resume=true"))
+    with pytest.raises(ValueError, match=r"resume=true: there is no training in .*elsewhere"):
+        train(training("fit.steps=2", "resume=true", f"out={tmp_path / 'elsewhere'}"))
+    assert json_like(config)["fit"]["steps"] == 2
+
+
+def test_the_best_weights_are_those_of_the_greatest_served_length(
+    training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = iter([1.5, 2.5, 2.0])
+    monkeypatch.setattr("experiments.app.training.served", lambda *_, **__: {"served_length": next(lengths)})
+    train(training("evaluate_every=4"))
+    told = json.loads((tmp_path / "out" / "best" / "training.json").read_text())
+    assert told["step"] == 8 and told["figures"]["served_length"] == 2.5
+    assert json.loads((tmp_path / "out" / "last" / "training.json").read_text())["step"] == 12
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"step": step})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt", "step-00000003.pt"]
+
+    def dies(state: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", dies)
+        with pytest.raises(OSError, match="no space"):
+            checkpoints.save(4, {"step": 4})
+    newest = checkpoints.newest()
+    assert newest is not None and torch.load(newest, weights_only=True) == {"step": 3}
+
+    def half(folder: Path) -> None:
+        (folder / "a").touch()
+        raise OSError("no space")
+
+    write_folder(tmp_path / "best", lambda folder: (folder / "a").write_text("1"))
+    with pytest.raises(OSError, match="no space"):
+        write_folder(tmp_path / "best", half)
+    assert (tmp_path / "best" / "a").read_text() == "1"
+    write_folder(tmp_path / "best", lambda folder: (folder / "b").write_text("2"))
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "fit.steps=0: give at least 1"),
+        ({"warmup": 200}, "fit.warmup=200 is above fit.steps=100"),
+        ({"lr": 0.0}, "fit.lr=0.0: give a number above 0"),
+        ({"decay": "slow"}, "fit.decay='slow': give linear, cosine or none"),
+        ({"micro_batch": 0}, "fit.micro_batch=0: give at least 1"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FitConfig(**{"steps": 100, "batch_size": 1, "length": 8, "lr": 1.0, "warmup": 10} | options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["fit.length=512"], "fit.length=512: the target .* has 256 positions"),
+        (["fit.batch_size=99"], "documents make .* rows of 32, fewer than one batch of 99"),
+        (
+            ["head=eagle3", "head.hidden_layers=[1,2,99]"],
+            "reads the state before layer 99 and the target .* layers 0 to 3",
+        ),
+        (["head=eagle3", "head.draft_vocabulary=999"], "head.draft_vocabulary=999: the target has 257 tokens"),
+        (["head=dflash", "head.mask_token_id=999"], "head.mask_token_id=999: the target .* has the tokens 0 to 256"),
+        (["head=medusa", "head.name={saved}/medusa", "head.depths=2"], "holds 3 heads of width 32 .* 2 of width 32"),
+        (["loss=kl", "loss._target_=experiments.training.weights.Equal"], "is no .*losses.Loss: give a subclass of it"),
+        (["data=chat", "data.file={saved}/none.jsonl"], "there is no file .*none.jsonl"),
+        (["served.prompt_tokens=1"], "served.prompt_tokens=1: give at least 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_work(
+    overrides: list[str], message: str, configure: Compose, tiny_training: list[str], saved: Path, tmp_path: Path
+) -> None:
+    own = any(each.startswith("head=") for each in overrides)
+    given = [each for each in tiny_training if not (own and each.startswith("head."))]
+    given = [each for each in given if not ("data=chat" in overrides and each.startswith("data"))]
+    with pytest.raises(ValueError, match=message):
+        train(configure("train", *given, *(each.format(saved=saved) for each in overrides)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    config = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4)
+    assert [config.factor(step) for step in (0, 3, 6, 9)] == [0.25, 1.0, 4 / 7, 1 / 7]
+    cosine = FitConfig(steps=10, batch_size=1, length=8, lr=1.0, warmup=4, decay="cosine")
+    assert cosine.factor(3) == 1.0 and cosine.factor(9) < 0.06
+
+
+@pytest.mark.full
+def test_two_processes_train_as_one(tiny_training: list[str], tmp_path: Path) -> None:
+    """Each takes half of a batch, in which documents are of unequal length: the same weights, the same figures."""
+    given = [*tiny_training, "fit.steps=4", "evaluate_every=4", "served.prompts=1", f"hydra.run.dir={tmp_path}/h"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
+    launch += ["--dynamo_backend=no", "--main_process_port=0"]
+    for count in (1, 2):
+        command = [
+            *launch,
+            f"--num_processes={count}",
+            "-m",
+            "experiments.train",
+            *given,
+            f"out={tmp_path / str(count)}",
+        ]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    logs = [[json.loads(line) for line in (tmp_path / each / LOG).read_text().splitlines()] for each in ("1", "2")]
+    for one, two in zip(*logs, strict=True):
+        assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+    heads = [
+        torch.load(tmp_path / each / "checkpoints" / "step-00000004.pt", weights_only=True)["head"]
+        for each in ("1", "2")
+    ]
+    for name, value in heads[0].items():
+        torch.testing.assert_close(heads[1][name], value, rtol=1e-3, atol=1e-5)
