@@ -53,21 +53,17 @@ class AdaptiveDrafter(Drafter):
         """Bind the drafter, and begin the policy anew."""
         self.drafter.bind(target, max_batch_size=max_batch_size, max_length=max_length, **options)
         self.policy.bind(max_batch_size=max_batch_size, max_depth=self.max_depth)
-        self._proposed = np.zeros(max_batch_size, dtype=np.int64)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin a request with both."""
-        self._proposed[slot] = 0
         self.policy.admit(slot)
         self.drafter.admit(slot, prompt_ids, sampling)
 
     def observe(self, committed: Committed) -> None:
         """Tell the drafter, and the policy how a round went."""
         self.drafter.observe(committed)
-        if committed.path is not None:
-            slots = committed.host_slots
-            self.policy.note(slots, self._proposed[slots], committed.counts - 1)
-            self._proposed[slots] = 0
+        if committed.host_proposed is not None:
+            self.policy.note(committed.host_slots, committed.host_proposed, committed.counts - 1)
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
@@ -76,12 +72,7 @@ class AdaptiveDrafter(Drafter):
         room = np.where(slots.host_drafting, room, 0)
         limit = torch.from_numpy(room).to(slots.device, non_blocking=True)
         tree = self.drafter.propose(replace(slots, host_max_depth=room, max_depth=limit))
-        if (room < tree.max_depth).any():
-            tree = tree.limited(limit)
-        # What was proposed may be less deep than allowed (an n-gram that is not found); only the host's own rows may
-        # be looked at without waiting for a device.
-        self._proposed[slots.host_index] = tree.size[1].numpy() if tree.tokens.device.type == "cpu" else room
-        return tree
+        return tree.limited(limit) if (room < tree.max_depth).any() else tree
 
     def release(self, slot: int) -> None:
         """Forget the request."""

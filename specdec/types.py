@@ -94,6 +94,7 @@ class Committed:
         host_path: After a round, the path on the host.
         host_emitted: After a round, on the host, the tokens of the accepted nodes and the one that follows: ``counts``
             of them, then padding.
+        host_proposed: After a round, on the host, how deep the drafts were.
     """
 
     slots: Int[Tensor, " batch"]
@@ -108,6 +109,7 @@ class Committed:
     top_tokens: Int[Tensor, "batch node rank"] | None = None
     host_path: np.ndarray | None = None
     host_emitted: np.ndarray | None = None
+    host_proposed: np.ndarray | None = None
 
     def rows(self, rows: np.ndarray) -> "Committed":
         """Returns some of the rows."""
@@ -125,6 +127,7 @@ class Committed:
             top_tokens=None if self.top_tokens is None else self.top_tokens.index_select(0, index),
             host_path=None if self.host_path is None else self.host_path[rows],
             host_emitted=None if self.host_emitted is None else self.host_emitted[rows],
+            host_proposed=None if self.host_proposed is None else self.host_proposed[rows],
         )
 
 

@@ -48,5 +48,6 @@ def told_of(played: Played, slots: Slots) -> Committed:
         node_tokens=played.tree.tokens,
         host_path=played.read.path,
         host_emitted=played.read.tokens,
+        host_proposed=played.read.proposed_depth,
         top_tokens=played.said.top_tokens,
     )

@@ -59,6 +59,10 @@ class Table(Scorer):
             rows.append(torch.stack([self.law(row, path) for path in new]))
         return torch.stack(rows)[:, :1] if self.per_depth else torch.stack(rows)
 
+    def all_logits(self, slots: Slots, depth: int) -> Tensor:
+        self.paths = [[()] for _ in range(len(slots))]
+        return torch.stack([torch.stack([self.law(row, (0,) * d) for d in range(depth)]) for row in range(len(slots))])
+
     @property
     def version(self) -> Hashable:
         return 0

@@ -36,7 +36,7 @@ HEADS: dict[str, tuple[list[str], Load]] = {
         ["head.depths=3", "head.draft_vocabulary=64", "head.hidden_layers=[1,2,3]"],
         lambda path: EagleDrafter(load_eagle(path), 3),
     ),
-    "mtp": (["head.depths=2"], lambda path: MTPDrafter(path, 2)),
+    "mtp": (["head.depths=2"], lambda path: MTPDrafter.from_pretrained(path, shape=2)),
     "dflash": (["head.block_size=4", "head.anchors=8"], lambda path: BlockDrafter.from_pretrained(str(path))),
     "dspark": (
         ["head.block_size=3", "head.anchors=8", "head.markov_rank=8"],
