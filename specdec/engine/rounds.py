@@ -119,7 +119,7 @@ class Rounds:
         recordings = self.recordings
 
         def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return recordings.run((name, common, key), stage, inputs)
+            return recordings.run((name, common, key), stage, inputs, repeatable=name != "settle")
 
         return take
 

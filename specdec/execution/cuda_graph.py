@@ -20,6 +20,8 @@ class CudaGraphRecorder(Recorder):
         device: A CUDA device.
     """
 
+    runs = False
+
     def __init__(self, device: torch.device):
         self._device = device
         self._pool: Any = None  # a handle, whose type torch keeps to itself

@@ -31,7 +31,13 @@ class UnrecordableError(RuntimeError):
 
 
 class Recorder(ABC):
-    """One way of recording."""
+    """One way of recording.
+
+    Attributes:
+        runs: Whether a stage does its work while it is recorded.
+    """
+
+    runs: bool = True
 
     @abstractmethod
     def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, tuple[Tensor, ...]]:
@@ -102,13 +108,19 @@ class Recordings:
         self.clear()
         self._full = True
 
-    def run(self, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(
+        self, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
+    ) -> tuple[Tensor, ...]:
         """Returns what a stage returns, replayed if it came often.
 
         Args:
             key: All that the stage depends on besides the inputs' values and the tensors that stay where they are.
             stage: The stage.
             inputs: Its inputs.
+            repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
+
+        Raises:
+            Exception: The stage was broken off while it was recorded, and is not repeatable.
         """
         key = (key, *[(each.shape, each.dtype) for each in inputs])
         recording = self._kept.get(key)
@@ -124,6 +136,8 @@ class Recordings:
         except Exception as error:
             if ran_out(error):  # without recordings there may be room for the work itself
                 self.give_up(error)
+                if not repeatable and self._recorder.runs:
+                    raise
                 return stage(*inputs)
             # It depends on values, or does something that cannot be repeated: it runs as it is.
             logger.debug("a stage is not recorded: %s: %s", type(error).__name__, error)

@@ -320,6 +320,28 @@ def test_without_memory_for_recordings_rounds_go_on_without_them(error: Exceptio
     assert "Tried to allocate 2.00 GiB" in caplog.text
 
 
+def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
+    """The commit of a path may have moved keys already, so its requests end, and the next ones are not recorded."""
+
+    class Breaks(Recorder):
+        def record(self, stage, inputs):
+            stage(*inputs)
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
+
+    state = torch.zeros(1)
+    recordings = Recordings(Breaks(), after=1, most=2)
+
+    def moving(step: Tensor) -> tuple[()]:
+        state.add_(step)
+        return ()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recordings.run("key", moving, [torch.ones(1)], repeatable=False)
+    assert state.item() == 1
+    recordings.run("key", moving, [torch.ones(1)], repeatable=False)
+    assert state.item() == 2
+
+
 def test_a_hook_of_the_user_is_called_in_every_round() -> None:
     model = tiny_model("llama", vocab_size=VOCAB)
     calls = []
