@@ -14,11 +14,12 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
-from experiments.app.config import bootstrap_of, build, component_of, components_within, plain, settings_of
+from experiments.app.components import check_components, revisions_of
+from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import paced, settle_costs
 from experiments.app.session import Plot, Session, check_finished, check_lossless
-from experiments.app.settings import ENGINE, Check, check_settings
+from experiments.app.settings import Check
 from experiments.app.tracked import tracked_run
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
@@ -33,7 +34,6 @@ from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
-from experiments.results.revision import revision_of
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -229,61 +229,6 @@ def facts_of(
         "series": len(contenders) * len(samplings),
         "overrides": list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [],
     }
-
-
-def revisions_of(config: DictConfig, methods: Mapping[str, str]) -> dict[str, str | None]:
-    """The revisions of the files that target and drafters were loaded from, by section; None where there are none.
-
-    Args:
-        config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
-    """
-    found: dict[str, str | None] = {}
-    for section in (each for whole in ("target", *methods.values()) for each in components_within(config, whole)):
-        options = plain(config, section)
-        where = {key: options[key] for key in ("revision", "subfolder", "cache_dir") if options.get(key) is not None}
-        name = options.get("name")
-        found[section] = revision_of(name, **where) if isinstance(name, str) else None
-    return found
-
-
-def check_components(
-    config: DictConfig,
-    methods: Mapping[str, str],
-    others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
-) -> None:
-    """Check the arguments of all components, before any of them is made.
-
-    Args:
-        config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
-        others: The other sections that describe a component.
-
-    Raises:
-        ValueError: An argument is unknown, missing or of the wrong type.
-    """
-    check_settings(plain(config, "engine"), ENGINE, within="engine")
-    _check_same_target(config)
-    for section in (*methods.values(), *others, *(["policy"] if config.get("policy") else [])):
-        component, _ = component_of(config, section)
-        if component is None and section in ("target", "sampling", "dataset", "tracker"):
-            raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
-        if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
-            raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
-    for name in config.get("contenders") or ():
-        component_of(config, f"contenders.{name}")
-    for name in (config.get("tracker") or {}).get("trackers") or ():
-        component_of(config, f"tracker.trackers.{name}")
-
-
-def _check_same_target(config: DictConfig) -> None:
-    """Refuse to compare a target that has a quantized cache with other engines, whose target has none."""
-    kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
-    if kv_cache is not None and contenders:
-        raise ValueError(
-            f"engine.kv_cache={kv_cache} makes another target than the one that {', '.join(map(str, contenders))} "
-            f"would decode with in full precision: give engine.kv_cache=null or leave the contenders out"
-        )
 
 
 def assemble(

@@ -6,7 +6,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
-from experiments.app.assembly import check_components, settle
+from experiments.app.assembly import settle
+from experiments.app.components import check_components
 from experiments.app.config import build, plain
 from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table
