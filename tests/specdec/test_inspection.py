@@ -36,7 +36,7 @@ def _unchecked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return Target(tiny_model(vocab_size=VOCAB, layers=1))
+    return Target(tiny_model(vocab_size=VOCAB, layers=2))
 
 
 def outputs(target: Target, drafter: Drafter, rule: Verifier, *, check: bool) -> list[tuple[int, ...]]:
