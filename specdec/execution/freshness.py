@@ -9,10 +9,10 @@ import copy
 import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 from weakref import ref
 
@@ -160,16 +160,17 @@ class Freshness:
 
 
 _training = attrgetter("training")
+_values = methodcaller("values")
 
 
 class _Contents:
     """Notices that a table holds other values than at first.
 
     Args:
-        tables: The tables; most of a module's are empty.
+        tables: The tables; most of a module's are empty. They are dictionaries, or a library's mappings in their place.
     """
 
-    def __init__(self, tables: Iterable[dict[Any, Any]]):
+    def __init__(self, tables: Iterable[Mapping[Any, Any]]):
         tables = list(tables)
         self._empty = [table for table in tables if not table]
         self._filled = [table for table in tables if table]
@@ -183,10 +184,10 @@ class _Contents:
         return len(now) == len(self._values) and all(map(is_, now, self._values))
 
     def _now(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
+        return list(chain.from_iterable(map(_values, self._filled)))
 
 
-def _tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+def _tables(module: nn.Module) -> tuple[Mapping[Any, Any], ...]:
     return module._parameters, module._buffers, module._forward_hooks, module._forward_pre_hooks
 
 

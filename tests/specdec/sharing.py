@@ -26,7 +26,7 @@ from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 
 CASES = [("plain", 0.0), ("ngram", 0.0), ("model", 0.0), ("model", 0.9), ("medusa", 0.9)]
-DISAGREEING = [("ngram", 0.0), ("model", 0.9)]
+DISAGREEING = [("plain", 0.0), ("ngram", 0.0), ("model", 0.9)]
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 DRAFTERS: dict[str, Callable[[Any], Drafter] | None] = {
     "plain": None,
@@ -53,13 +53,13 @@ def every(model: Any, cases: Sequence[tuple[str, float]]) -> dict[str, list[list
 
 def other_verdicts() -> None:
     """From now on, every round of this process decides for another next token."""
-    right = round_module.accept
+    for name in ("accept", "certain"):  # rounds with a rule, and plain greedy ones
 
-    def wrong(*args: Any) -> Any:
-        verdict = right(*args)
-        return replace(verdict, next_token=(verdict.next_token + 1) % 64)
+        def wrong(*args: Any, right: Callable[..., Any] = getattr(round_module, name)) -> Any:
+            verdict = right(*args)
+            return replace(verdict, next_token=(verdict.next_token + 1) % 64)
 
-    round_module.accept = wrong
+        setattr(round_module, name, wrong)
 
 
 def main(folder: Path) -> None:
