@@ -82,8 +82,9 @@ class Drafter(ABC):
         A row's branches must not be longer than ``slots.max_depth`` says; the engine makes deeper nodes invalid.
 
         A drafter that was bound with ``leaf_probs=True`` returns ``draft_probs`` with a row for every node, even where
-        nothing can be drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1; rows that are
-        not in ``slots.drafting`` are zero.
+        nothing can be drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1. Rows that are
+        not in ``slots.drafting`` are zero; so may be a row without drafts before anything is committed
+        (``slots.lengths`` is 0), because a drafter that reads the target's states has none to read there.
         """
 
     def release(self, slot: int) -> None:  # noqa: B027

@@ -82,14 +82,23 @@ def flaws(tree: DraftTree, drafter: Drafter, slots: Slots, *, leaf_probs: bool =
         if found:
             return found
     drafted = tree.valid & slots.drafting[:, None] & (torch.arange(tree.width, device=slots.device) > 0)
+    every = tree.valid & slots.drafting[:, None] & ~_begins(tree, slots)[:, None] if leaf_probs else None
     for check in (
         _shape(tree, drafter, drafted),
         _laws(tree, drafter, drafted, slots),
         _siblings(tree, drafted),
-        draft_probs_flaws(tree, drafted, every=tree.valid & slots.drafting[:, None] if leaf_probs else None),
+        draft_probs_flaws(tree, drafted, every=every),
     ):
         found += check
     return found
+
+
+def _begins(tree: DraftTree, slots: Slots) -> Bool[Tensor, " batch"]:
+    """Marks rows without drafts in which nothing is committed: heads that read the target's states have no q there."""
+    alone = ~tree.valid[:, 1:].any(-1)
+    if tree.draft_probs is not None:
+        alone = alone & (tree.draft_probs == 0).flatten(1).all(-1)
+    return alone & (slots.lengths == 0)
 
 
 def _tensors(tree: DraftTree, slots: Slots) -> Iterator[str]:

@@ -68,8 +68,10 @@ class Table(Scorer):
         return 0
 
 
-def grown(builder: ExpansionTree | StaticTree, scorer: Scorer, depth: int = DEPTH) -> Grown:
-    slots = slots_of(ROOTS, vocab_size=VOCAB)
+def grown(
+    builder: ExpansionTree | StaticTree, scorer: Scorer, depth: int = DEPTH, *, max_depth: int | list[int] = 100
+) -> Grown:
+    slots = slots_of(ROOTS, vocab_size=VOCAB, max_depth=max_depth)
     builder.bind(slots.device)
     drawing = Drawing.of(slots, VocabularyMap(VOCAB, VOCAB), DraftSampling.DETERMINISTIC, None)
     return builder.grow(scorer, drawing, depth)
@@ -120,6 +122,16 @@ def test_narrow_expansion_goes_on_from_the_best_of_every_level() -> None:
             level = sorted(children, key=lambda path: -children[path])[:2]
         wanted = set(sorted(offered, key=lambda path: -offered[path])[:6])
         assert set(paths_of(result.tree, row)) - {()} == wanted
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_nodes_too_deep_for_a_row_take_no_other_nodes_place(room: int) -> None:
+    """A row near its end has the same tree beside a longer row as alone, where no level is grown beyond its room."""
+    builder = ExpansionTree(5, DEPTH, width=5)
+    together = grown(builder, Table(), max_depth=[room, DEPTH]).tree
+    alone = grown(builder, Table(), room, max_depth=room).tree
+    assert paths_of(together, 0) == paths_of(alone, 0)
+    assert set(paths_of(together, 1)) - {()} == best_paths(Table(), 1, 5)
 
 
 def test_siblings_stand_in_the_order_of_their_probability() -> None:

@@ -90,7 +90,9 @@ class ExpansionTree(TreeBuilder):
                 logits = marginals[:, level : level + 1]
             log_probs, token = _children(logits, drawing, children)
             size = front.shape[1]
-            scores.append((front_scores[:, :, None] + log_probs).flatten(1))
+            # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
+            room = (slots.max_depth > level)[:, None, None]
+            scores.append((front_scores[:, :, None] + log_probs).where(room, -torch.inf).flatten(1))
             tokens.append(token.expand(-1, size, -1).flatten(1))
             parents.append(front.repeat_interleave(children, dim=1))
             if level + 1 < depth:
@@ -115,9 +117,9 @@ class ExpansionTree(TreeBuilder):
         """Returns the trees of the best candidates, which are closed under ancestors.
 
         Args:
-            score: Of every candidate.
-            token: Its token.
-            parent: The number of its parent among the candidates, which count from 1; 0 is the root.
+            score: Every candidate's log-probability.
+            token: Every candidate's token.
+            parent: The number of every candidate's parent among the candidates, which count from 1; 0 is the root.
             shown: The candidates that the scorer was shown, in this order.
             slots: The rows.
             bounds: On the depth and on the number of children.
