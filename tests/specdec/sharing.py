@@ -54,12 +54,15 @@ def every(model: Any, cases: Sequence[tuple[str, float]]) -> dict[str, list[list
 def other_verdicts() -> None:
     """From now on, every round of this process decides for another next token."""
     for name in ("accept", "certain"):  # rounds with a rule, and plain greedy ones
+        setattr(round_module, name, wrong(getattr(round_module, name)))
 
-        def wrong(*args: Any, right: Callable[..., Any] = getattr(round_module, name)) -> Any:
-            verdict = right(*args)
-            return replace(verdict, next_token=(verdict.next_token + 1) % 64)
 
-        setattr(round_module, name, wrong)
+def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+    def deciding(*args: Any) -> Any:
+        verdict = right(*args)
+        return replace(verdict, next_token=(verdict.next_token + 1) % 64)
+
+    return deciding
 
 
 def main(folder: Path) -> None:
