@@ -71,7 +71,7 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[Dra
 
     Args:
         draw: Hypothesis' own.
-        dtype: Of the tables.
+        dtype: The tables' dtype.
         kind: ``"tree"``, ``"paths"`` or ``"chain"``.
     """
     batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))

@@ -115,7 +115,7 @@ class ExpansionTree(TreeBuilder):
         """Returns the trees of the best candidates, which are closed under ancestors.
 
         Args:
-            score: Of every candidate.
+            score: Every candidate's score.
             token: Its token.
             parent: The number of its parent among the candidates, which count from 1; 0 is the root.
             shown: The candidates that the scorer was shown, in this order.
