@@ -78,7 +78,7 @@ class Curve:
         name: For the legend.
         tokens: How many tokens it holds at each point.
         microseconds: Per token, over the stretch before that point: of this process alone, without garbage collection.
-        megabytes: Of memory at that point.
+        megabytes: Memory that it takes at that point.
         look_up: Microseconds of a look-up there; empty where none is measured.
     """
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
 from drafters.heads.block_wide import widened
-from specdec.arguments import flag, instance, whole
+from drafters.heads.bound import lengthen, row_of
+from drafters.own_model import OwnModelDrafter
+from specdec.arguments import instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
-from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
@@ -25,7 +26,7 @@ from specdec.modeling.target import Target
 from specdec.types import DraftSampling
 
 
-class BlockDrafter(ScoredDrafter):
+class BlockDrafter(OwnModelDrafter):
     """Drafts with a block drafter's head: one forward for a whole tree, however deep.
 
     Without a Markov head the places know nothing of each other's tokens, so that a level of a tree has the same tokens
@@ -83,12 +84,11 @@ class BlockDrafter(ScoredDrafter):
                 f"the tree is {builder.max_depth} deep and a block of {self.block_size} places predicts {self.tokens} "
                 f"tokens: give a shallower tree"
             )
-        if sampling is None:
-            sampling = DraftSampling.DETERMINISTIC if isinstance(builder, ExpansionTree) else DraftSampling.IID
-        super().__init__(builder, sampling, temperature)
-        check_format(kv_cache)
-        self.head, self.name = head, name or type(head).__name__
-        self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
+        name = name or type(head).__name__
+        super().__init__(
+            builder, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
+        )
+        self.head = head
         self.hidden_layers = head.hidden_layers if hidden_layers is None else tuple(hidden_layers)
         # A leaf's law is said by one more place.
         self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
@@ -175,22 +175,10 @@ class BlockDrafter(ScoredDrafter):
             head = widened(head, width)  # it costs what such a target's head would
         self._check_fit(head, target, inflated=inflated)
         head = head.bound(target.model)
-        if head.config.rope_parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn"):  # type: ignore[union-attr]
-            # RoPE by itself has no last position; the number in the files is how long the training texts were.
-            head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
-        try:
-            runner = ModelRunner(
-                head,
-                max_batch_size=max_batch_size,
-                max_length=max_length,
-                max_nodes=self.block_size - 1,
-                attention=self.attention,
-                optimize=self.optimize,
-                kv_cache=self.kv_cache,
-            )
-        except ValueError as error:  # else it would read as if the target were meant
-            raise ValueError(f"the head {self.name}: {error}") from error
-        self._runner = runner
+        lengthen(head, max_length)
+        runner = self.run(
+            head, "head", max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.block_size - 1
+        )
         self.begin(
             self._scorer(head, runner, target),
             VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids),
@@ -202,8 +190,6 @@ class BlockDrafter(ScoredDrafter):
     def _scorer(self, head: BlockHead, runner: ModelRunner, target: Target) -> BlockScorer:
         config, markov, confidence = head.config, head.markov_head, head.confidence_head
         condition = None if markov is None else ModuleCaller(markov, optimize=self.optimize)
-        rows: int = head.get_input_embeddings().weight.shape[0]
-        padded = rows < target.vocab_size  # by ids that no token has
         judge = None if confidence is None else ModuleCaller(confidence, optimize=self.optimize)
 
         def accepted(tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -220,7 +206,7 @@ class BlockDrafter(ScoredDrafter):
             layers=self.hidden_layers,
             last_state=config.num_hidden_layers,
             max_shown=self.tree.max_shown,
-            to_head=(lambda tokens: tokens.clamp(max=rows - 1)) if padded else (lambda tokens: tokens),
+            to_head=row_of(head, target.vocab_size),
             condition=condition,
             reads_hidden=markov is not None and markov.reads_hidden,
             state_width=0 if markov is None else markov.state_width,
@@ -274,8 +260,3 @@ class BlockDrafter(ScoredDrafter):
                 f"the head {self.name} drafts the token {int(head.draft_ids[-1])} and the target {target.name} has "
                 f"{target.vocab_size} tokens: give a head that was trained on this target"
             )
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Runs the head, from ``bind`` on."""
-        return self._runner

@@ -53,13 +53,10 @@ class EagleDrafter(FeatureDrafter):
         kv_cache: str | None = None,
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        tree = ExpansionTree() if shape is None else tree_of(shape)
-        if sampling is None:
-            sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         self._layers = hidden_layers
         super().__init__(
             head,
-            tree,
+            ExpansionTree() if shape is None else tree_of(shape),
             sampling=sampling,
             temperature=temperature,
             name=name or type(head).__name__,

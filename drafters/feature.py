@@ -3,34 +3,32 @@
 import torch
 
 from drafters.heads.base import FeatureHead
+from drafters.heads.bound import lengthen, row_of
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.widened import widened
-from specdec.arguments import flag
-from specdec.cache.formats import check_format
+from drafters.own_model import OwnModelDrafter
 from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
-from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling
 
 
-class FeatureDrafter(ScoredDrafter):
+class FeatureDrafter(OwnModelDrafter):
     """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
 
     Args:
         head: The head, which ``bind`` does not change; None if ``bind`` loads it.
         tree: The tree builder.
-        sampling: See ``ScoredDrafter``.
-        temperature: See ``ScoredDrafter``.
-        name: Shown in error messages.
-        attention: See ``ModelRunner``; for the head's forwards.
-        optimize: See ``ModelRunner``; for the head's forwards.
-        kv_cache: See ``ModelRunner``; for the head's keys and values.
+        sampling: See ``OwnModelDrafter``.
+        temperature: See ``OwnModelDrafter``.
+        name: See ``OwnModelDrafter``.
+        attention: See ``OwnModelDrafter``.
+        optimize: See ``OwnModelDrafter``.
+        kv_cache: See ``OwnModelDrafter``.
     """
 
     def __init__(
@@ -38,17 +36,17 @@ class FeatureDrafter(ScoredDrafter):
         head: FeatureHead | None,
         tree: TreeBuilder,
         *,
-        sampling: DraftSampling | str,
+        sampling: DraftSampling | str | None,
         temperature: float | None,
         name: str,
         attention: str,
         optimize: bool,
         kv_cache: str | None,
     ):
-        super().__init__(tree, sampling, temperature)
-        check_format(kv_cache)
-        self._head, self.name = head, name
-        self.attention, self.optimize, self.kv_cache = attention, flag("optimize", optimize), kv_cache
+        super().__init__(
+            tree, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
+        )
+        self._head = head
         if head is not None:
             self.hidden_layers = head.hidden_layers or ()
 
@@ -56,27 +54,17 @@ class FeatureDrafter(ScoredDrafter):
         """Check that the head fits the target, and allocate its cache."""
         self.hidden_layers = self.layers_for(target)
         head = self.fitted(target).bound(target.model)
-        if self._scales_freely(head):
-            # These have no last position; the number in the files is how long the training texts were.
-            head.config.max_position_embeddings = max(head.config.max_position_embeddings, max_length)
+        lengthen(head, max_length)
         window = self.max_depth + 1
-        try:
-            runner = ModelRunner(
-                head,
-                max_batch_size=max_batch_size,
-                max_length=max_length,
-                max_nodes=max(self.tree.max_shown, window),
-                attention=self.attention,
-                optimize=self.optimize,
-                kv_cache=self.kv_cache,
-            )
-        except ValueError as error:  # else it would read as if the target were meant
-            raise ValueError(f"the head {self.name}: {error}") from error
-        self._runner = runner
+        runner = self.run(
+            head,
+            "head",
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=max(self.tree.max_shown, window),
+        )
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
-        rows = head.get_input_embeddings().weight.shape[0]
-        padded = rows < target.vocab_size  # ids of padding, which no token has
         scorer = FeatureScorer(
             runner,
             max_batch_size=max_batch_size,
@@ -86,7 +74,7 @@ class FeatureDrafter(ScoredDrafter):
             layers=self.hidden_layers,
             fuse=lambda states: fusion(torch.cat(states, dim=-1)),
             fed_back=head.fed_back,
-            to_head=(lambda tokens: tokens.clamp(max=rows - 1)) if padded else (lambda tokens: tokens),
+            to_head=row_of(head, target.vocab_size),
             fuse_version=lambda: fusion.version,
         )
         self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
@@ -155,14 +143,3 @@ class FeatureDrafter(ScoredDrafter):
         """The head, as it was given or loaded."""
         assert self._head is not None, "loaded when the drafter is bound"
         return self._head
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Runs the head, from ``bind`` on."""
-        return self._runner
-
-    @staticmethod
-    def _scales_freely(head: FeatureHead) -> bool:
-        """Returns whether the head's rotary embedding is the same whatever the longest position is."""
-        parameters = getattr(head.config, "rope_parameters", None) or {}
-        return parameters.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.arguments import flag
+from drafters.own_model import OwnModelDrafter
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ModelScorer
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scored import law_of
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
 from specdec.modeling.loading import load_model, load_tokenizer
-from specdec.modeling.runner import ModelRunner
 from specdec.modeling.support import check_model, check_tokenizer
 from specdec.modeling.target import Target
 from specdec.placement import main_device
@@ -25,7 +24,7 @@ from specdec.quantization.stored import output_width
 from specdec.types import DraftSampling
 
 
-class ModelDrafter(ScoredDrafter):
+class ModelDrafter(OwnModelDrafter):
     """Drafts with a model of the target's vocabulary, level by level down a tree.
 
     Each level takes one forward over all rows and all nodes that are to have children. The model has its own KV cache,
@@ -64,13 +63,17 @@ class ModelDrafter(ScoredDrafter):
     ):
         check_model("model", model, "ModelDrafter.from_pretrained")
         check_tokenizer(tokenizer)
-        self.attention, self.optimize = attention, flag("optimize", optimize)
-        check_format(kv_cache)
-        self.kv_cache = kv_cache
-        self.model = model
-        super().__init__(tree_of(shape), sampling, temperature)
-        self.tokenizer = tokenizer
-        self.name = name or model.config.model_type
+        name = name or model.config.model_type
+        super().__init__(
+            tree_of(shape),
+            law_of(sampling),
+            temperature,
+            name=name,
+            attention=attention,
+            optimize=optimize,
+            kv_cache=kv_cache,
+        )
+        self.model, self.tokenizer = model, tokenizer
 
     @classmethod
     def from_pretrained(
@@ -143,20 +146,14 @@ class ModelDrafter(ScoredDrafter):
         device = main_device(self.model)
         if device != target.device:
             raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
-        try:
-            runner = ModelRunner(
-                self.model,
-                max_batch_size=max_batch_size,
-                max_length=max_length,
-                max_nodes=self.tree.max_shown,
-                attention=self.attention,
-                optimize=self.optimize,
-                kv_cache=self.kv_cache,
-            )
-        except ValueError as error:  # else it would read as if the target were meant
-            raise ValueError(f"the drafter {self.name}: {error}") from error
+        runner = self.run(
+            self.model,
+            "drafter",
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=self.tree.max_shown,
+        )
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        self._runner = runner
         self.begin(
             ModelScorer(runner, max_batch_size=max_batch_size, to_model=vocabulary.to_drafter),
             vocabulary,
@@ -164,8 +161,3 @@ class ModelDrafter(ScoredDrafter):
             max_batch_size=max_batch_size,
             leaf_probs=leaf_probs,
         )
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Runs the model, from ``bind`` on."""
-        return self._runner

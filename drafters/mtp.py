@@ -6,7 +6,7 @@ from drafters.feature import FeatureDrafter
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import MTPFiles
 from specdec.arguments import instance
-from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
+from specdec.drafting.builders import AnyTree, tree_of
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling
 
@@ -44,12 +44,9 @@ class MTPDrafter(FeatureDrafter):
     ):
         instance("head", head, (MTPHead, MTPFiles), "a module, or load one with MTPDrafter.from_pretrained(…)")
         self._files = head if isinstance(head, MTPFiles) else None
-        tree = tree_of(shape)
-        if sampling is None:
-            sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
         super().__init__(
             head if isinstance(head, MTPHead) else None,
-            tree,
+            tree_of(shape),
             sampling=sampling,
             temperature=temperature,
             name="MTP module",

@@ -197,7 +197,7 @@ class SuffixDrafter(RatedDrafter):
             other = self._better(shared, points[match - 1], match, depth, other)
         if not other.tokens:
             return best
-        # Of equal scores that of the longer match, then the request's own.
+        # Where scores are equal, the longer match wins, then the request's own.
         return other if (other.score, other.match) > (best.score, best.match) else best
 
     def _better(self, tree: SuffixTree, point: tuple, match: int, depth: int, best: Draft) -> Draft:

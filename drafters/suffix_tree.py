@@ -243,7 +243,7 @@ class SuffixTree:
             deepest: No path is longer.
         """
         draft, order = Draft(), 0
-        # Of equally probable nodes the one that was found first.
+        # Among equally probable nodes, the one that was found first.
         heap: list[tuple[float, int, Point, int, int]] = [(-1.0, 0, point, -1, 0)]
         while heap and len(draft.tokens) < most:
             negative, _, (node, offset), above, depth = heappop(heap)

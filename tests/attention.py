@@ -96,10 +96,10 @@ class Problem:
     """A case with its tensors.
 
     Attributes:
-        parents: Of every row's nodes, -1 for the root.
-        query: Of the last nodes.
+        parents: The parent of every row's nodes, -1 for the root.
+        query: The queries of the last nodes.
         key: The new keys of the last nodes.
-        value: Likewise.
+        value: The new values of the last nodes.
         keys: What the cache holds once the new keys are written, ``[slot, kv_head, position, head_dim]``.
         values: Likewise.
     """
@@ -273,7 +273,7 @@ def paged(stored: Stored, table: Tensor, page_size: int, seed: int = 0) -> tuple
         stored: One page per slot.
         table: The slots of the rows, ``[batch, 1]``.
         page_size: Positions per page.
-        seed: Of the order.
+        seed: Seed of the pages' order.
     """
     slots, _, positions, _ = stored.keys.shape
     pages = -(-positions // page_size)

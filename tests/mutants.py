@@ -1,87 +1,18 @@
-"""A small honest drafter, and drafters that each break one part of the contract."""
+"""Drafters that each break one part of the contract of an honest one."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
-from specdec.random import Purpose, draw, uniforms
+from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
-from specdec.tree import DraftTree, TreeShape
+from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
-
-PATHS = [(0,), (1,), (0, 0), (1, 0)]
-
-
-class Honest(Drafter):
-    """Draws two paths from a fixed table: a distribution for every token above. It keeps its contract."""
-
-    shape = TreeShape.from_paths(PATHS)
-    law = DraftSampling.IID
-    laws = frozenset([DraftSampling.IID])
-    max_nodes, max_depth = 4, 2
-    is_chain = False
-
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.table = (2 * torch.randn(target.vocab_size, target.vocab_size, generator=generator)).softmax(-1)
-        self.target = target
-
-    def numbers(self, slots: Slots) -> Float[Tensor, "batch node"]:
-        return uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 4)
-
-    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
-        return self.table[token]
-
-    def without(self, weights: Tensor, earlier: list[Tensor]) -> Tensor:
-        """What is left for the next sibling."""
-        if self.law is DraftSampling.WITHOUT_REPLACEMENT:
-            for token in earlier:
-                weights = weights.scatter(1, token[:, None], 0.0)
-        return weights
-
-    def propose(self, slots: Slots) -> DraftTree:
-        numbers, tokens, rows = self.numbers(slots), [slots.roots], []
-        for node in range(5):
-            if node > 0:
-                parent = self.shape.parents[node]
-                siblings = [tokens[other] for other in range(1, node) if self.shape.parents[other] == parent]
-                weights = self.drawn_from(slots, tokens[parent], self.shape.depths[node])
-                tokens.append(draw(self.without(weights, siblings), numbers[:, node - 1]))
-            rows.append(self.table[tokens[node]])
-        return self.finish(slots, torch.stack(tokens, 1), torch.stack(rows, 1))
-
-    def finish(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
-    ) -> DraftTree:
-        return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q)
-
-
-class HonestWithoutReplacement(Honest):
-    law = DraftSampling.WITHOUT_REPLACEMENT
-    laws = frozenset([DraftSampling.WITHOUT_REPLACEMENT])
-
-
-class HonestTop(Honest):
-    """Chooses the most probable tokens."""
-
-    law = DraftSampling.DETERMINISTIC
-    laws = frozenset([DraftSampling.DETERMINISTIC])
-
-    def propose(self, slots: Slots) -> DraftTree:
-        top = self.table.topk(2).indices
-        first, second = top[slots.roots].unbind(1)
-        tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
-        return self.finish(slots, tokens, self.table[tokens])
-
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
-        return DraftTree.from_shape(self.shape, tokens)
-
+from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplacement
 
 # ---------------------------------------------------------------- trees that are not well formed
 
@@ -373,12 +304,6 @@ class SaysChosen(SameEveryRound):
         return DraftTree.from_shape(self.shape, tokens)
 
 
-class HonestLeaves(Honest):
-    """Gives q everywhere if it is asked to."""
-
-    has_leaf_probs = True
-
-
 class NoLeaves(HonestLeaves):
     """Says that it gives q at the leaves, and gives zeros."""
 
@@ -386,13 +311,6 @@ class NoLeaves(HonestLeaves):
         q[:, 3:] = 0
         return super().finish(slots, tokens, q)
 
-
-HONEST: dict[str, type[Honest]] = {
-    "iid": Honest,
-    "without replacement": HonestWithoutReplacement,
-    "chosen": HonestTop,
-    "q at the leaves": HonestLeaves,
-}
 
 BEHAVIOUR: dict[type[Honest], str] = {
     Twins: "trees: distinct siblings",

@@ -36,8 +36,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # import rooms only, never each other.
 ROOMS = (
     ("datasets", "results"),
-    ("tracing", "training", "bundling", "grading", "contenders"),
-    ("measuring",),
+    ("tracing", "training", "grading", "contenders"),
+    ("measuring", "bundling"),
     ("reporting", "tracking"),
     ("app",),
 )

@@ -31,7 +31,7 @@ from experiments.app.config import CONF
 from experiments.app.short_form import with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
-from tests.experiments.test_compare import made
+from tests.experiments.made_runs import made
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -16,7 +16,7 @@ from verifiers.families import entries, rows_of
 class LongestPathVerifier(Verifier):
     """Accepts the longest path of tokens that the target finds plausible; the next token is drawn from p.
 
-    Of several longest paths it takes the one that is most probable under p. Given the tree, nothing is random. At
+    Among several longest paths it takes the one that is most probable under p. Given the tree, nothing is random. At
     temperatures above 0 confident drafts are favoured, so the output does not follow the target. At temperature 0 p is
     one-hot and the rule is greedy matching.
     """
@@ -119,7 +119,7 @@ def longest_path(
 ) -> Float[Tensor, "batch node"]:
     """Returns a law with all mass at the end of the longest path of plausible tokens.
 
-    Of several longest paths it is the most probable one.
+    Among several longest paths, the most probable one is taken.
 
     Args:
         tree: The tree.

@@ -1,14 +1,13 @@
 """From the tensors of a checkpoint to a head: sizes are read off the tensors, and what is missing is named."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from drafters.heads.base import FeatureHead
-
+_Head = TypeVar("_Head", bound=PreTrainedModel)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
 
 
@@ -24,29 +23,13 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
     Raises:
         ValueError: A tensor that is needed is missing, or widths do not fit each other.
     """
-    queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight")
-    keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight")
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
-    norm = tensors.get(f"{layer}self_attn.q_norm.weight")
-    stated = stored.get("num_attention_heads")
-    head_dim = stored.get("head_dim") or (width // stated if stated else None)
-    if norm is not None:
-        head_dim = norm.shape[0]
-    if not head_dim:
-        raise ValueError(f"{name}: its config.json says neither head_dim nor num_attention_heads: add one of them")
-    if queries.shape[0] % head_dim or keys.shape[0] % head_dim:
-        raise ValueError(
-            f"{name}: its queries have {queries.shape[0]} channels and its keys {keys.shape[0]}, which are no whole "
-            f"numbers of heads of {head_dim}: correct head_dim or num_attention_heads in its config.json"
-        )
-    kind = LlamaConfig if norm is None else Qwen3Config
+    kind = Qwen3Config if norms_queries(tensors, layer) else LlamaConfig
     config = kind(
         vocab_size=stored.get("vocab_size") or 1,
         hidden_size=width,
         intermediate_size=needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[0],
-        num_attention_heads=queries.shape[0] // head_dim,
-        num_key_value_heads=keys.shape[0] // head_dim,
-        head_dim=head_dim,
+        **heads_of(name, stored, tensors, layer, width),
         hidden_act=stored.get("hidden_act") or "silu",
         max_position_embeddings=stored.get("max_position_embeddings") or 2048,
         rms_norm_eps=stored.get("rms_norm_eps") or 1e-6,
@@ -59,6 +42,46 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
     config.output_bias = f"{layer}self_attn.o_proj.bias" in tensors
     config.mlp_bias = f"{layer}mlp.gate_proj.bias" in tensors
     return config
+
+
+def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
+    """Returns whether the attention of a layer norms queries and keys, as Qwen3's does and Llama's does not."""
+    return f"{layer}self_attn.q_norm.weight" in tensors
+
+
+def heads_of(
+    name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
+) -> dict[str, int]:
+    """Returns the numbers of attention heads and their width, as fields of a configuration.
+
+    Args:
+        name: See ``config_of``.
+        stored: See ``config_of``.
+        tensors: See ``config_of``.
+        layer: See ``config_of``.
+        width: The width of hidden states.
+
+    Raises:
+        ValueError: A tensor that is needed is missing, or widths do not fit each other.
+    """
+    queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight").shape[0]
+    keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]
+    stated = stored.get("num_attention_heads")
+    head_dim = stored.get("head_dim") or (width // stated if stated else None)
+    if norms_queries(tensors, layer):
+        head_dim = tensors[f"{layer}self_attn.q_norm.weight"].shape[0]
+    if not head_dim:
+        raise ValueError(f"{name}: its config.json says neither head_dim nor num_attention_heads: add one of them")
+    if queries % head_dim or keys % head_dim:
+        raise ValueError(
+            f"{name}: its queries have {queries} channels and its keys {keys}, which are no whole numbers of heads of "
+            f"{head_dim}: correct head_dim or num_attention_heads in its config.json"
+        )
+    return {
+        "num_attention_heads": queries // head_dim,
+        "num_key_value_heads": keys // head_dim,
+        "head_dim": head_dim,
+    }
 
 
 def rope_of(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,14 +104,14 @@ def needed(name: str, tensors: Mapping[str, Tensor], key: str) -> Tensor:
     return tensors[key]
 
 
-def fill(name: str, head: FeatureHead, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> FeatureHead:
+def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> _Head:
     """Put a checkpoint's tensors into a head that was made on the ``meta`` device.
 
     Args:
         name: The checkpoint's, for messages.
         head: The head.
         tensors: The tensors, by the head's names.
-        names: What the checkpoint calls them.
+        names: What the checkpoint calls them, where it has other names.
 
     Returns:
         The head, on the CPU.
@@ -114,7 +137,8 @@ def fill(name: str, head: FeatureHead, tensors: Mapping[str, Tensor], names: Map
             )
     head.load_state_dict(dict(tensors), assign=True, strict=False)
     # Frequencies are no weights, and were not computed on the meta device.
-    head.model.rotary_emb = type(head.model.rotary_emb)(head.config)
+    body: Any = head.base_model
+    body.rotary_emb = type(body.rotary_emb)(head.config)
     return head.eval()
 
 

@@ -1,6 +1,5 @@
 """What heads have in common that read pairs: the target's hidden state at t, and token t+1."""
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from drafters.heads.bound import bound
 
 
 def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int | None = None) -> LlamaConfig:
@@ -37,13 +38,6 @@ def config_for(target: PreTrainedModel, *, layers: int, intermediate_size: int |
         bos_token_id=None,
         eos_token_id=None,
     )
-
-
-def move(head: "FeatureHead", device: torch.device, dtype: torch.dtype) -> None:
-    """Move a head to a device and cast it, but not the frequencies of its rotary embedding, which stay in float32."""
-    nn.Module.to(head, device=device, dtype=dtype)
-    rotary: Any = head.model.rotary_emb
-    head.model.rotary_emb = type(rotary)(head.config).to(device)
 
 
 class FeatureBackbone(nn.Module):
@@ -233,19 +227,5 @@ class FeatureHead(PreTrainedModel):
         )
 
     def bound(self, target: PreTrainedModel) -> "FeatureHead":
-        """Returns the same head on the target's device and in its dtype, with what it borrows from the target.
-
-        The parameters are this head's own where device and dtype are right, so that training goes on in both.
-        """
-        device, dtype = target.device, target.dtype
-        fits = all(each.device == device and each.dtype is dtype for each in self.parameters())
-        shared = [*self.parameters(), *self.buffers()] if fits else []
-        twin = copy.deepcopy(self, {id(each): each for each in shared})
-        if not fits:
-            twin.zero_grad()  # a head in training was copied with its gradients
-            move(twin.requires_grad_(False), device, dtype)
-        if twin.model.embed_tokens is None:
-            twin.model.embed_tokens = target.get_input_embeddings()
-        if twin.lm_head is None:
-            twin.lm_head = target.get_output_embeddings()
-        return twin.eval()
+        """Returns the same head beside its target; see ``bound.bound``."""
+        return bound(self, target)

@@ -5,7 +5,6 @@ made into one feature per position, become keys and values of *every* layer (DFl
 2607.05147) adds a Markov head, which makes a place depend on the token drawn before it, and a confidence head.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from drafters.heads.bound import bound
 from drafters.heads.markov import ConfidenceHead, MarkovHead
 from specdec.cache.base import Cache
 
@@ -332,25 +332,8 @@ class BlockHead(PreTrainedModel):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def bound(self, target: PreTrainedModel) -> "BlockHead":
-        """Returns the same head on the target's device and in its dtype, with what it borrows from the target.
-
-        The parameters are this head's own where device and dtype are right, so that training goes on in both.
-        """
-        device, dtype = target.device, target.dtype
-        fits = all(each.device == device and each.dtype is dtype for each in self.parameters())
-        shared = [*self.parameters(), *self.buffers()] if fits else []
-        twin = copy.deepcopy(self, {id(each): each for each in shared})
-        if not fits:
-            twin.zero_grad()  # a head in training was copied with its gradients
-            twin.requires_grad_(False)
-            nn.Module.to(twin, device=device, dtype=dtype)
-            # A cast would round its frequencies, which stay in float32.
-            twin.rotary_emb = Qwen3RotaryEmbedding(twin.config).to(device)
-        if twin.embed_tokens is None:
-            twin.embed_tokens = target.get_input_embeddings()
-        if twin.lm_head is None:
-            twin.lm_head = target.get_output_embeddings()
-        return twin.eval()
+        """Returns the same head beside its target; see ``bound.bound``."""
+        return bound(self, target)
 
 
 def default_layers(target_layers: int, count: int) -> list[int]:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from drafters.heads.assemble import fill, heads_of, needed, norms_queries, rope_of
 from drafters.heads.block import BlockConfig, BlockHead, default_layers
+from drafters.heads.bound import move
 from drafters.heads.files import Checkpoint
 from drafters.heads.markov import KINDS
 from specdec.modeling.loading import resolve_device, resolve_dtype
 
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
 _COPIED = ("hidden_act", "rms_norm_eps", "max_position_embeddings", "vocab_size", "sliding_window", "layer_types")
 
 
@@ -69,17 +70,12 @@ def load_block(
             f"{name} is incomplete: its logits have {settings['draft_vocab_size']} columns of a vocabulary of "
             f"{settings['vocab_size']}, and d2t, which says whose they are, is missing"
         )
-    config = BlockConfig(**settings)
+    reduced = {} if settings["draft_vocab_size"] is None else {"draft_ids": ids}
     with torch.device("meta"):
-        head = BlockHead(config)
-    head.draft_ids = None if settings["draft_vocab_size"] is None else ids
-    head = _filled(name, head, tensors)
-    if isinstance(resolved, torch.dtype):
-        nn.Module.to(head, dtype=resolved)
-    # Frequencies are no weights: they are on the meta device still, and stay in float32.
-    head.rotary_emb = type(head.rotary_emb)(config)
-    nn.Module.to(head, device=place)
-    return head.eval()
+        head = BlockHead(BlockConfig(**settings))
+    head = _filled(name, head, tensors | reduced)
+    move(head, place, resolved if isinstance(resolved, torch.dtype) else None)
+    return head
 
 
 def _described(
@@ -180,19 +176,8 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         ValueError: A tensor that is needed is missing, or widths do not fit each other.
     """
     first = "layers.0."
-    queries = _needed(name, tensors, f"{first}self_attn.q_proj.weight")
-    keys = _needed(name, tensors, f"{first}self_attn.k_proj.weight")
-    width = _needed(name, tensors, "fc.weight").shape[0]
-    norm = tensors.get(f"{first}self_attn.q_norm.weight")
-    stated = layers.get("num_attention_heads")
-    head_dim = norm.shape[0] if norm is not None else layers.get("head_dim") or (width // stated if stated else None)
-    if not head_dim:
-        raise ValueError(f"{name}: its config.json says neither head_dim nor num_attention_heads: add one of them")
-    if queries.shape[0] % head_dim or keys.shape[0] % head_dim:
-        raise ValueError(
-            f"{name}: its queries have {queries.shape[0]} channels and its keys {keys.shape[0]}, which are no whole "
-            f"numbers of heads of {head_dim}: correct head_dim or num_attention_heads in its config.json"
-        )
+    width = needed(name, tensors, "fc.weight").shape[0]
+    heads = heads_of(name, layers, tensors, first, width)
     found: dict[str, Any] = {key: layers[key] for key in _COPIED if layers.get(key) is not None}
     embeddings, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
     owns_embeddings = embeddings is not None and bool(torch.isfinite(embeddings).all())
@@ -210,17 +195,15 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     columns = next((tensors[key].shape[0] for key in _COLUMNS if key in tensors), found["vocab_size"])
     judge = tensors.get("confidence_head.proj.weight")
     return found | {
-        "layer_kind": "llama" if norm is None else "qwen3",
+        "layer_kind": "qwen3" if norms_queries(tensors, first) else "llama",
         "hidden_size": width,
-        "intermediate_size": _needed(name, tensors, f"{first}mlp.gate_proj.weight").shape[0],
+        "intermediate_size": needed(name, tensors, f"{first}mlp.gate_proj.weight").shape[0],
         "num_hidden_layers": 1 + max(int(m[1]) for m in map(_LAYER.match, tensors) if m),
-        "num_attention_heads": queries.shape[0] // head_dim,
-        "num_key_value_heads": keys.shape[0] // head_dim,
-        "head_dim": head_dim,
+        **heads,
         "attention_bias": f"{first}self_attn.q_proj.bias" in tensors,
         "mlp_bias": f"{first}mlp.gate_proj.bias" in tensors,
         "use_sliding_window": "sliding_attention" in (layers.get("layer_types") or ()),
-        "rope_parameters": _rope(layers),
+        "rope_parameters": rope_of(layers),
         "draft_vocab_size": None if columns == found["vocab_size"] else columns,
         "owns_embeddings": owns_embeddings,
         "owns_output": output is not None,
@@ -243,15 +226,6 @@ def _markov_kind(tensors: Mapping[str, Tensor]) -> str:
     if "markov_head.gate_proj.weight" in tensors:
         return gated
     return rnn if "markov_head.joint_proj.weight" in tensors else vanilla
-
-
-def _rope(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rotary embedding that a configuration describes, in the words of any version of transformers."""
-    parameters = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
-    kind = parameters.pop("type", None)
-    parameters["rope_type"] = parameters.get("rope_type") or kind or "default"
-    parameters["rope_theta"] = float(parameters.get("rope_theta") or stored.get("rope_theta") or _PLAIN_THETA)
-    return parameters
 
 
 def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -322,40 +296,14 @@ def _ordered(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
 
 
 def _filled(name: str, head: BlockHead, tensors: Mapping[str, Tensor]) -> BlockHead:
-    """Put tensors into a head that was made on the ``meta`` device.
+    """Put tensors into a head that was made on the ``meta`` device. Embeddings that it borrows are left out.
 
     Raises:
         ValueError: Tensors are missing, or superfluous, or of another shape.
     """
-    wanted = dict(head.named_parameters())
+    wanted = head.state_dict()
     kept = {key: tensor for key, tensor in tensors.items() if key in wanted or key != "embed_tokens.weight"}
-    missing, unknown = [key for key in wanted if key not in kept], [key for key in kept if key not in wanted]
-    if missing:
-        raise ValueError(f"{name} is incomplete: {_listed(missing)} missing")
+    unknown = [key for key in kept if key not in wanted]
     if unknown:
         raise ValueError(f"{name} holds {', '.join(unknown[:4])}, which a block drafter does not have")
-    for key, tensor in kept.items():
-        if tensor.shape != wanted[key].shape:
-            raise ValueError(
-                f"{name}: the tensor {key} has the shape {list(tensor.shape)} and the others call for "
-                f"{list(wanted[key].shape)}"
-            )
-    head.load_state_dict(kept, assign=True, strict=False)
-    return head
-
-
-def _needed(name: str, tensors: Mapping[str, Tensor], key: str) -> Tensor:
-    """Returns a tensor.
-
-    Raises:
-        ValueError: It is missing.
-    """
-    if key not in tensors:
-        raise ValueError(f"{name} is incomplete: the tensor {key} is missing")
-    return tensors[key]
-
-
-def _listed(names: list[str]) -> str:
-    """Returns some names in words, the first few if they are many."""
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"the tensor {shown} is" if len(names) == 1 else f"the tensors {shown} are"
+    return fill(name, head, kept, {})

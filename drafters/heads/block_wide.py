@@ -3,10 +3,11 @@
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from drafters.heads.block import BlockHead
+from drafters.heads.bound import move
 
 
 def widened(head: BlockHead, hidden_size: int) -> BlockHead:
@@ -32,8 +33,7 @@ def widened(head: BlockHead, hidden_size: int) -> BlockHead:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         wide = BlockHead(config)
-    nn.Module.to(wide, device=first.device, dtype=first.dtype)
-    wide.rotary_emb = type(head.rotary_emb)(config).to(first.device)
+    move(wide, first.device, first.dtype)
     wide.draft_ids = head.draft_ids
     for module in wide.modules():
         if isinstance(module, Qwen3RMSNorm) and module.weight.shape[0] == old.head_dim:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.heads.assemble import config_of, fill, finite, needed
-from drafters.heads.base import move
+from drafters.heads.bound import move
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.files import OURS, Checkpoint

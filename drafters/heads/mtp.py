@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafters.heads.base import FeatureBackbone, FeatureHead, move
+from drafters.heads.base import FeatureBackbone, FeatureHead
+from drafters.heads.bound import move
 
 
 class _Backbone(FeatureBackbone):

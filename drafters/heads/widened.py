@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drafters.heads.base import move
+from drafters.heads.bound import move
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 

@@ -42,7 +42,7 @@ def tracked_run(folder: Path, manifest: Mapping[str, Any]) -> TrackedRun:
 def name_of(overrides: Sequence[str], shared: Collection[str] = ()) -> str:
     """Overrides as the name of a run, of at most ``LONGEST_NAME`` characters.
 
-    Of a path only its end is kept. If the name is still too long, the longest overrides are left out.
+    A path is shortened to its last part. If the name is still too long, the longest overrides are left out.
 
     Args:
         overrides: The overrides.

@@ -98,7 +98,11 @@ def train_head(config: DictConfig) -> Path:
         tracker.start(tracked_run(folder, read_manifest(folder)))
     accelerator.wait_for_everyone()
     progress = TrainingProgress(
-        fit.steps, title=_title(facts, rows, held_out, fit), every=Every.of(config.progress_every), shown=main
+        fit.steps,
+        title=_title(facts, rows, held_out, fit),
+        every=Every.of(config.progress_every),
+        shown=main,
+        measured_every=config.evaluate_every,
     )
     exit_code = 1
     try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.bundling.fitting import FitConfig
+from experiments.training.fitting import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ModelConfig:
     """A model and how it is trained."""
 
     model: LlamaSize
-    fit: FitConfig
+    fit: Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class MedusaConfig:
     """Medusa heads and how they are trained."""
 
     num_heads: int
-    fit: FitConfig
+    fit: Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

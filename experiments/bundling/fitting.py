@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +12,8 @@ from jaxtyping import Float, Int
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """How long and how fast to train.
-
-    Attributes:
-        steps: Optimizer steps.
-        batch_size: Windows per step, over all processes.
-        length: Tokens per window.
-        lr: Peak learning rate of AdamW, which has the embeddings, output layers, norms and biases.
-        muon_lr: Peak learning rate of Muon (Jordan et al. 2024), which has the matrices between them.
-        warmup: Steps of linear warm-up; a linear decay to zero follows it.
-        save_every: Steps between checkpoints.
-    """
-
-    steps: int
-    batch_size: int
-    length: int
-    lr: float
-    muon_lr: float
-    warmup: int = 50
-    save_every: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "length", "warmup", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"fit.{name}={getattr(self, name)}: give at least 1")
-        if self.warmup > self.steps:
-            # The decay would begin before the first step, with a negative learning rate.
-            raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.fitting import Schedule, optimizers_of, set_learning_rates
 
 
 class Windows:
@@ -76,7 +47,7 @@ def fit(
     module: nn.Module,
     loss: Callable[[nn.Module, Int[Tensor, "row position"], float], Float[Tensor, ""]],
     windows: Windows,
-    config: FitConfig,
+    schedule: Schedule,
     *,
     accelerator: Accelerator,
     checkpoint: Path,
@@ -88,32 +59,25 @@ def fit(
         module: What to train; every parameter that requires a gradient.
         loss: ``loss(module, window tokens, progress)``, where progress runs from 0 to 1.
         windows: The data.
-        config: Schedule.
+        schedule: How long and how fast.
         accelerator: Device, precision and processes.
-        checkpoint: Folder of the training state. Training goes on from what is there.
+        checkpoint: Its folder ``checkpoints`` takes the training state. Training goes on from what is there.
         name: Shown on the progress bar.
     """
-    matrices, others = [], []
     config_of: Any = module  # MedusaHeads has its vocabulary itself, a transformers model in its config
     vocab_size = getattr(module, "vocab_size", None) or config_of.config.vocab_size
-    for parameter in module.parameters():
-        inner = parameter.ndim == 2 and vocab_size not in parameter.shape
-        if parameter.requires_grad:
-            (matrices if inner else others).append(parameter)
-    muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=0.01)
-    adam = torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
-
-    def factor(step: int) -> float:
-        return min((step + 1) / config.warmup, (config.steps - step) / (config.steps - config.warmup + 1))
-
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in (muon, adam)]
-    module, muon, adam = accelerator.prepare(module, muon, adam)
-    accelerator.register_for_checkpointing(*schedules)
-    done = checkpoint / "step.txt"
-    first = 0
-    if done.is_file():
-        accelerator.load_state(str(checkpoint))
-        first = int(done.read_text())
+    plain = module.to(accelerator.device)
+    made = optimizers_of(plain, schedule, {vocab_size}, weight_decay=0.0, muon_weight_decay=0.01)
+    clipped = [parameter for group in made[-1].param_groups for parameter in group["params"]]  # AdamW's
+    kept = Checkpoints(checkpoint / "checkpoints", keep=1)
+    first, newest = 0, kept.newest()
+    if newest is not None:
+        state = kept.load(newest, torch.device("cpu"))
+        first = state["step"]
+        plain.load_state_dict(state["module"])
+        for optimizer, saved in zip(made, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    module, *optimizers = accelerator.prepare(plain, *made)
     recent: list[float] = []
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
@@ -122,26 +86,27 @@ def fit(
     module.train()
     start = time.monotonic()
     with bar:
-        task = bar.add_task(name, total=config.steps, completed=first, loss=float("nan"))
-        for step in range(first, config.steps):
+        task = bar.add_task(name, total=schedule.steps, completed=first, loss=float("nan"))
+        for step in range(first, schedule.steps):
             tokens = windows.batch(step, accelerator.process_index, accelerator.num_processes)
             with accelerator.autocast():
-                value = loss(module, tokens.to(accelerator.device), step / config.steps)
+                value = loss(module, tokens.to(accelerator.device), step / schedule.steps)
             accelerator.backward(value)
-            accelerator.clip_grad_norm_(others, 1.0)
-            for stateful in (muon, adam, *schedules):
-                stateful.step()
-            muon.zero_grad()
-            adam.zero_grad()
-            recent = [*recent, value.item()][-max(1, config.steps // 10) :]
+            accelerator.clip_grad_norm_(clipped, 1.0)
+            set_learning_rates(optimizers, schedule.factor(step))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            recent = [*recent, value.item()][-max(1, schedule.steps // 10) :]
             mean = sum(recent) / len(recent)
             bar.update(task, advance=1, loss=mean)
             if accelerator.is_main_process and not sys.stderr.isatty() and step % 50 == 0:
                 speed = (step + 1 - first) / (time.monotonic() - start)
-                print(f"{name}: step {step}/{config.steps}, loss {mean:.4f}, {speed:.2f} steps/s", flush=True)
-            if (step + 1) % config.save_every == 0 and step + 1 < config.steps:
-                accelerator.save_state(str(checkpoint), safe_serialization=False)
-                done.write_text(str(step + 1))
+                print(f"{name}: step {step}/{schedule.steps}, loss {mean:.4f}, {speed:.2f} steps/s", flush=True)
+            if (step + 1) % schedule.save_every == 0 and step + 1 < schedule.steps:
+                state = {"module": plain.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+                if accelerator.is_main_process:
+                    kept.save(step + 1, {"step": step + 1, **state})
     accelerator.free_memory()
     module.eval()
     return sum(recent) / max(1, len(recent))

@@ -2,17 +2,18 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.reporting.durations import duration
 from experiments.reporting.progress import Every
 from experiments.reporting.terminal import short
+from experiments.reporting.time_left import TimeLeft
 
 
 class TrainingProgress:
@@ -23,25 +24,38 @@ class TrainingProgress:
         title: What is trained, in one line.
         every: How often a line is written where there is no terminal; its number means steps.
         shown: False in all processes but the main one.
+        measured_every: Steps between two measurements.
+        clock: The time in seconds.
 
     Attributes:
         last: The newest figures, by name.
     """
 
-    def __init__(self, total: int, *, title: str, every: Every | None, shown: bool):
+    def __init__(
+        self,
+        total: int,
+        *,
+        title: str,
+        every: Every | None,
+        shown: bool,
+        measured_every: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.last: dict[str, float] = {}
         self.best: tuple[int, Mapping[str, float]] | None = None
         self._total, self._every, self._shown, self._title = total, every, shown, title
+        self._clock = clock
         self._screen = Console(file=sys.stderr)
         self._bar: Progress | None = None
         if shown and self._screen.is_terminal:
             self._bar = Progress(
                 *(TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
-                *(TextColumn("left:"), TimeRemainingColumn(), TextColumn("{task.fields[told]}")),
+                *(TextColumn("{task.fields[left]}"), TextColumn("{task.fields[told]}")),
                 console=self._screen,
                 transient=True,
             )
-        self._passed, self._began, self._said_at, self._said = 0, 0.0, 0.0, 0
+        self._said, self._said_at = 0, clock()
+        self._left = TimeLeft(total, measured_every, clock)
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -58,27 +72,28 @@ class TrainingProgress:
 
     def begin(self, passed: int) -> None:
         """The training begins, after steps that an earlier attempt has done."""
-        self._passed, self._said = passed, passed
-        self._began = self._said_at = time.monotonic()
+        self._said, self._said_at = passed, self._clock()
+        self._left.begin()
         if self._bar is not None:
-            self._task = self._bar.add_task("steps", total=self._total, completed=passed, told="")
+            self._task = self._bar.add_task("steps", total=self._total, completed=passed, left="", told="")
         if passed:
             self._line(f"goes on after step {passed}")
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done."""
         self.last |= figures
+        self._left.step()
+        left = f"about {duration(self._left.seconds(done))} left"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, told=self._told())
+            self._bar.update(self._task, completed=done, left=left, told=self._told())
         elif self._is_due(done):
-            elapsed = time.monotonic() - self._began
-            left = elapsed / (done - self._passed) * (self._total - done)
-            self._said, self._said_at = done, time.monotonic()
-            self._line(f"step {done} of {self._total}, about {duration(left)} left{self._told(', ')}")
+            self._said, self._said_at = done, self._clock()
+            self._line(f"step {done} of {self._total}, {left}{self._told(', ')}")
 
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         """The head was measured."""
         self.last |= figures
+        self._left.measured()
         if best:
             self.best = (done, dict(figures))
         told = []
@@ -106,7 +121,7 @@ class TrainingProgress:
             return False
         if self._every.prompts is not None:
             return done - self._said >= self._every.prompts
-        return time.monotonic() - self._said_at >= (self._every.seconds or 0)
+        return self._clock() - self._said_at >= (self._every.seconds or 0)
 
     def _line(self, text: str) -> None:
         if self._bar is not None:

@@ -11,7 +11,7 @@ _FILES = ("config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Files of which a downloaded model has at least one."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 _PIECE, _PIECES = 1 << 16, 16
-"""Of a file of weights, this many pieces of so many bytes are read: training changes nearly all weights, and reading
+"""Bytes of a piece, and how many pieces of a file of weights are read: training changes nearly all weights, and reading
 all of a large model would take minutes."""
 
 

@@ -98,7 +98,7 @@ class Training:
         self._whole = True  # whether the weights are those after `done` steps
         columns = self.head.columns
         vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
-        made = optimizers_of(self.head, config, vocabularies)
+        made = optimizers_of(self.head, config, vocabularies, weight_decay=config.weight_decay)
         state = self._restored()
         if state is not None:
             for optimizer, saved in zip(made, state["optimizers"], strict=True):

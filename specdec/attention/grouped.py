@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "specdec_grouped"
 IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says
 
-# Of this thread: others may run other models meanwhile.
+# One per thread: others may run other models meanwhile.
 _notes: ContextVar[list[int] | None] = ContextVar("groups", default=None)
 
 

@@ -150,7 +150,7 @@ def _by_key_head(query: Tensor, kv_heads: int) -> Tensor:
     return query.view(queries, kv_heads, heads // kv_heads, dim).transpose(0, 1).contiguous()
 
 
-# Of this thread: others may run other models meanwhile.
+# One per thread: others may run other models meanwhile.
 _current: ContextVar[SingleTokens] = ContextVar("single_tokens")
 
 

@@ -133,7 +133,7 @@ class _Forward(OwnLayout):
         return True
 
 
-# Of this thread: others may run other models meanwhile.
+# One per thread: others may run other models meanwhile.
 _running: ContextVar[_Forward] = ContextVar("over_cache")
 
 

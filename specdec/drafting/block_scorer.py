@@ -44,7 +44,7 @@ class BlockScorer(Scorer):
         reads_hidden: Whether ``condition`` reads hidden states.
         state_width: Width of the state that ``condition`` passes down a path; 0 for none.
         confidence: Predicts acceptance; None if that is not known.
-        version: Of ``condition`` and ``confidence``.
+        version: Returns the version of the modules that ``condition`` and ``confidence`` call.
     """
 
     def __init__(

@@ -45,13 +45,13 @@ class Drawing:
         *,
         leaves: bool = False,
     ) -> "Drawing":
-        """Returns it for a round.
+        """Returns how a round's children are drawn.
 
         Args:
             slots: The rows.
             vocabulary: The scorer's.
             law: For sampled requests.
-            temperature: Of the drafter for sampled requests; None for the requests' own.
+            temperature: The drafter's own for sampled requests; None for the requests'.
             leaves: Whether q is wanted at every node.
         """
         sampling = slots.sampling

@@ -1,6 +1,5 @@
 """The engine: requests in, steps and completions out, round by round."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
@@ -9,19 +8,18 @@ import torch
 
 from specdec.arguments import flag, whole
 from specdec.attributes import check_drafter_attributes, check_verifier_attributes
-from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine import ownership
 from specdec.engine.clock import StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
-from specdec.engine.flight import Flight, told_of
+from specdec.engine.flight import Flight
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
+from specdec.engine.occupants import Occupants
 from specdec.engine.out_of_memory import explained
 from specdec.engine.output import Outputs, completion
-from specdec.engine.prefill import prefill
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Judged, Mode, Played, repeatable
+from specdec.engine.round import Judged, Mode, repeatable
 from specdec.engine.rounds import Observer, check_recording, rounds_for
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
@@ -140,8 +138,7 @@ class Engine:
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
         self._scheduler = FirstComeFirstServed() if scheduler is None else scheduler
-        self._running: list[Request | None] = [None] * max_batch_size
-        self._drafted_for: set[int] = set()  # requests that the drafter knows
+        self._occupants = Occupants(self.runner, self._slots, self._outputs, drafter, max_batch_size=max_batch_size)
         self._delivery = Delivery()
         self._flight: Flight | None = None
         self._closed = False
@@ -209,7 +206,7 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """The number of requests that wait or run."""
-        return len(self._scheduler) + sum(request is not None for request in self._running)
+        return len(self._scheduler) + len(self._occupants)
 
     def weights_changed(self) -> None:
         """Report that the target's weights were changed in a way that cannot be noticed (see ``ModelRunner``)."""
@@ -217,7 +214,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests and release the drafter, so that another engine can use it."""
-        self._abort({*self._scheduler.waiting(), *(request.id for request in self._running if request is not None)})
+        self._abort({*self._scheduler.waiting(), *(request.id for request in self._occupants)})
         if self.drafter is not None:
             ownership.release(self.drafter, self)
             self._closed = True
@@ -254,7 +251,8 @@ class Engine:
                 steps = self._turn()
         except BaseException as error:
             no_memory = explained(error, self)
-            self._delivery.put(self._fail(error, no_memory or described(error)))
+            self._flight = None
+            self._delivery.put(self._occupants.fail(error, no_memory or described(error)))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
                 raise
@@ -264,10 +262,10 @@ class Engine:
 
     def _turn(self) -> list[Step]:
         flight, self._flight = self._flight, None
-        if flight is None or not flight.rows_in(self._running).any():
-            self._admit()
+        if flight is None or not flight.rows_in(self._occupants.by_slot).any():
+            self._occupants.enter(self._scheduler.admit(self._occupants.free))
             with self.timer.stage("prefill"):
-                self._prefill()
+                self._occupants.prefill(self.prefill_chunk)
             running = self._slots.running
             if not len(running):
                 return []
@@ -284,7 +282,7 @@ class Engine:
         speculating = bool(slots.host_drafting.any())
         mode = self._speculative if speculating else self._plain
         played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None, ahead=ahead)
-        return Flight(played, slots, [self._running[slot] for slot in slots.host_index.tolist()])
+        return Flight(played, slots, [self._request_in(slot) for slot in slots.host_index.tolist()])
 
     def _may_go_on(self, flight: Flight) -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
@@ -295,7 +293,7 @@ class Engine:
             or not self._slots.counts_by_itself
         ):
             return False
-        running = [request for request in self._running if request is not None]
+        running = list(self._occupants)
         # If all of them end, another round would be for nothing.
         return running == flight.requests and any(request.remaining > 1 for request in running)
 
@@ -305,9 +303,9 @@ class Engine:
         with self.timer.stage("accept"):
             read = played.read
         seconds = self.timer.take()
-        still = flight.rows_in(self._running)
+        still = flight.rows_in(self._occupants.by_slot)
         with self.timer.stage("commit"):
-            self._tell(played, slots, still)
+            self._occupants.tell(played, slots, still)
         may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
         steps = []
         for row, slot in enumerate(slots.host_index.tolist()):
@@ -319,37 +317,13 @@ class Engine:
             if step.finish_reason is not None:
                 if not read.valid[row]:
                     self.runner.cache.clear(slot)
-                self._release(request)
+                self._occupants.leave(request)
             elif not read.valid[row]:
-                self._start_over(slot, played)
+                self._occupants.start_over(slot, played)
         return steps
 
-    def _start_over(self, slot: int, played: Played) -> None:
-        """Have the next round begin where this one did, which decided nothing, without drafts.
-
-        A draft whose keys are NaN spoils all nodes of its tree, even through masks. Where that may not change the
-        output (``repeatable``), the request goes on from the same root, which plain decoding would have reached, too.
-        """
-        start = self._slots.undo(slot)
-        self.runner.cache.clear(slot, start=start, stop=start + played.tree.width)
-
-    def _tell(self, played: Played, slots: Slots, still: np.ndarray) -> None:
-        """Note on the host what a round has decided for the rows that are ``still`` there, and tell the drafter."""
-        read, drafter = played.read, self.drafter
-        decided = read.valid & still
-        told, counts = slots.host_drafting & decided, np.where(decided, read.num_accepted + 1, 0)
-        committed = None
-        if played.followed:
-            assert isinstance(drafter, DeviceDrafter), "only those follow on the device"
-            drafter.followed(slots, counts, told)
-        elif drafter is not None and told.any():
-            committed = told_of(played, slots)
-        self._slots.advance_host(slots, read.tokens, counts)
-        if committed is not None and drafter is not None:
-            drafter.observe(committed if told.all() else committed.rows(np.flatnonzero(told)))
-
     def _request_in(self, slot: int) -> Request | None:
-        return self._running[slot]
+        return self._occupants.by_slot[slot]
 
     def _observer(self, slots: Slots) -> Observer | None:
         """Returns what shows a round to ``on_round``; None if nobody looks."""
@@ -357,70 +331,13 @@ class Engine:
             return None
         look = self.on_round
         rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
-        requests = tuple(self._running[slot] if drafts else None for slot, drafts in rows)
+        requests = tuple(self._request_in(slot) if drafts else None for slot, drafts in rows)
 
         def observe(tree: DraftTree, judged: Judged) -> None:
             assert judged.evidence is not None, "a rule was asked: rows are speculating"
             look(Round(tree, judged.evidence, judged.verdict, requests))
 
         return observe
-
-    # ---------------------------------------------------------------- slots
-
-    def _admit(self) -> None:
-        free = [slot for slot, request in enumerate(self._running) if request is None]
-        for slot, request in self._scheduler.admit(free):
-            request.slot, request.started = slot, time.perf_counter()
-            self._running[slot] = request
-            self.runner.cache.reserve(slot, len(request.prompt_ids) + request.sampling.max_new_tokens)
-            self._slots.admit(slot, request.prompt_ids, request.sampling, speculate=request.speculate)
-            self._outputs.begin(request)
-            if request.speculate and self.drafter is not None:
-                self._drafted_for.add(request.id)
-                self.drafter.admit(slot, request.prompt_ids, request.sampling)
-            if len(request.prompt_ids) == 1:
-                self._slots.start(slot)
-
-    def _prefill(self) -> None:
-        """Prefill one chunk of every prompt that is not in the cache yet."""
-        pending = [r for r in self._running if r is not None and not self._slots.is_running(r.slot)]
-        if not pending:
-            return
-        drafter = self.drafter if any(request.speculate for request in pending) else None
-        layers = () if drafter is None else tuple(drafter.hidden_layers)
-        committed = prefill(self.runner, pending, chunk=self.prefill_chunk, hidden_layers=layers)
-        for request, count in zip(pending, committed.counts.tolist(), strict=True):
-            request.prefilled += count
-            self._slots.prefilled(request.slot, request.prefilled)
-            if request.prefilled == len(request.prompt_ids) - 1:
-                self._slots.start(request.slot)
-        if drafter is not None:
-            told = np.array([row for row, request in enumerate(pending) if request.speculate])
-            drafter.observe(committed if len(told) == len(pending) else committed.rows(told))
-
-    def _release(self, request: Request) -> None:
-        self._running[request.slot] = None
-        self._outputs.end(request)
-        self._slots.release(request.slot)
-        self.runner.cache.free(request.slot)
-        if request.id in self._drafted_for and self.drafter is not None:
-            self._drafted_for.discard(request.id)
-            self.drafter.release(request.slot)
-
-    def _fail(self, error: BaseException, message: str) -> list[Step]:
-        """End all running requests, whose state is unknown after an error; returns their last steps."""
-        self._flight = None
-        steps = []
-        for request in self._running:
-            if request is None:
-                continue
-            steps.append(self._outputs.failed(request, message))
-            self.runner.cache.clear(request.slot)
-            try:
-                self._release(request)
-            except Exception as another:  # must not hide the first
-                error.add_note(f"and then, on releasing request {request.id}: {type(another).__name__}: {another}")
-        return steps
 
     # ---------------------------------------------------------------- requests
 
@@ -445,9 +362,9 @@ class Engine:
     def _abort(self, ids: Iterable[int]) -> None:
         ids = set(ids)
         self._scheduler.remove(ids)
-        for request in self._running:
-            if request is not None and request.id in ids:
-                self._release(request)
+        for request in self._occupants:
+            if request.id in ids:
+                self._occupants.leave(request)
         self._delivery.forget(ids)
 
     def _check_open(self) -> None:

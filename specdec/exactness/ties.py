@@ -134,7 +134,7 @@ def examine(
 def _cuts(length: int, prompt_length: int) -> Iterator[tuple[int, ...]]:
     """Yields ways to cut a sequence into pieces: the last few tokens as one piece, and the output in steps.
 
-    Of six tokens, of which four are the prompt's, steps of one are cut at (3, 4, 5), as plain decoding does it.
+    Six tokens, four of them the prompt's, are cut at (3, 4, 5) for steps of one token, as plain decoding takes them.
     """
     for last in (1, 2, 4, 8):
         if last < length:

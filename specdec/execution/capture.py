@@ -218,7 +218,7 @@ class CapturingCache(OwnLayout):
         return query_length, 0
 
 
-# Of this thread: another one may capture another model at the same time.
+# One per thread: another one may capture another model at the same time.
 _current: ContextVar[CapturingCache] = ContextVar("capturing")
 
 

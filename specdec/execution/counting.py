@@ -62,7 +62,7 @@ def count_operation(name: str) -> None:
         work.operations[name] += 1
 
 
-# Of this thread: who counts.
+# One per thread: who counts.
 _counting: ContextVar[tuple[Work, ...]] = ContextVar("counting", default=())
 
 

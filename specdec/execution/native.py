@@ -1,13 +1,16 @@
 """Compiles this project's C for the processor at hand, where there is a compiler; nothing needs it.
 
-The library is built once and kept in the user's cache folder, under a name that says what it was made from. It starts
-no threads of its own: it is linked without a runtime of OpenMP and takes torch's, with torch's number of threads.
+The library is built once and kept in the user's cache folder, under a name that says what it was made from and for
+which instructions, and followed by a checksum: a file that was cut off would end the process when it is loaded. Where
+nothing can be kept, every process builds its own. The library starts no threads of its own: it is linked without a
+runtime of OpenMP and takes torch's, with torch's number of threads.
 """
 
 import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +28,7 @@ SWITCH = "SPECDEC_NATIVE"
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
 _SECONDS = 60  # for a compiler that hangs
+_CHECKSUM = hashlib.sha256().digest_size
 
 
 @cache
@@ -33,38 +37,121 @@ def native_library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or not {"avx2", "fma"} <= cpu().features:
         return None
     try:
-        return _load(_built(cache_folder()))
-    except (OSError, subprocess.SubprocessError) as error:
+        return library_in(cache_folder())
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         logger.info("products of a few rows are torch's, because this project's cannot be compiled: %s", _said(error))
         return None
 
 
-def cache_folder() -> Path:
-    """Returns the folder that compiled code is kept in; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+def cache_folder() -> Path | None:
+    """Returns the folder that compiled code is kept in, which may not exist yet; None if the user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+    except RuntimeError:  # a container's user that the system does not know
+        return None
 
 
-def _built(folder: Path) -> Path:
-    """Returns the library's file, compiled now if it is not there."""
-    compiler = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
+def library_in(folder: Path | None) -> ctypes.CDLL:
+    """Returns the compiled functions from a folder. Compiles them if they are not there, or not whole.
+
+    Args:
+        folder: Where the library is kept, if it can be written to; None to keep nothing.
+
+    Raises:
+        OSError: There is no compiler, or what it makes cannot be loaded.
+        AttributeError: What it makes lacks a function.
+        subprocess.SubprocessError: The compiler fails, or hangs.
+    """
+    compiler = _compiler()
+    kept = None if folder is None else folder / _name(compiler)
+    if kept is not None and _is_whole(kept):
+        try:
+            return _load(kept)
+        except OSError as error:  # linked with the libraries of another system that has the same home
+            logger.info("%s is compiled again, because it cannot be loaded: %s", kept, error)
+    with _scratch(folder) as scratch:
+        made = _compiled(compiler, Path(scratch))
+        library = _load(made)  # stays in memory when its file is gone
+        if kept is not None:
+            _keep(made, kept)
+    return library
+
+
+def _compiler() -> list[str]:
+    """Returns the compiler's command."""
+    given = os.environ.get("CC", "")
+    try:
+        command = shlex.split(given) or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
+    except ValueError as error:
+        raise OSError(f"CC={given!r} is no command: {error}") from error
+    if not command:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang; or give one as CC)")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
-    parts = (SOURCE.read_text(encoding="utf-8"), version.stdout, " ".join(_FLAGS), *sorted(cpu().features))
-    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-    made = folder / f"few_rows-{name}.so"
-    if not made.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, linked = Path(scratch, "few_rows.o"), Path(scratch, "few_rows.so")
-            _run([compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
-            _run([compiler, "-shared", str(compiled), "-o", str(linked)])
-            os.replace(linked, made)  # whoever compiles at the same time makes the same file
-    return made
+    return command
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+def _name(compiler: list[str]) -> str:
+    """Returns the file name of what this compiler makes of the source on this processor.
+
+    The compiler's predefined macros say which instructions it uses, so that computers with one home folder and
+    different processors have a library each.
+    """
+    version = _run([*compiler, "--version"])
+    instructions = _run([*compiler, *_FLAGS, "-dM", "-E", "-x", "c", os.devnull])
+    parts = (SOURCE.read_text(encoding="utf-8"), version, " ".join(_FLAGS), instructions)
+    return f"few_rows-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
+
+
+def _compiled(compiler: list[str], folder: Path) -> Path:
+    """Returns the library's file, compiled in this folder."""
+    compiled, linked = folder / "few_rows.o", folder / "few_rows.so"
+    _run([*compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled)])
+    _run([*compiler, "-shared", str(compiled), "-o", str(linked)])
+    return linked
+
+
+def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """Returns a folder to compile in: within the one given, where programs may be run, if that can be written to."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
+        except OSError as error:
+            logger.info("the compiled library is not kept: %s", error)
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Put a library into its place, with its checksum behind it, in one step: others may do the same at any time."""
+    content = made.read_bytes()
+    whole = made.with_name(kept.name)
+    try:
+        whole.write_bytes(content + hashlib.sha256(content).digest())
+        os.replace(whole, kept)
+    except OSError as error:  # read-only, or full
+        logger.info("the compiled library is not kept: %s", error)
+
+
+def _is_whole(kept: Path) -> bool:
+    """Returns whether a library is there with its checksum: one that was cut off crashes whoever loads it."""
+    try:
+        content = kept.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_CHECKSUM]).digest() == content[-_CHECKSUM:]
+
+
+def _run(command: list[str]) -> str:
+    """Returns what a command prints."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_SECONDS,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout
 
 
 _ARGUMENTS = {

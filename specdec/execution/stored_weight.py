@@ -37,7 +37,7 @@ class StoredWeight(ABC):
 
 Note = Callable[[StoredWeight, Tensor, Tensor | None], Tensor]
 
-# Of this thread: others may run other models meanwhile.
+# One per thread: others may run other models meanwhile.
 _note: ContextVar[Note | None] = ContextVar("note_products", default=None)
 
 

@@ -15,7 +15,6 @@ from specdec.engine.engine import Engine
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import outcome
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.tree import DraftTree, TreeShape
@@ -24,27 +23,13 @@ from tests.components import perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.test_distribution import LEVEL, SAMPLINGS, VOCAB, p_value
-from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, complete
+from tests.verifiers.cases import BIASED, EXACT, IID, MIXED, SWOR, TOP, complete, takes_laws
 from verifiers import (
     GreedyMultiPathVerifier,
     KSeqVerifier,
     RejectionVerifier,
-    TargetWalkVerifier,
-    TransportVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
-    WeightedTransportVerifier,
 )
 
-RULES: dict[str, Verifier] = {
-    "rejection": RejectionVerifier(),
-    "traversal": TraversalVerifier(),
-    "k-seq": KSeqVerifier(),
-    "transport": TransportVerifier(),
-    "two drafts": TwoDraftVerifier(),
-    "weighted transport": WeightedTransportVerifier(),
-    "target walk": TargetWalkVerifier(),
-}
 SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
 # What the look-up drafts: 0 2, 0 1 and 2 0 2, so that it often meets what is drawn.
 PARENTS, TOKENS = (-1, 0, 0, 1, 1, 2, 5), (0, 0, 2, 2, 1, 0, 2)
@@ -72,19 +57,15 @@ def every_draft(
     return WeightedDrafts(tree, prefixes, drawn.probability, probs)
 
 
-def fits(rule: str, law: DraftSampling) -> bool:
-    return {TOP, law} <= RULES[rule].laws
-
-
 @pytest.mark.parametrize(
-    ("rule", "law"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if fits(rule, law)]
+    ("rule", "law"), [(rule, law) for rule in MIXED for law in (TOP, IID, SWOR) if takes_laws(MIXED[rule], TOP, law)]
 )
 @pytest.mark.parametrize("kinds", ["dense", complete("zeros", strong=False)])
 def test_the_joint_output_law_is_the_targets(rule: str, law: DraftSampling, kinds: str) -> None:
     tables = Tables.random(3, 3, seed=3, kinds=(kinds,))
-    found = outcome(RULES[rule], tables, every_draft(tables, law, merged))
+    found = outcome(MIXED[rule], tables, every_draft(tables, law, merged))
     assert found.tv < EXACT
-    alone = outcome(RULES[rule], tables, enumerate_drafts(tables, SHAPE, law))
+    alone = outcome(MIXED[rule], tables, enumerate_drafts(tables, SHAPE, law))
     assert found.expected_accepted > alone.expected_accepted
 
 
@@ -107,11 +88,16 @@ def without_drawn_repeats(first: DraftTree, second: DraftTree) -> DraftTree:
 
 @pytest.mark.parametrize(
     ("rule", "law"),
-    [(rule, law) for rule in RULES for law in (IID, SWOR) if fits(rule, law) and rule != "target walk"],
+    [
+        (rule, law)
+        for rule in MIXED
+        for law in (IID, SWOR)
+        if takes_laws(MIXED[rule], TOP, law) and rule != "target walk"
+    ],
 )
 def test_to_drop_a_drawn_token_is_biased(rule: str, law: DraftSampling) -> None:
     tables = Tables.random(3, 3, seed=3)
-    assert outcome(RULES[rule], tables, every_draft(tables, law, without_drawn_repeats)).tv > BIASED
+    assert outcome(MIXED[rule], tables, every_draft(tables, law, without_drawn_repeats)).tv > BIASED
 
 
 def test_equal_beginnings_are_shared() -> None:
@@ -147,11 +133,11 @@ def lookup_and_model(model, distance: float = 0.6, sampling: str = "iid") -> Mer
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", MIXED)
 @pytest.mark.parametrize("sampling", ["temperature 1", "repetition penalty"])
 def test_the_engine_follows_the_target_with_every_rule(rule: str, sampling: str) -> None:
     model = tiny_model("llama", vocab_size=VOCAB, scale=1.5, layers=2)
-    assert p_value(model, lookup_and_model(model), RULES[rule], SAMPLINGS[sampling]) > LEVEL
+    assert p_value(model, lookup_and_model(model), MIXED[rule], SAMPLINGS[sampling]) > LEVEL
 
 
 @pytest.mark.full

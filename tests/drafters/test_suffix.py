@@ -93,7 +93,7 @@ def test_paths_are_those_that_counting_finds(sequence, depth, least, budget, dee
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=4, max_size=30), st.integers(1, 6), st.integers(1, 4))
 def test_trees_hold_the_most_probable_paths(sequence, most, deepest) -> None:
-    """Of every match's continuations, the best set of nodes that the budget allows."""
+    """A tree is the best set of nodes, among the continuations of every match, that the budget allows."""
     drafter = bound(mode="tree", tree_depth=7, factor=2.0, min_probability=0.05, max_draft_tokens=most)
     tree, slots = drafted(drafter, [sequence], max_depth=deepest)
     scores = [0.0]

@@ -99,3 +99,9 @@ def configure() -> Callable[..., DictConfig]:
             return compose(name, list(overrides))
 
     return composed
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves no pictures, which take most of a tiny run's time. Other tests look at them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)

@@ -1,4 +1,4 @@
-"""Runs side by side: what may be compared, how rows are named, and how a sweep ends."""
+"""Runs side by side: what may be compared, and how rows are named."""
 
 import dataclasses
 import json
@@ -13,72 +13,15 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments import results
-from experiments.app.cli import launch
-from experiments.app.config import CONF
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
 from experiments.results.comparison import Row, differences, leaders, make_rows
 from experiments.results.lossless import Lossless, Verdict
-from experiments.results.records import Record, RecordWriter
-from experiments.results.runs import Run, find_folders, load_run
+from experiments.results.runs import find_folders
 from experiments.run import run
+from tests.experiments.made_runs import loaded, made
 
 Configure = Callable[..., DictConfig]
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take most of a tiny run's time, and the first test looks at them."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **more: None)
-
-
-def made(folder: Path, *overrides: str, prompts: int = 3, **facts: object) -> Path:
-    """The folder of a run that nobody ran."""
-    temperature = next((float(o.rpartition("=")[2]) for o in overrides if "sampling.temperature" in o), 0.0)
-    manifest: dict[str, Any] = {
-        "config": {
-            "dataset": {"_target_": "experiments.datasets.stdlib.Stdlib", "seed": 0},
-            "bootstrap": {"confidence": 0.95, "resamples": 100, "seed": 0},
-            "engine": {"max_batch_size": 1},
-        },
-        "target": {"name": "bundled/target"},
-        "prompts": prompts,
-        "prompts_hash": "abc",
-        "dtype": "float32",
-        "device": "a processor",
-        "planned": 3,
-        "series": 2,
-        "overrides": list(overrides),
-        "git": {"commit": "0123456789abcdef", "dirty": False},
-    }
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest | facts))
-    with RecordWriter(folder / "records.jsonl") as writer:
-        for number in range(prompts):
-            for method in ("plain", "model"):
-                accepted = (0,) * 6 if method == "plain" else (2, 1, number % 2)
-                writer.write(
-                    Record(
-                        prompt=f"p{number}",
-                        method=method,
-                        exactness=None if method == "plain" else "exact",
-                        temperature=temperature,
-                        batch=number,
-                        prompt_tokens=5,
-                        token_ids=tuple(range(6)),
-                        finish_reason="length",
-                        seconds=2.0 if method == "plain" else 1.0 + number / 10,
-                        accepted=accepted,
-                        expected_accepted=tuple(map(float, accepted)),
-                        proposed_depth=(2,) * len(accepted) if method == "model" else (0,) * 6,
-                        proposed_nodes=(4,) * len(accepted) if method == "model" else (0,) * 6,
-                    )
-                )
-    return folder
-
-
-def loaded(folder: Path, *overrides: str, **facts: Any) -> Run:
-    return load_run(made(folder, *overrides, **facts))
 
 
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> None:
@@ -314,89 +257,3 @@ def test_prompts_that_did_not_fit_are_said_once(
     report_comparison([*runs, loaded(tmp_path / "3", "seed=3")], tmp_path / "out")
     notes = json.loads((tmp_path / "out" / "comparison.json").read_text())["notes"]
     assert notes == ["Prompts that were too long: of 7, 4 were left out (room for 1024 tokens)."]
-
-
-# ---------------------------------------------------------------- sweeps
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_sweep_ends_with_the_comparison_and_lists_failed_jobs(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [text for text in tiny if not text.startswith("out=")]
-    # A job of its own folder is found, too.
-    given += ["drafter=ngram", f"out={tmp_path}/own/${{drafter.branches}}", "drafter.branches=0,1,2"]
-    monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
-    with pytest.raises(SystemExit, match="1"):
-        launch(run, "run")
-    found = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
-    assert [row["name"] for row in found["rows"]] == ["ngram, drafter.branches=1", "ngram, drafter.branches=2"]
-    (note,) = [note for note in found["notes"] if "NO RESULT of job 0 (" in note]
-    assert "drafter.branches=0" in note
-    shown = capsys.readouterr()
-    assert "NO RESULT of job 0" in shown.out
-    assert "error: branches=0" in shown.err
-
-
-# The grid of each ablation, cut to a few jobs, and the rows and columns of its table. Drafters that need no model stand
-# in for those that are swept, because the tiny drafting model's folder cannot be given to all of them.
-ABLATIONS = {
-    "drafter": ([], "drafter", "temperature"),
-    "shape": (["drafter.shape=2,[2,1]"], "drafter.shape", "drafter.sampling"),
-    "temperature": (["sampling.temperature=0,1"], "drafter", "temperature"),
-    "quantization": (["target.dtype=float32"], "target.quantization", "drafter.quantization"),
-    "kv_cache": ([], "engine.kv_cache", "drafter.kv_cache"),
-    "context": (["dataset.tokens=8,12,16", "dataset.longest=16"], "dataset.tokens", "drafter"),
-    "category": (["dataset.per_category=2", "dataset.only=[asyncio,email]"], "category", "drafter"),
-}
-
-
-def test_every_ablation_is_tried() -> None:
-    names = {path.stem.removeprefix("ablate_") for path in (CONF / "experiment").glob("ablate_*.yaml")}
-    assert names == {*ABLATIONS, "acceptance"}, "the last one has a test of its own, below"
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("shape", "category") else pytest.param(name, marks=pytest.mark.full) for name in ABLATIONS],
-)
-def test_an_ablation_is_one_command(
-    name: str, saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    own, row, column = ABLATIONS[name]
-    stays = ("target", "bootstrap", "threads")
-    given = [text for text in tiny if text.startswith(stays)]
-    given += [f"experiment=ablate_{name}", *own, "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
-    given += ["dataset.prompt_tokens=16"] if name != "context" else []
-    if "drafter" not in (row, column):
-        given.append(f"drafter.name={saved / 'drafter'}")
-    else:
-        given = [text for text in given if not text.startswith("drafter=")] + ["drafter=ngram,none"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
-    launch(run, "run")
-    assert "NO RESULT" not in capfd.readouterr().out
-    file = "categories" if name == "category" else "two_way"
-    heading = (tmp_path / "sweep" / f"{file}.csv").read_text().splitlines()[0].split(",")
-    assert heading[: heading.index("mean_acceptance_length")][-2:] == [row, column]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_the_acceptance_ablation_is_one_command(
-    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its own grid, cut to one drafter and two shapes."""
-    given = [text for text in tiny if not text.startswith("out=")]
-    given += [
-        "experiment=ablate_acceptance",
-        "drafter=model",
-        f"drafter.name={saved / 'drafter'}",
-        "engine.max_length=128",
-    ]
-    given += ["drafter.shape=2,[2,1]", "dataset.count=1", "sampling.max_new_tokens=4", "warmup_prompts=0"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
-    launch(run, "run")
-    rows = json.loads((tmp_path / "sweep" / "comparison.json").read_text())["rows"]
-    assert [(row["temperature"], row["name"]) for row in rows] == [
-        (temperature, f"model, drafter.shape={shape}") for temperature in (0, 1) for shape in ("2", "[2,1]")
-    ]

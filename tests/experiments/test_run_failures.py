@@ -133,7 +133,7 @@ def test_an_own_rule_is_exact_by_its_own_account(
 def test_the_command_and_a_sweep_exit_with_an_error(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Of a sweep's two jobs the first is broken and the second is not: both have results, and the sweep fails."""
+    """The first of a sweep's two jobs is broken and the second is not: both have results, and the sweep fails."""
     given = [text for text in tiny if not text.startswith("out=")]
     honest = f"{NGramDrafter.__module__}.NGramDrafter"
     words = [*given, "drafter=ngram", f"drafter._target_={WrongRoot.__module__}.WrongRoot,{honest}"]

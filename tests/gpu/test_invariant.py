@@ -9,7 +9,7 @@ from specdec.requests import SamplingParams
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
-from tests.specdec.test_invariant import PATH, PROMPTS, VOCAB, chain, one_by_one, runner_for, same, tokens, trees
+from tests.specdec.invariant_forwards import PATH, PROMPTS, VOCAB, chain, one_by_one, runner_for, same, tokens, trees
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier, fitting_rules
 from specdec.modeling.target import Target
 from specdec.types import DraftSampling, Exactness
+from tests.honest import Honest
 from tests.models import tiny_model
-from tests.mutants import Honest
 from verifiers import LenientVerifier, RejectionVerifier
 
 

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import scipy.stats
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -17,20 +15,15 @@ import specdec.engine.engine
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.text import Detokenizer
-from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
-from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
-from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, DraftSampling
-from tests.components import DRAFTERS, perturbed
+from specdec.tree import DraftTree
+from specdec.types import Committed
+from tests.components import perturbed
 from tests.models import tiny_model
+from tests.specdec.gapped import PROMPTS, SAMPLING, VOCAB, Gapped
 from verifiers import RejectionVerifier
-
-VOCAB = 64
-SAMPLING = SamplingParams(max_new_tokens=12)
-PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
 @pytest.fixture(scope="module")
@@ -167,29 +160,6 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
-class Gapped(Drafter):
-    """Drafts a chain without siblings in which another, invalid node stands in front."""
-
-    max_nodes, max_depth, is_chain = 3, 2, True
-    laws = frozenset([DraftSampling.DETERMINISTIC])
-
-    def __init__(self, outputs: list[tuple[int, ...]]):
-        self.outputs = [[*prompt, *output] for prompt, output in zip(PROMPTS, outputs, strict=True)]
-
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """It knows the outputs already."""
-
-    def propose(self, slots: Slots) -> DraftTree:
-        rows = []
-        for row, length in enumerate(slots.host_lengths.tolist()):
-            so_far = slots.host_tokens[row, : length + 1].tolist()
-            whole = next(output for output in self.outputs if output[: length + 1] == so_far)
-            rows.append([so_far[-1], 0, *[*whole, 0, 0][length + 1 : length + 3]])
-        parents = torch.tensor([[-1, 0, 0, 2]]).expand(len(rows), -1)
-        valid = torch.tensor([[True, False, True, True]]).expand(len(rows), -1)
-        return DraftTree.build(torch.tensor(rows), parents, valid=valid, max_children=1)
-
-
 def test_a_chain_behind_an_invalid_node_is_committed(target: Target, wanted: list[tuple[int, ...]]) -> None:
     engine = Engine(target, Gapped(wanted), RejectionVerifier(), max_batch_size=3, max_length=64)
     outputs = engine.generate(PROMPTS, SAMPLING)
@@ -224,67 +194,6 @@ def test_a_drafter_in_two_engines_is_refused(target: Target, wanted: list[tuple[
     assert [o.token_ids for o in second.generate(PROMPTS, SAMPLING)] == wanted
     del second  # an engine that is gone holds nothing, without a call
     Engine(target, drafter, RejectionVerifier(), max_length=64)
-
-
-@pytest.mark.parametrize("kind", ["ngram", "model_chain_iid", "model_tree_without_replacement", "medusa"])
-def test_nan_logits_near_the_last_position_end_that_request_only(kind: str) -> None:
-    """The row has no room for what a verdict without meaning would emit."""
-    model = tiny_model(vocab_size=VOCAB)
-    bad, length = VOCAB - 1, 24
-    prompts = [[*range(1, 23), bad], [1, 2, 1, 2, 1]]
-    sampling = [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=8)]
-    wanted = Engine(Target(model), max_length=length).generate(prompts[1:], sampling[1:])[0].token_ids
-    assert bad not in wanted
-    drafter = DRAFTERS[kind](model)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[bad] = float("nan")
-    engine = Engine(Target(model), drafter, RejectionVerifier(), max_batch_size=2, max_length=length)
-    failed, other = engine.generate(prompts, sampling)
-    assert failed.finish_reason == "error" and "not finite in round 0" in str(failed.error)
-    assert other.token_ids == wanted
-
-
-class Poisoned(Gapped):
-    """Drafts a bad token beside the right ones."""
-
-    is_chain = False
-    bad = VOCAB - 1
-
-    def propose(self, slots: Slots) -> DraftTree:
-        tree = super().propose(slots)
-        tokens = tree.tokens.clone()
-        tokens[:, 1] = self.bad
-        return DraftTree.build(tokens, tree.parents, max_children=2)
-
-
-def test_a_rejected_token_with_nan_logits_ends_nothing(wanted: list[tuple[int, ...]]) -> None:
-    """Its keys spoil the whole tree through the masks: the row goes on from its root, without drafts for a round."""
-    model = tiny_model(vocab_size=VOCAB)
-    assert not any(Poisoned.bad in output for output in wanted)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[Poisoned.bad] = float("nan")
-    for sampling in (SAMPLING, SamplingParams(max_new_tokens=12, temperature=1e-3)):
-        engine = Engine(Target(model), Poisoned(wanted), RejectionVerifier(), max_batch_size=3, max_length=64)
-        outputs = engine.generate(PROMPTS, sampling)
-        assert [o.token_ids for o in outputs] == wanted
-        broken = [step for output in outputs for step in output.steps if step.error is not None]
-        assert broken and all(step.token_ids == () and step.finish_reason is None for step in broken)
-        assert all("not finite in round" in str(step.error) for step in broken)
-
-
-def test_nan_in_the_drafters_cache_goes_with_its_request() -> None:
-    model = tiny_model(vocab_size=VOCAB)
-    draft = perturbed(model, 0.1)
-    bad = VOCAB - 1
-    with torch.no_grad():
-        draft.get_input_embeddings().weight[bad] = float("nan")
-    engine = Engine(Target(model), ModelDrafter(draft, 3), RejectionVerifier(), max_length=64)
-    whole = engine.generate(PROMPTS, SAMPLING)
-    engine.generate([[1, 2, bad, *range(3, 30)]], SamplingParams(max_new_tokens=4))
-    again = engine.generate(PROMPTS, SAMPLING)
-    assert [o.token_ids for o in again] == [o.token_ids for o in whole]
-    assert [[s.accepted for s in o.steps] for o in again] == [[s.accepted for s in o.steps] for o in whole]
-    assert all(o.finish_reason == "length" for o in again)
 
 
 @pytest.mark.parametrize("sampling", ["iid", "without_replacement", "deterministic"])
@@ -355,163 +264,3 @@ def test_a_policy_of_admission(target: Target, wanted: list[tuple[int, ...]]) ->
     ended = [step.request for step in engine.stream(PROMPTS, SAMPLING) if step.finish_reason]
     assert ended == [2, 1, 0]
     assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
-
-
-class Guessing(Drafter):
-    """Drafts one token: always the bad one, or one drawn evenly from all."""
-
-    max_nodes = max_depth = 1
-    is_chain = True
-    bad = 3
-
-    def __init__(self, law: DraftSampling, vocab: int):
-        self.laws, self.law, self.vocab = frozenset([law]), law, vocab
-
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """It fits everything."""
-
-    def propose(self, slots: Slots) -> DraftTree:
-        drafted = torch.full_like(slots.roots, self.bad)
-        q = None
-        if self.law is DraftSampling.IID:
-            drafted = (uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 1)[:, 0] * self.vocab).long()
-            q = torch.full((len(slots), 2, self.vocab), 1 / self.vocab)
-        tokens = torch.stack([slots.roots, drafted], dim=1)
-        return DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=self.law, draft_probs=q)
-
-
-def first_tokens(law: DraftSampling) -> tuple[float, int]:
-    """Chi-square p-value of the first tokens of sampled requests, and how many requests had none."""
-    vocab, samples = 8, 4000
-    model = tiny_model(vocab_size=vocab, scale=1.5)
-    with torch.no_grad():
-        p = model(torch.tensor([[1, 2]])).logits[0, -1].double().softmax(-1).numpy()
-        model.get_input_embeddings().weight[Guessing.bad] = float("nan")
-    engine = Engine(Target(model), Guessing(law, vocab), RejectionVerifier(), max_batch_size=500, max_length=16)
-    outputs = engine.generate([[1, 2]], SamplingParams(max_new_tokens=2, temperature=1.0, n=samples, seed=5))
-    firsts = [output.token_ids[0] for output in outputs if output.token_ids]
-    counts = np.bincount(firsts, minlength=vocab)
-    return float(scipy.stats.chisquare(counts, p / p.sum() * len(firsts)).pvalue), samples - len(firsts)
-
-
-@pytest.mark.full
-def test_going_on_without_a_chosen_draft_follows_the_target() -> None:
-    """A correct engine fails this with another seed once in a million times."""
-    p_value, ended = first_tokens(DraftSampling.DETERMINISTIC)
-    assert p_value > 1e-6 and ended == 0
-
-
-def test_going_on_without_a_drawn_draft_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: draws are forgotten, too. So such a request ends with an error instead."""
-    assert first_tokens(DraftSampling.IID)[1] > 100
-    monkeypatch.setattr(specdec.engine.engine, "repeatable", lambda played: played.read.proposed_nodes > 0)
-    p_value, ended = first_tokens(DraftSampling.IID)
-    assert p_value < 1e-6 and ended == 0
-
-
-@pytest.mark.full
-def test_after_a_shortage_no_memory_is_kept_for_recordings(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
-    engine = Engine(target, max_length=64, recording="rounds")
-    engine.generate(PROMPTS, SAMPLING)
-    assert len(engine._rounds.recordings)
-    run, fails = engine.runner.run, [True]
-
-    def short(batch: Any) -> Any:
-        if fails.pop() if fails else False:
-            raise torch.OutOfMemoryError(CUDA_SHORTAGE)
-        return run(batch)
-
-    monkeypatch.setattr(engine.runner, "run", short)
-    reasons = [done.finish_reason for done in engine.generate(PROMPTS, SAMPLING)]
-    assert reasons == ["error", "length", "length"]
-    assert len(engine._rounds.recordings) == 0
-
-
-CUDA_SHORTAGE = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.25 GiB is "
-    "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use."
-)
-CPU_SHORTAGE = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-    "8589934592 bytes. Error code 12 (Cannot allocate memory)"
-)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (torch.OutOfMemoryError(CUDA_SHORTAGE), r"out of memory on cuda:0: 2\.50 GiB asked for, 1\.25 GiB free"),
-        pytest.param(
-            RuntimeError(CPU_SHORTAGE),
-            r"out of memory on cpu: 8\.00 GiB asked for, [\d.,]+ [GM]iB free",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            MemoryError(), r"out of memory on cpu: more asked for, [\d.,]+ [GM]iB free", marks=pytest.mark.full
-        ),
-    ],
-)
-@pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])
-def test_out_of_memory_ends_what_runs_and_keeps_the_rest(
-    target: Target,
-    wanted: list[tuple[int, ...]],
-    error: Exception,
-    said: str,
-    forward: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first request has finished, the second runs, and the third waits."""
-    engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64)
-    run, left = engine.runner.run, [0]
-
-    def short(batch: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            raise error
-        return run(batch)
-
-    monkeypatch.setattr(engine.runner, "run", short)
-    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    done = {}
-    for step in engine.stream(PROMPTS, SAMPLING):
-        tokens[step.request] += step.token_ids
-        if step.finish_reason is not None:
-            done[step.request] = step
-            if step.request == 0:
-                left[0] = forward
-    assert [step.finish_reason for step in done.values()] == ["length", "error", "length"]
-    assert [tuple(tokens[request]) for request in (0, 2)] == [wanted[0], wanted[2]]
-    lower = r"lower max_batch_size=1, prefill_chunk=512, max_length=64, the draft tree's \d+ nodes"
-    assert re.fullmatch(f"{said}; {lower}", done[1].error or "")
-    # The engine is as good as new.
-    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
-
-
-def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are in the middle of a forward that needs this one: they must not wait for it."""
-    engine = Engine(target, max_length=64)
-    monkeypatch.setattr(engine.runner.agreement, "shared", True)
-    monkeypatch.setattr(engine.runner, "run", failing(torch.OutOfMemoryError(CUDA_SHORTAGE)))
-    with pytest.raises(torch.OutOfMemoryError):
-        engine.generate(PROMPTS, SAMPLING)
-
-
-def failing(error: Exception) -> Any:
-    def fail(*args: object) -> None:
-        raise error
-
-    return fail
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
-@pytest.mark.parametrize("place", ["specdec.modeling.plan._trial", "specdec.cache.slot_cache._by_head"])
-def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
-    target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(place, failing(error))
-    said = (
-        r"out of memory on .* asked for, .* free; lower max_batch_size=2 or max_length=64, or load the model in fewer"
-    )
-    with pytest.raises(ValueError, match=said):
-        Engine(target, max_batch_size=2, max_length=64)

@@ -1,12 +1,9 @@
 """Products of a few rows in C: the same function on every processor, and nothing without a compiler."""
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +43,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flags = tuple(each.replace("native", request.param) for each in native._FLAGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_FLAGS", flags)
-        return native._load(native._built(tmp_path_factory.mktemp("native")))
+        return native.library_in(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture
@@ -248,33 +245,6 @@ def test_decoding_replays_it(scheme: str | None, monkeypatch: pytest.MonkeyPatch
     assert len(packed_linears(model)) == (0 if scheme else linears)
 
 
-def test_without_a_compiler_torch_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", str(tmp_path / "nowhere"))
-    assert native_library.__wrapped__() is None
-    monkeypatch.setenv("CC", "false")  # a compiler that fails
-    assert native_library.__wrapped__() is None
-    monkeypatch.delenv("CC")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert native_library.__wrapped__() is None
+def test_without_the_library_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "native_library", lambda: None)
     assert few_rows([noise(8, 64)]) is None and int8_rows(noise(8, 64).to(torch.int8), noise(8)) is None
-
-
-def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEC_NATIVE", "0")
-    monkeypatch.setattr(native, "_built", lambda folder: pytest.fail("nothing is compiled"))
-    assert native_library.__wrapped__() is None
-
-
-@needs_compiler
-def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = native._built(tmp_path)
-    assert os.listdir(tmp_path) == [made.name]
-    run = subprocess.run
-    commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **given: commands.append(command) or run(command, **given))
-    assert native._built(tmp_path) == made
-    assert [command[1:] for command in commands] == [["--version"]]
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-DOTHER"))
-    assert native._built(tmp_path) != made, "made from something else"

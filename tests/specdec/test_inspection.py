@@ -13,8 +13,9 @@ from specdec.requests import SamplingParams
 from specdec.tree import DraftTree
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, skip_unfit, tried
+from tests.honest import Honest
 from tests.models import tiny_model
-from tests.mutants import MALFORMED, Honest, broken
+from tests.mutants import MALFORMED, broken
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier

@@ -4,91 +4,48 @@ All comparisons here are of bits. What would be wrong without a part of the mode
 ordinary attention, keys in the order of the cache, and blocks of the size that the forward has.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import nn
 
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
 from specdec.batch import ForwardBatch, Wants
 from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
-from specdec.execution.invariant import ROWS, InvariantExecutor
+from specdec.execution.invariant import InvariantExecutor
 from specdec.modeling import invariance
-from specdec.modeling.invariance import _alike
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
-from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.architectures import tiny
 from tests.components import DRAFTERS, fitting
-from tests.forwards import prefill, verify
+from tests.forwards import verify
 from tests.models import ARCHITECTURES, tiny_model
+from tests.specdec.invariant_forwards import (
+    PATH,
+    PROMPTS,
+    SEQUENCE,
+    SHAPE,
+    VOCAB,
+    chain,
+    model_in,
+    one_by_one,
+    runner_for,
+    same,
+    tokens,
+    trees,
+)
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
-VOCAB = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SEQUENCE = 28
-SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0), (0, 1), (1, 0, 0), (1, 0, 1), (1, 0, 1, 0)])
-PATH = torch.nonzero(Topology.of_shape(SHAPE, torch.device("cpu")).ancestors[0, -1])[:, 0].tolist()
-"""The path to the deepest node, with other nodes in between."""
-
-
-def model_in(dtype: torch.dtype, architecture: str = "llama", **more: Any) -> PreTrainedModel:
-    return tiny_model(architecture, vocab_size=VOCAB, **more).to(dtype)  # type: ignore[arg-type]
-
-
-def runner_for(model: PreTrainedModel, *, slots: int = 3, length: int = SEQUENCE + 8) -> ModelRunner:
-    nodes = SHAPE.num_nodes
-    return ModelRunner(model, max_batch_size=slots, max_length=length, max_nodes=nodes, invariant=True)
-
-
-def tokens(count: int = SEQUENCE, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-def chain(runner: ModelRunner, given: Tensor, *, start: int = 0, slot: int = 0) -> Tensor:
-    """Logits of a line of tokens behind the first ``start`` of a slot."""
-    host_slots, host_lengths = np.array([slot]), np.array([start])
-    batch = ForwardBatch(
-        tokens=given[None],
-        slots=torch.from_numpy(host_slots).to(given.device),
-        lengths=torch.from_numpy(host_lengths).to(given.device),
-        topology=Topology.chain(len(given), given.device),
-        host_slots=host_slots,
-        host_lengths=host_lengths,
-    )
-    return runner.run(batch).scores[0]
-
-
-def one_by_one(runner: ModelRunner, given: Tensor) -> Tensor:
-    """Logits as plain decoding computes them."""
-    return torch.cat([chain(runner, given[i : i + 1], start=i) for i in range(len(given))])
-
-
-def trees(runner: ModelRunner, given: Tensor, starts: Sequence[int], slots: Sequence[int], seed: int = 1) -> Tensor:
-    """Logits of one tree per slot, whose deepest path holds the sequence's tokens and whose other nodes are random."""
-    for slot, start in zip(slots, starts, strict=True):
-        prefill(runner, given[None, :start], np.zeros(1, dtype=np.int64), slots=[slot])
-    drafted = torch.randint(0, VOCAB, (len(slots), SHAPE.num_nodes + 1), generator=torch.Generator().manual_seed(seed))
-    drafted = drafted.to(given.device)
-    for row, start in enumerate(starts):
-        drafted[row, PATH] = given[start : start + len(PATH)]
-    return verify(runner, DraftTree.from_shape(SHAPE, drafted), starts, slots=slots).scores
-
-
-def same(logits: Tensor, wanted: Tensor) -> bool:
-    return torch.equal(logits.view(torch.uint8), wanted.view(torch.uint8))
 
 
 # ---------------------------------------------------------------- bits
@@ -272,10 +229,7 @@ def test_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------- the engine
 
 
-PROMPTS = [tokens(count, seed).tolist() for seed, count in enumerate((5, 1, 30, 9))]
 GREEDY = SamplingParams(max_new_tokens=10)
-
-
 BY_DEFAULT = ("ngram", "medusa", "model_tree_without_replacement", "model_tree_coupled")
 
 
@@ -302,152 +256,6 @@ def test_any_drafters_greedy_output_is_plain_decodings(drafter: str, scheme: str
     assert outputs == plain
     with Engine(Target(model), verifier=rule, max_length=64, invariant=True) as engine:
         assert [each.token_ids for each in engine.generate(PROMPTS, sampling)] == plain
-
-
-# ---------------------------------------------------------------- the promise
-
-
-class Beside(nn.Module):
-    """A layer whose output for a row depends a little on the rows beside it."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs + 1e-3 * inputs.mean(0, keepdim=True)
-
-
-class Counting(nn.Module):
-    """A layer that changes from call to call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return inputs * (1 + 1e-5 * self.calls)
-
-
-def with_layer(layer: nn.Module, at: int = 2) -> PreTrainedModel:
-    model = model_in(torch.float32)
-    mlp = model.model.layers[at].mlp
-    mlp.act_fn = nn.Sequential(mlp.act_fn, layer)
-    return model
-
-
-def test_rows_that_touch_each_other_run_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        runner = runner_for(with_layer(Beside()))
-    assert executor_of(runner).rows == 1
-    assert "not invariant in blocks of 16: model.layers.2.mlp.act_fn.1 gives other bits" in caplog.text
-    given = tokens()
-    assert same(chain(runner, given, slot=1), one_by_one(runner, given))
-
-
-def test_a_model_that_cannot_promise_it_is_refused_by_the_part() -> None:
-    with pytest.raises(ValueError, match=r"llama cannot be run so, because model.layers.2.mlp.act_fn.1 gives other"):
-        runner_for(with_layer(Counting()))
-
-
-def test_experts_run_alone() -> None:
-    runner = runner_for(tiny("mixtral").bfloat16())
-    assert executor_of(runner).rows == 1
-    given = tokens(20)
-    assert same(chain(runner, given, slot=1), one_by_one(runner, given))
-
-
-def test_attention_sinks() -> None:
-    runner = runner_for(tiny("gpt_oss").bfloat16())
-    given = tokens(20)
-    plain = one_by_one(runner, given)
-    assert same(trees(runner, given, [9], [1])[0, PATH], plain[9:14])
-
-
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("gptj", "gptj does not take an attention function"),
-        ("deepseek_v32", "deepseek_v32 selects keys by an indexer"),
-        ("deepseek_v3", "its layers change keys or values between the cache and the attention function"),
-        ("doge", "its layers change the mask on its way to the attention function"),
-    ],
-)
-def test_models_that_are_refused(model_type: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"invariant=True: .*{reason}.*; leave invariant at False"):
-        runner_for(tiny(model_type))
-
-
-def test_another_attention_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"attention='eager' with invariant=True.*leave attention at 'auto'"):
-        ModelRunner(model_in(torch.float32), max_batch_size=1, max_length=8, attention="eager", invariant=True)
-
-
-def test_a_changed_model_is_tried_again() -> None:
-    model = model_in(torch.float32)
-    runner = runner_for(model)
-    assert executor_of(runner).rows == ROWS
-    model.model.layers[1].mlp.act_fn = nn.Sequential(model.model.layers[1].mlp.act_fn, Beside())
-    given = tokens()
-    assert same(chain(runner, given, slot=1), one_by_one(runner, given))
-    assert executor_of(runner).rows == 1
-
-
-def test_changed_weights_are_used() -> None:
-    model = model_in(torch.float32)
-    runner, given = runner_for(model), tokens(12)
-    before = chain(runner, given)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)
-    assert torch.allclose(chain(runner, given), 2 * before, rtol=1e-5)
-
-
-# Elementwise functions: which sizes are computed by one code throughout.
-
-
-@pytest.mark.parametrize(
-    ("numbers", "threads", "alike"),
-    [
-        (16, 1, True),  # one number for each of 16 rows: less than any vector, or a whole one
-        (16 * 48, 1, True),
-        (16 * 45, 1, False),
-        (16 * 2048, 2, True),  # the smallest that is divided, into one part
-        (16 * 11008, 2, True),
-        (16 * 11008, 4, True),
-        (16 * 11008, 6, False),  # parts of 29,355 numbers, which end within a vector
-    ],
-)
-def test_sizes_that_end_with_a_whole_vector(numbers: int, threads: int, alike: bool) -> None:
-    assert _alike(numbers, threads) is alike
-
-
-def test_a_function_that_ends_within_a_vector_is_not_put_into_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    """A layer of width 45: the last of 16 x 45 numbers are computed by other code, whose silu rounds otherwise."""
-    torch.manual_seed(0)
-    model = model_in(torch.float32)
-    for layer in model.model.layers:
-        for name in ("gate_proj", "up_proj"):
-            projection = getattr(layer.mlp, name)
-            projection.weight = nn.Parameter(projection.weight[:45].clone())
-        layer.mlp.down_proj.weight = nn.Parameter(layer.mlp.down_proj.weight[:, :45].clone())
-    with caplog.at_level(logging.INFO):
-        runner = runner_for(model)
-    assert executor_of(runner).rows == 1
-    assert "an elementwise function of 720 numbers does not end with a whole vector" in caplog.text
-
-
-def test_fewer_threads_where_theirs_would_end_within_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of threads at which the promise was tried stays, whatever torch is told later."""
-    monkeypatch.setattr(invariance, "_GRAIN", 300)  # so that the tiny model's 768 numbers are divided into three
-    torch.set_num_threads(3)
-    runner = runner_for(model_in(torch.float32))
-    assert executor_of(runner).threads == 2, "three parts of 256 are whole vectors, but those of 1,024 numbers are not"
-    seen: list[int] = []
-    runner.model.lm_head.register_forward_hook(lambda *call: seen.append(torch.get_num_threads()))
-    chain(runner, tokens(3))
-    assert (set(seen), torch.get_num_threads()) == ({2}, 3)
-
-
-def executor_of(runner: ModelRunner) -> InvariantExecutor:
-    assert isinstance(runner.executor, InvariantExecutor)
-    return runner.executor
 
 
 def test_an_ordinary_engine_afterwards() -> None:

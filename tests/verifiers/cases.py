@@ -12,6 +12,15 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from verifiers import (
+    KSeqVerifier,
+    RejectionVerifier,
+    TargetWalkVerifier,
+    TransportVerifier,
+    TraversalVerifier,
+    TwoDraftVerifier,
+    WeightedTransportVerifier,
+)
 from verifiers.families import Family
 from verifiers.post_order import PostOrderVerifier
 
@@ -41,6 +50,16 @@ LAWS: dict[str, DraftSampling | tuple[DraftSampling, ...]] = {
     "iid, then swor": (IID, SWOR, SWOR),
     "swor, then iid": (SWOR, IID, TOP),
 }
+MIXED: dict[str, Verifier] = {
+    "rejection": RejectionVerifier(),
+    "traversal": TraversalVerifier(),
+    "k-seq": KSeqVerifier(),
+    "transport": TransportVerifier(),
+    "two drafts": TwoDraftVerifier(),
+    "weighted transport": WeightedTransportVerifier(),
+    "target walk": TargetWalkVerifier(),
+}
+"""Rules for trees whose siblings were drawn by different laws."""
 KINDS = {
     "dense": ("dense",),
     "zeros": ("zeros",),
@@ -53,6 +72,11 @@ KINDS = {
 def complete(*values: object, strong: bool) -> ParameterSet:
     """Returns one case of a matrix: strong cases always run, the others are marked ``full``."""
     return pytest.param(*values, marks=() if strong else pytest.mark.full)
+
+
+def takes_laws(rule: Verifier, *laws: DraftSampling) -> bool:
+    """Whether a rule takes trees with nodes of all these laws."""
+    return set(laws) <= rule.laws
 
 
 def takes(rule: Verifier, shape: TreeShape) -> bool:
@@ -71,7 +95,7 @@ def drafts(draw: st.DrawFn, dtype: torch.dtype, kind: str = "tree") -> tuple[Dra
 
     Args:
         draw: Hypothesis' own.
-        dtype: Of the tables.
+        dtype: The tables' dtype.
         kind: ``"tree"``, ``"paths"`` or ``"chain"``.
     """
     batch, nodes, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 9)), draw(st.integers(2, 6))

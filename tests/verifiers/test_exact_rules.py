@@ -330,7 +330,7 @@ def test_random_trees_are_exact(rule: str, examples: int) -> None:
         salt = data.draw(st.integers(0, 5))
 
         def grows(node: int, prefix: Tensor) -> Tensor:
-            # Of paths all nodes of a depth behave alike.
+            # In independent paths, all nodes of a depth behave alike.
             place = shape.depths[node] if verifier.paths_only else node
             return (prefix * 7 + place * 5 + salt) % 4 > 0
 

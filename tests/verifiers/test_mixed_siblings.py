@@ -10,34 +10,29 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
+from tests.verifiers.cases import (
+    BIASED,
+    DIGITS,
+    EXACT,
+    IID,
+    KINDS,
+    MIXED,
+    SWOR,
+    TOP,
+    complete,
+    needs_tables,
+    takes_laws,
+)
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
     KSeqVerifier,
-    RejectionVerifier,
     TargetWalkVerifier,
     TransportVerifier,
-    TraversalVerifier,
-    TwoDraftVerifier,
     WeightedTransportVerifier,
 )
 
-RULES: dict[str, Verifier] = {
-    "rejection": RejectionVerifier(),
-    "traversal": TraversalVerifier(),
-    "k-seq": KSeqVerifier(),
-    "transport": TransportVerifier(),
-    "two drafts": TwoDraftVerifier(),
-    "weighted transport": WeightedTransportVerifier(),
-    "weighted transport, program": WeightedTransportVerifier(solver="program"),
-    "target walk": TargetWalkVerifier(),
-}
-
-
-def fits(rule: str, *laws: DraftSampling) -> bool:
-    return set(laws) <= RULES[rule].laws
-
+RULES: dict[str, Verifier] = {**MIXED, "weighted transport, program": WeightedTransportVerifier(solver="program")}
 
 # A looked-up branch, and a model's, which has two children; the same the other way round.
 LOOKED_UP_FIRST = {(0,): TOP, (0, 0): TOP, (1,): None, (1, 0): None, (1, 1): None}
@@ -49,7 +44,7 @@ AROUND = {(0,): TOP, (1,): None, (2,): None, (3,): TOP}
 @pytest.mark.parametrize("kinds", [complete("dense", strong=False), "every kind"])
 @pytest.mark.parametrize("places", [LOOKED_UP_FIRST, LOOKED_UP_LAST, AROUND], ids=["first", "last", "around"])
 @pytest.mark.parametrize(
-    ("rule", "law"), [(rule, law) for rule in RULES for law in (IID, SWOR) if fits(rule, TOP, law)]
+    ("rule", "law"), [(rule, law) for rule in RULES for law in (IID, SWOR) if takes_laws(RULES[rule], TOP, law)]
 )
 def test_looked_up_branches_beside_drawn_ones_are_exact(
     rule: str, law: DraftSampling, places: dict[tuple[int, ...], DraftSampling | None], kinds: str

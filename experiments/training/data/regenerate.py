@@ -21,7 +21,7 @@ class RegenerateConfig:
         file: A JSONL file that takes the responses, document by document. A later training with the same settings reads
             them from there, and one that was interrupted goes on.
         documents: How many documents are made; None for as many as there are prompts.
-        prompt_tokens: Of plain text, how many tokens a prompt has. What follows it is the target's.
+        prompt_tokens: Tokens at the beginning of a plain text that are its prompt. What follows them is the target's.
         max_new_tokens: Tokens of a response. A conversation ends where a response is cut off.
         temperature: At which the target is sampled.
         greedy: Share of the documents that is decoded greedily instead.

@@ -62,7 +62,7 @@ class CostAwareLength(LengthPolicy):
         self._tried = np.zeros((max_batch_size, max_depth))
         self._right = np.zeros((max_batch_size, max_depth))
         self._rounds = np.zeros(max_batch_size, dtype=np.int64)
-        # Of all requests. One success and one failure to begin with: one round alone says little.
+        # Counted over all requests. One success and one failure to begin with: one round alone says little.
         self._all_tried = np.full(max_depth, 2.0)
         self._all_right = np.full(max_depth, 1.0)
 

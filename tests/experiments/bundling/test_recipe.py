@@ -1,21 +1,25 @@
 """The recipe of the bundled models on a few files and tiny sizes: every stage, once."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from omegaconf import DictConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.medusa_heads import MedusaHeads
 from experiments.app.config import plain, typed
 from experiments.bundle import bundle
-from experiments.bundling.config import Recipe
-from experiments.bundling.fitting import FitConfig
-from experiments.bundling.losses import distance
+from experiments.bundling.config import LlamaSize, Recipe
+from experiments.bundling.fitting import Windows, fit
+from experiments.bundling.losses import distance, next_token
 from experiments.bundling.text import interleave
 from experiments.datasets.sources import stdlib_root
+from experiments.training.fitting import Schedule
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -39,7 +43,7 @@ TINY = [
 def test_the_configuration_is_a_recipe(configure: Configure, tmp_path: Path) -> None:
     config = configure("bundle", f"out={tmp_path}")
     recipe = typed(Recipe, {str(name): plain(config, str(name)) for name in config})
-    assert recipe.target.fit == FitConfig(steps=2200, batch_size=4, length=1024, lr=6e-3, muon_lr=3e-2)
+    assert recipe.target.fit == Schedule(steps=2200, batch_size=4, length=1024, lr=6e-3, muon_lr=3e-2)
     assert recipe.drafter.model.num_hidden_layers == 2
     assert recipe.medusa.num_heads == 4
 
@@ -96,3 +100,46 @@ def test_the_distance_goes_from_kl_to_total_variation() -> None:
     torch.testing.assert_close(distance(q.log(), p, 0.0), kl)
     torch.testing.assert_close(distance(q.log(), p, 1.0), torch.tensor(0.4))
     torch.testing.assert_close(distance(q.log(), p, 0.25), 0.75 * kl + 0.25 * 0.4)
+
+
+def test_an_interrupted_training_ends_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, also if the process dies while it writes a checkpoint."""
+    size = LlamaSize(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    schedule = Schedule(steps=7, batch_size=2, length=8, lr=1e-2, muon_lr=1e-2, warmup=2, save_every=2)
+    tokens = torch.randint(0, 50, (200,), generator=torch.Generator().manual_seed(1))
+    windows = Windows(tokens, length=8, batch_size=2, seed=3)
+
+    def trained(folder: Path) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=50, tie_word_embeddings=True, **asdict(size))
+        model, begun = LlamaForCausalLM(config), []
+
+        def loss(module: torch.nn.Module, batch: torch.Tensor, progress: float) -> torch.Tensor:
+            begun.append(progress)
+            return next_token(module, batch, progress)
+
+        fit(model, loss, windows, schedule, accelerator=Accelerator(), checkpoint=folder, name="model")
+        assert round(begun[0] * 7) == (0 if folder.name == "whole" else 2), "goes on from the whole checkpoint"
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    whole = trained(tmp_path / "whole")
+    save = torch.save
+
+    def dies(state: dict[str, Any], path: Path) -> None:
+        save(state, path)
+        if state["step"] == 4:
+            path.write_bytes(path.read_bytes()[:100])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(torch, "save", dies)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "broken")
+    assert all(torch.equal(*pair) for pair in zip(trained(tmp_path / "broken"), whole, strict=True))

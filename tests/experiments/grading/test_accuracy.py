@@ -81,8 +81,8 @@ def test_equal_outcomes_leave_no_doubt() -> None:
 def test_a_method_that_spoils_answers_is_found_and_one_that_does_not_is_not() -> None:
     """300 prompts, plain decoding right on 60 %. A method that loses 10 % of those answers has an interval below 0.
 
-    Of methods that answer anew (right on 60 %, independently), a 95 % interval leaves out 0 for about 5 %: more than 7
-    of 40 would happen with a probability of 0.1 % (binomial).
+    A method that answers anew (right on 60 %, independently) has a 95 % interval that leaves out 0 in about 5 % of
+    trials: more than 7 of 40 would happen with a probability of 0.1 % (binomial).
     """
     draw = np.random.default_rng(5)
     fast = Bootstrap(resamples=300)

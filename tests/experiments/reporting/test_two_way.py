@@ -19,7 +19,7 @@ from experiments.results.comparison import Row, make_rows
 from experiments.results.runs import Run
 from experiments.results.summary import CategorySummary
 from experiments.results.two_way import category_grids, grids
-from tests.experiments.test_compare import loaded
+from tests.experiments.made_runs import loaded
 
 
 def runs(tmp_path: Path, *jobs: str, **facts: Any) -> list[Run]:

@@ -19,7 +19,7 @@ from experiments.results.runs import load_run
 from experiments.results.timing import STAGES
 from specdec.engine import clock
 from specdec.requests import GREEDY_BELOW as ENGINES_GREEDY_BELOW
-from tests.experiments.test_compare import made
+from tests.experiments.made_runs import made
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results-data.md"

@@ -1,0 +1,80 @@
+"""What drafters have in common that run a model of their own: a small causal LM, or a head."""
+
+from transformers import PreTrainedModel
+
+from specdec.arguments import flag
+from specdec.cache.formats import check_format
+from specdec.drafting.builders import ExpansionTree, TreeBuilder
+from specdec.drafting.scored import ScoredDrafter
+from specdec.modeling.runner import ModelRunner
+from specdec.types import DraftSampling
+
+
+class OwnModelDrafter(ScoredDrafter):
+    """Drafts with a model of its own. In its ``bind``, a subclass calls ``run``, and then ``begin``.
+
+    Args:
+        tree: The tree builder.
+        sampling: See ``ScoredDrafter``; None for ``"deterministic"`` with a tree of the most probable paths, and
+            ``"iid"`` otherwise.
+        temperature: See ``ScoredDrafter``.
+        name: Shown in error messages.
+        attention: See ``ModelRunner``.
+        optimize: See ``ModelRunner``.
+        kv_cache: See ``ModelRunner``.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    def __init__(
+        self,
+        tree: TreeBuilder,
+        sampling: DraftSampling | str | None,
+        temperature: float | None,
+        *,
+        name: str,
+        attention: str,
+        optimize: bool,
+        kv_cache: str | None,
+    ):
+        if sampling is None:
+            sampling = DraftSampling.DETERMINISTIC if isinstance(tree, ExpansionTree) else DraftSampling.IID
+        super().__init__(tree, sampling, temperature)
+        check_format(kv_cache)
+        self.name, self.attention, self.kv_cache = name, attention, kv_cache
+        self.optimize = flag("optimize", optimize)
+
+    def run(
+        self, model: PreTrainedModel, kind: str, *, max_batch_size: int, max_length: int, max_nodes: int
+    ) -> ModelRunner:
+        """Returns what runs the model from now on.
+
+        Args:
+            model: The model.
+            kind: What it is, for messages: ``"head"`` or ``"drafter"``.
+            max_batch_size: The number of slots.
+            max_length: Tokens per slot.
+            max_nodes: The largest tree of a forward, the root not counted.
+
+        Raises:
+            ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
+        """
+        try:
+            self._runner = ModelRunner(
+                model,
+                max_batch_size=max_batch_size,
+                max_length=max_length,
+                max_nodes=max_nodes,
+                attention=self.attention,
+                optimize=self.optimize,
+                kv_cache=self.kv_cache,
+            )
+        except ValueError as error:
+            raise ValueError(f"the {kind} {self.name}: {error}") from error
+        return self._runner
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs the model, from ``bind`` on."""
+        return self._runner

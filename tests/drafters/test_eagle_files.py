@@ -1,0 +1,328 @@
+"""EAGLE's checkpoints: public layouts load, and every way in which one may not fit is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from drafters.heads.eagle import EagleHead
+from drafters.heads.eagle3 import Eagle3Head, default_layers
+from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
+from tests.components import eagle_head, wide
+from tests.drafters.eagle_heads import IDS, VOCAB, eagle3
+from tests.models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", vocab_size=VOCAB)
+
+
+def rewritten(folder: Path, tensors: Callable[[dict[str, Tensor]], object] = len, **config: Any) -> Path:
+    """Changes the files of a checkpoint, and drops what only this project's say."""
+    (folder / "specdec.json").unlink(missing_ok=True)
+    stored = load_file(folder / "model.safetensors")
+    tensors(stored)
+    save_file(stored, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def logits(head: EagleHead | Eagle3Head, model) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 5, head.captured_width, generator=generator) for _ in range(head.captured)]
+    bound = head.bound(model)
+    tokens = torch.randint(0, VOCAB, (2, 5), generator=generator)
+    with torch.inference_mode():
+        return bound(tokens, features=bound.fuse(states)).logits
+
+
+HEADS: dict[str, Callable[..., EagleHead | Eagle3Head]] = {
+    "eagle": eagle_head,
+    "eagle3": eagle3,
+    "eagle3, whole vocabulary": lambda model: eagle3(model, draft_ids=None),
+    "eagle3, own embeddings": lambda model: eagle3(model, owns_embeddings=True),
+    "eagle3.1": lambda model: eagle3(model, norm_each=True, feeds_normed=True, norm_before_residual=True),
+    "eagle3, two layers": lambda model: eagle3(model, layers=2),
+    "eagle3, five states": lambda model: eagle3(model, hidden_layers=(0, 1, 2, 3, -1)),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_comes_back_as_it_was(model, name: str, tmp_path: Path) -> None:
+    head = HEADS[name](model)
+    save_eagle(head, tmp_path, notes={"target": "some/target"})
+    again = load_eagle(tmp_path)
+    assert type(again) is type(head)
+    assert (again.hidden_layers, again.fed_back) == (head.hidden_layers, head.fed_back)
+    assert torch.equal(logits(again, model), logits(head, model))
+    assert json.loads((tmp_path / "specdec.json").read_text())["target"] == "some/target"
+
+
+def test_the_tensors_have_the_published_names(model, tmp_path: Path) -> None:
+    save_eagle(eagle3(model, norm_each=True), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = {name.removeprefix("midlayer.") for name in tensors if name.startswith("midlayer.")}
+    rest = {name for name in tensors if not name.startswith("midlayer.")}
+    norms = {"input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight"}
+    projections = {f"self_attn.{part}_proj.weight" for part in "qkvo"}
+    assert layer == norms | projections | {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    fused = {"fc.weight", *(f"fc_norm.{i}.weight" for i in range(3))}
+    assert rest == fused | {"norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (32, 64)
+    assert tensors["fc.weight"].shape == (32, 96)
+    assert (torch.arange(len(IDS)) + tensors["d2t"]).tolist() == IDS
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == IDS
+
+
+def renamed(tensors: dict[str, Tensor], old: str, new: str) -> None:
+    for name in [name for name in tensors if name.startswith(old)]:
+        tensors[new + name.removeprefix(old)] = tensors.pop(name)
+
+
+def speculators(folder: Path) -> None:
+    """Turns a checkpoint into one as ``speculators`` writes it."""
+    file = folder / "config.json"
+    layer = json.loads(file.read_text())
+    theta = layer.pop("rope_theta")
+    layer["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    rewritten(folder, lambda tensors: renamed(tensors, "midlayer.", "layers.0."))
+    own = ("draft_vocab_size", "norm_before_residual", "norm_output", "target_hidden_size")
+    config = {key: layer.pop(key) for key in own}
+    config["eagle_aux_hidden_state_layer_ids"] = layer.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
+    config |= {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer,
+        "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "a/b"}},
+    }
+    file.write_text(json.dumps(config))
+
+
+def test_speculators_files_load(model, tmp_path: Path) -> None:
+    head = eagle3(model, norm_before_residual=True)
+    head.config.rope_parameters["rope_theta"] = 123.0
+    save_eagle(head, tmp_path)
+    speculators(tmp_path)
+    again = load_eagle(tmp_path)
+    assert isinstance(again, Eagle3Head)
+    assert again.norm_before_residual
+    assert again.hidden_layers == (0, 2, 3)
+    assert again.config.rope_parameters["rope_theta"] == 123.0
+    assert dict(again.named_parameters()).keys() == dict(head.named_parameters()).keys()
+
+
+def test_deepspecs_files_load(tmp_path: Path) -> None:
+    """Qwen3's norms of queries and keys, the whole vocabulary, embeddings, and outputs of layers as ids."""
+    target = tiny_model("qwen3", vocab_size=VOCAB)
+    config = target.config
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    config.rope_parameters["rope_theta"] = 777.0
+    head = wide(Eagle3Head(config, hidden_layers=(0, 1, 2, 3, 4), captured=5, owns_embeddings=True), 1.5)
+    save_eagle(head, tmp_path)
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        renamed(tensors, "midlayer.", "layers.0.")
+        renamed(tensors, "", "model.")
+
+    rewritten(
+        tmp_path,
+        change,
+        architectures=["Qwen3Eagle3Model"],
+        eagle_config=None,
+        target_layer_ids=[-1, 0, 1, 2, 3],
+        num_hidden_layers=36,
+        rope_parameters=None,
+        rope_theta=777.0,
+    )
+    again = load_eagle(tmp_path)
+    assert again.hidden_layers == (0, 1, 2, 3, 4)
+    assert again.config.model_type == "qwen3"
+    torch.testing.assert_close(logits(again, target), logits(head, target))
+
+
+@pytest.mark.parametrize(
+    ("stored", "layers"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, (2, 16, 29)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),
+        ({"target_layer_ids": [1, 15, 28]}, (2, 16, 29)),
+        ({"target_layer_ids": [-1, 15, 28]}, (0, 16, 29)),
+        ({"target_layer_ids": [2, 15, 28], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (3, 16, 29)),
+        ({"eagle_config": {}}, None),
+    ],
+)
+def test_layer_numbers_mean_what_their_key_says(stored: dict[str, Any], layers: tuple[int, ...] | None) -> None:
+    assert layers_of(stored, {}) == layers
+    assert layers_of(stored, {"hidden_layers": [1, 2, 3]}) == (1, 2, 3)
+
+
+def test_the_usual_layers() -> None:
+    assert default_layers(32) == (2, 16, 29)
+    with pytest.raises(ValueError, match="N=4 layers are not three: give hidden_layers"):
+        default_layers(4)
+
+
+@pytest.mark.parametrize(
+    ("config", "rope"),
+    [
+        ({"rope_theta": None, "rope_parameters": None}, {"rope_type": "default", "rope_theta": 10000.0}),
+        ({"rope_theta": 5e5, "rope_parameters": None}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 7.0}}, {"rope_type": "default", "rope_theta": 7.0}),
+        (
+            {"rope_theta": 1e6, "rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+        ),
+    ],
+)
+def test_rotary_parameters_of_old_and_new_files(model, tmp_path: Path, config: dict, rope: dict) -> None:
+    save_eagle(eagle3(model), tmp_path)
+    head = load_eagle(rewritten(tmp_path, **config))
+    assert {key: head.config.rope_parameters[key] for key in rope} == rope
+
+
+def test_tensors_win_over_the_configuration(model, tmp_path: Path) -> None:
+    """Published files state the target's number of layers, and heads and widths that are not the head's."""
+    head = eagle3(model)
+    save_eagle(head, tmp_path)
+    wrong = {"num_hidden_layers": 40, "intermediate_size": 11, "num_key_value_heads": 9, "draft_vocab_size": 5}
+    again = load_eagle(rewritten(tmp_path, **wrong))
+    assert torch.equal(logits(again, model), logits(head, model))
+
+
+def test_embeddings_that_are_not_finite_are_the_targets(model, tmp_path: Path) -> None:
+    head = eagle3(model, owns_embeddings=True)
+    save_eagle(head, tmp_path)
+    assert load_eagle(tmp_path).model.embed_tokens is not None
+    assert load_eagle(tmp_path, embeddings="target").model.embed_tokens is None
+    rewritten(tmp_path, lambda tensors: tensors["embed_tokens.weight"].fill_(float("nan")))
+    again = load_eagle(tmp_path)
+    assert again.model.embed_tokens is None
+    assert again.bound(model).get_input_embeddings() is model.get_input_embeddings()
+    with pytest.raises(ValueError, match=r"embeddings='own' and .* has none that are finite: give 'target'"):
+        load_eagle(tmp_path, embeddings="own")
+
+
+def test_columns_in_any_order_are_sorted(model, tmp_path: Path) -> None:
+    head = eagle3(model)
+    save_eagle(head, tmp_path)
+
+    def shuffled(tensors: dict[str, Tensor]) -> None:
+        order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(1))
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+        tensors["d2t"] = torch.tensor(IDS)[order] - torch.arange(len(IDS))
+
+    again = load_eagle(rewritten(tmp_path, shuffled))
+    assert again.draft_ids is not None
+    assert again.draft_ids.tolist() == IDS
+    assert torch.equal(logits(again, model), logits(head, model))
+
+
+def test_a_vocabulary_may_come_from_its_marks_alone(model, tmp_path: Path) -> None:
+    save_eagle(eagle3(model), tmp_path)
+    again = load_eagle(rewritten(tmp_path, lambda tensors: tensors.pop("d2t")))
+    assert again.draft_ids is not None
+    assert again.draft_ids.tolist() == IDS
+
+
+def pop(*names: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+MISTAKES: dict[str, tuple[Callable[[dict[str, Tensor]], object], dict[str, Any], str]] = {
+    "a tensor is missing": (
+        pop("midlayer.mlp.up_proj.weight"), {}, r"is incomplete: the tensor midlayer\.mlp\.up_proj\.weight is missing",
+    ),
+    "two are missing": (
+        pop("norm.weight", "midlayer.input_layernorm.weight"), {},
+        r"the tensors midlayer\.input_layernorm\.weight, norm\.weight are missing",
+    ),
+    "no attention": (pop("midlayer.self_attn.o_proj.weight"), {}, r"the tensor midlayer\.self_attn\.o_proj\.weight"),
+    "another kind": (
+        lambda tensors: tensors.update(mask_hidden=torch.zeros(3)), {},
+        "holds the tensor mask_hidden, which Eagle3Head does not have: it is a checkpoint of another kind",
+    ),
+    "no head at all": (
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if name != "t2d"], {}, "is no EAGLE head",
+    ),
+    "tokens for differences": (
+        lambda tensors: tensors.update(d2t=torch.tensor(IDS) % 7), {}, "must hold differences, token - column",
+    ),
+    "another vocabulary": (
+        lambda tensors: tensors["t2d"].logical_not_(), {}, "d2t and t2d name different tokens",
+    ),
+    "tied to the target": (
+        pop("lm_head.weight"), {}, "has a vocabulary of 42 tokens of its own .* and no lm_head.weight",
+    ),
+    "a width": (
+        lambda tensors: tensors.update({"norm.weight": torch.ones(31)}), {},
+        r"norm\.weight has the shape \[31\] and the others call for \[32\]",
+    ),
+    "heads": (lambda tensors: None, {"head_dim": 7}, "no whole numbers of heads of 7: correct head_dim"),
+    "number of states": (
+        lambda tensors: None, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3]}},
+        r"fuses 3 hidden states of width 32, and \[2, 3\] are 2",
+    ),
+    "width of states": (lambda tensors: None, {"target_hidden_size": 36}, "no whole number of hidden states of 36"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_checkpoint_that_is_wrong_is_refused_by_name(model, tmp_path: Path, name: str) -> None:
+    change, config, message = MISTAKES[name]
+    save_eagle(eagle3(model), tmp_path)
+    rewritten(tmp_path, change, **config)
+    with pytest.raises(ValueError, match=message):
+        load_eagle(tmp_path)
+
+
+def test_eagle1s_mistakes(model, tmp_path: Path) -> None:
+    save_eagle(eagle_head(model), tmp_path)
+    with pytest.raises(ValueError, match="is an EAGLE-1 head, which reads the last hidden state"):
+        load_eagle(tmp_path, hidden_layers=(1, 2, 3))
+    rewritten(tmp_path, lambda tensors: tensors.update({"fc.weight": torch.zeros(32, 96)}))
+    with pytest.raises(ValueError, match=r"fc\.weight joins 96 channels to 32"):
+        load_eagle(tmp_path)
+
+
+def test_eagle1_without_a_bias_and_with_biases_of_attention(model, tmp_path: Path) -> None:
+    head = wide(EagleHead.for_target(model, fusion_bias=False), 1.5)
+    save_eagle(head, tmp_path)
+    biases = {f"layers.0.self_attn.{part}_proj.bias": rows for part, rows in (("q", 32), ("k", 16), ("v", 16))}
+    rewritten(tmp_path, lambda tensors: tensors.update({name: torch.ones(rows) for name, rows in biases.items()}))
+    again = load_eagle(tmp_path)
+    named = dict(again.named_parameters())
+    assert {f"model.{name}" for name in biases} <= set(named)
+    assert "model.fc.bias" not in named
+    assert "model.layers.0.self_attn.o_proj.bias" not in named
+
+
+def test_nothing_is_found(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load_eagle(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"there is no config\.json"):
+        load_eagle(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has no weights: there is neither model\.safetensors nor"):
+        load_eagle(tmp_path)
+    (tmp_path / "model.safetensors").write_text("no tensors")
+    with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
+        load_eagle(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        load_eagle(tmp_path)
+
+
+def test_weights_as_torch_writes_them(model, tmp_path: Path) -> None:
+    head = eagle_head(model)
+    save_eagle(head, tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert torch.equal(logits(load_eagle(tmp_path), model), logits(head, model))

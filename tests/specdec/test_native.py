@@ -1,0 +1,223 @@
+"""The compiled library: kept once, rebuilt where it is not right, and done without where it cannot be had."""
+
+import ctypes
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import specdec.execution.native as native
+from specdec.execution.native import library_in, native_library
+from specdec.machine import Cpu
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+SOURCE = """
+#ifndef ANSWER
+#define ANSWER 1
+#endif
+int rows_float32(void) { return ANSWER; }
+int rows_bfloat16(void) { return ANSWER; }
+int rows_int8(void) { return ANSWER; }
+int rows_int4(void) { return ANSWER; }
+"""
+"""As quick to compile as can be; a compiler that defines ``ANSWER`` can be told by it."""
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small source, and a cache folder of this test's."""
+    source = tmp_path / "few_rows.c"
+    source.write_text(SOURCE)
+    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(native, "_FLAGS", ("-fPIC", "-march=native"))
+    monkeypatch.setattr(native, "cpu", lambda: Cpu(features=frozenset({"avx2", "fma"})))
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("SPECDEC_NATIVE", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "specdec"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a shell script the compiler."""
+
+    def made(script: str) -> None:
+        file = tmp_path / "compiler"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CC", str(file))
+
+    return made
+
+
+def answer(library: ctypes.CDLL | None) -> int:
+    assert library is not None
+    return library.rows_int8(None, None, None, None, 0, 0, 0, 0, 0)
+
+
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that compile, from now on."""
+    run, commands = subprocess.run, []
+
+    def noted(command: list[str], **given: object) -> object:
+        if "-c" in command:
+            commands.append(command)
+        return run(command, **given)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", noted)
+    return commands
+
+
+@needs_compiler
+def test_it_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(library_in(folder)) == 1
+    kept = os.listdir(folder)
+    assert len(kept) == 1, "nothing but the library"
+    commands = compilations(monkeypatch)
+    assert answer(library_in(folder)) == 1 and not commands
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-DANSWER=2"))
+    assert answer(library_in(folder)) == 2, "made from something else"
+    assert len(commands) == 1 and len(os.listdir(folder)) == 2
+
+
+@needs_compiler
+def test_the_compiler_is_a_command_with_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -DANSWER=5")
+    assert answer(library_in(folder)) == 5
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 1",
+        "printf 'caf\\351: error' >&2; exit 1",  # in the user's own encoding
+        "true",  # succeeds, and makes nothing
+        'case "$*" in *-shared*) echo no library > "$4";; *) exec cc "$@";; esac',
+        'case "$*" in *-c*) kill -SEGV $$;; *) exec cc "$@";; esac',
+    ],
+    ids=["fails", "other encoding", "makes nothing", "makes something else", "crashes"],
+)
+def test_a_compiler_that_fails_is_done_without(
+    script: str, compiler: Callable[[str], None], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler(script)
+    with caplog.at_level(logging.INFO, logger=native.__name__):
+        assert native_library.__wrapped__() is None
+    assert "products of a few rows are torch's" in caplog.text
+    assert not folder.exists() or not os.listdir(folder), "nothing that the next process would load"
+
+
+def test_a_compiler_that_hangs_is_done_without(
+    compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_SECONDS", 0.05)
+    compiler("exec sleep 30")
+    assert native_library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("given", ["nowhere", "cc 'open", ""])
+def test_no_compiler_is_done_without(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", given)
+    assert native_library.__wrapped__() is None
+
+
+def test_the_user_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_NATIVE", "0")
+    monkeypatch.setattr(native, "library_in", lambda folder: pytest.fail("nothing is compiled"))
+    assert native_library.__wrapped__() is None
+
+
+@needs_compiler
+def test_without_a_folder_every_process_builds_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert answer(library_in(tmp_path / "file" / "specdec")) == 1, "no folder can be made there"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+    assert native.cache_folder() is None
+    assert answer(library_in(None)) == 1
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_kept_is_used_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert answer(library_in(folder)) == 1
+    assert os.listdir(folder) == []
+    library_in(folder)
+    # Now it is there, and the folder has become read-only.
+    monkeypatch.setattr(native, "_scratch", lambda folder: pytest.fail("nothing is written"))
+    assert answer(library_in(folder)) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["empty", "half", "last byte", "one bit"])
+def test_a_damaged_library_is_made_anew(damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a file of half the length ends the process: its second half is mapped, and is not there."""
+    library_in(folder)
+    (kept,) = folder.iterdir()
+    content = bytearray(kept.read_bytes())
+    middle = len(content) // 2
+    if damage == "one bit":
+        content[middle] ^= 1
+    else:
+        del content[{"empty": 0, "half": middle, "last byte": len(content) - 1}[damage] :]
+    kept.unlink()  # the file that this process has mapped stays as it is
+    kept.write_bytes(content)
+    commands = compilations(monkeypatch)
+    assert answer(library_in(folder)) == 1 and len(commands) == 1
+    assert answer(library_in(folder)) == 1 and len(commands) == 1, "and is kept"
+
+
+@needs_compiler
+def test_a_whole_library_that_cannot_be_loaded_is_made_anew(folder: Path) -> None:
+    """Such as one that was linked with a newer C library, in a home folder that several computers have."""
+    library_in(folder)
+    (kept,) = folder.iterdir()
+    kept.unlink()
+    kept.write_bytes(b"of another system" + hashlib.sha256(b"of another system").digest())
+    assert answer(library_in(folder)) == 1
+
+
+@needs_compiler
+def test_another_processor_has_a_library_of_its_own(folder: Path, compiler: Callable[[str], None]) -> None:
+    """Even if the system names the same features: what counts is which instructions the compiler takes."""
+    other = 'case "$*" in *-dM*) echo "#define __AVX1024__ 1";; *) exec cc -DANSWER=7 "$@";; esac'
+    own = 'case "$*" in *-dM*) echo "#define __AVX2__ 1";; *) exec cc "$@";; esac'
+    compiler(other)
+    assert answer(library_in(folder)) == 7
+    compiler(own)
+    assert answer(library_in(folder)) == 1, "never the other one's, whose instructions may be unknown here"
+    assert len(os.listdir(folder)) == 2
+
+
+@needs_compiler
+def test_two_processes_at_once(folder: Path, tmp_path: Path, compiler: Callable[[str], None]) -> None:
+    """Both compile until both have begun; either one's library is whole at any time."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    wait = f"touch {begun}/$$; until [ $(ls {begun} | wc -l) -ge 2 ]; do sleep 0.01; done"
+    compiler(f'case "$*" in *few_rows.o) {wait};; esac\nexec cc "$@"')
+    with ThreadPoolExecutor(2) as pool:
+        assert [answer(library) for library in pool.map(library_in, [folder, folder])] == [1, 1]
+    assert len(os.listdir(begun)) == 2
+    (kept,) = folder.iterdir()
+    assert native._is_whole(kept), "and nothing else is left"

@@ -1,0 +1,131 @@
+"""Memory runs out: what ends, what goes on, and what is said."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from drafters import NGramDrafter
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from tests.models import tiny_model
+from tests.specdec.gapped import PROMPTS, SAMPLING, VOCAB
+from verifiers import RejectionVerifier
+
+CUDA_SHORTAGE = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.25 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use."
+)
+CPU_SHORTAGE = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model(vocab_size=VOCAB))
+
+
+@pytest.fixture(scope="module")
+def wanted(target: Target) -> list[tuple[int, ...]]:
+    return [o.token_ids for o in Engine(target, max_length=64).generate(PROMPTS, SAMPLING)]
+
+
+def failing(error: Exception) -> Any:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.full
+def test_after_a_shortage_no_memory_is_kept_for_recordings(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    engine = Engine(target, max_length=64, recording="rounds")
+    engine.generate(PROMPTS, SAMPLING)
+    assert len(engine._rounds.recordings)
+    run, fails = engine.runner.run, [True]
+
+    def short(batch: Any) -> Any:
+        if fails.pop() if fails else False:
+            raise torch.OutOfMemoryError(CUDA_SHORTAGE)
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", short)
+    reasons = [done.finish_reason for done in engine.generate(PROMPTS, SAMPLING)]
+    assert reasons == ["error", "length", "length"]
+    assert len(engine._rounds.recordings) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError(CUDA_SHORTAGE), r"out of memory on cuda:0: 2\.50 GiB asked for, 1\.25 GiB free"),
+        pytest.param(
+            RuntimeError(CPU_SHORTAGE),
+            r"out of memory on cpu: 8\.00 GiB asked for, [\d.,]+ [GM]iB free",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            MemoryError(), r"out of memory on cpu: more asked for, [\d.,]+ [GM]iB free", marks=pytest.mark.full
+        ),
+    ],
+)
+@pytest.mark.parametrize("forward", [1, 2], ids=["prefill", "round"])
+def test_out_of_memory_ends_what_runs_and_keeps_the_rest(
+    target: Target,
+    wanted: list[tuple[int, ...]],
+    error: Exception,
+    said: str,
+    forward: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first request has finished, the second runs, and the third waits."""
+    engine = Engine(target, NGramDrafter(3), RejectionVerifier(), max_length=64)
+    run, left = engine.runner.run, [0]
+
+    def short(batch: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", short)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    done = {}
+    for step in engine.stream(PROMPTS, SAMPLING):
+        tokens[step.request] += step.token_ids
+        if step.finish_reason is not None:
+            done[step.request] = step
+            if step.request == 0:
+                left[0] = forward
+    assert [step.finish_reason for step in done.values()] == ["length", "error", "length"]
+    assert [tuple(tokens[request]) for request in (0, 2)] == [wanted[0], wanted[2]]
+    lower = r"lower max_batch_size=1, prefill_chunk=512, max_length=64, the draft tree's \d+ nodes"
+    assert re.fullmatch(f"{said}; {lower}", done[1].error or "")
+    # The engine is as good as new.
+    assert [output.token_ids for output in engine.generate(PROMPTS, SAMPLING)] == wanted
+
+
+def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are in the middle of a forward that needs this one: they must not wait for it."""
+    engine = Engine(target, max_length=64)
+    monkeypatch.setattr(engine.runner.agreement, "shared", True)
+    monkeypatch.setattr(engine.runner, "run", failing(torch.OutOfMemoryError(CUDA_SHORTAGE)))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate(PROMPTS, SAMPLING)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
+@pytest.mark.parametrize("place", ["specdec.modeling.plan._trial", "specdec.cache.slot_cache._by_head"])
+def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
+    target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, failing(error))
+    said = (
+        r"out of memory on .* asked for, .* free; lower max_batch_size=2 or max_length=64, or load the model in fewer"
+    )
+    with pytest.raises(ValueError, match=said):
+        Engine(target, max_batch_size=2, max_length=64)
