@@ -134,19 +134,21 @@ def _sglang(head: BlockHead) -> dict[str, Any]:
     config = head.config
     kind = "DSPARK" if config.shifted else "DFLASH"
     for wrong, words in (
-        (config.owns_output, "an output layer of their own, nor a reduced vocabulary"),
+        (config.owns_output, "output layer of their own, nor a reduced vocabulary"),
         (config.owns_embeddings, "embeddings of their own"),
         (config.layer_kind != "qwen3", "layers without norms of queries and keys, such as Llama's"),
         (config.mlp_bias, "biases in the MLPs"),
-        (config.target_hidden_size not in (None, config.hidden_size), "a width that is not the target's"),
+        (config.target_hidden_size not in (None, config.hidden_size), "width that is not the target's"),
         (config.causal, "places that see a block one way"),
         (config.input_embedding_scale != 1 or config.output_multiplier != 1, "factors of embeddings or logits"),
         (config.final_logit_softcapping is not None, "capped logits"),
         (config.shifted and not config.markov_rank, "shifted places without a Markov head"),
-        (config.markov_rank and not config.shifted, "a Markov head in place"),
+        (config.markov_rank and not config.shifted, "Markov head in place"),
     ):
         if wrong:
-            raise ValueError(f"SGLang's {kind} heads do not have {words}, and this head has: give native or speculators")
+            raise ValueError(
+                f"SGLang's {kind} heads do not have {words}, and this head has: give native or speculators"
+            )
     return _deepspec(head) if config.shifted else _z_lab(head)
 
 

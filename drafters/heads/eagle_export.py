@@ -1,6 +1,5 @@
 """Writes EAGLE heads in the layouts that serving engines read."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,7 @@ TOKENS = 5
 """Drafted tokens per round that a server is told, if nothing else is said."""
 
 
-def export_eagle(
-    head: EagleHead | Eagle3Head,
-    folder: str | Path,
-    *,
-    layout: str,
-    served: ServedFor,
-    notes: Mapping[str, Any] | None = None,
-) -> None:
+def export_eagle(head: EagleHead | Eagle3Head, folder: str | Path, *, layout: str, served: ServedFor) -> None:
     """Write ``config.json``, ``model.safetensors`` and ``specdec.json``.
 
     Args:
@@ -33,7 +25,6 @@ def export_eagle(
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
         served: The target.
-        notes: More to keep in ``specdec.json``.
 
     Raises:
         ValueError: There is no such layout, or it cannot say what this head is.
@@ -41,13 +32,13 @@ def export_eagle(
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: give one of {', '.join(LAYOUTS)}")
     if layout == "native":
-        save_eagle(head, folder, notes=notes)
+        save_eagle(head, folder)
     elif layout == "speculators":
-        write_eagle(head, folder, config=_speculators(head, served), first="layers.0.", notes=notes)
+        write_eagle(head, folder, config=_speculators(head, served), first="layers.0.")
     elif isinstance(head, Eagle3Head):
-        write_eagle(head, folder, config=_sglang3(head), first="midlayer.", notes=notes)
+        write_eagle(head, folder, config=_sglang3(head), first="midlayer.")
     else:
-        write_eagle(head, folder, config=_sglang1(head), first="layers.0.", notes=notes)
+        write_eagle(head, folder, config=_sglang1(head), first="layers.0.")
 
 
 def _speculators(head: EagleHead | Eagle3Head, served: ServedFor) -> dict[str, Any]:
@@ -124,8 +115,13 @@ def _known_layers(head: Eagle3Head) -> tuple[int, ...]:
     """Returns the hidden states that a head fuses.
 
     Raises:
-        ValueError: Its files do not say.
+        ValueError: Its files do not say, or engines do not have them.
     """
     if head.hidden_layers is None:
         raise ValueError("the head's files do not say which hidden states of the target it fuses: give hidden_layers")
+    if min(head.hidden_layers) < 0:
+        raise ValueError(
+            f"the head fuses the hidden states {list(head.hidden_layers)}, and serving engines do not hand out -1, the "
+            f"last one after its norm: give native"
+        )
     return head.hidden_layers

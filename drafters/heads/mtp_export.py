@@ -27,7 +27,6 @@ def export_mtp(
     layout: str,
     served: ServedFor,
     target_config: Mapping[str, Any] | None = None,
-    notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``config.json``, ``model.safetensors`` and ``specdec.json``.
 
@@ -40,7 +39,6 @@ def export_mtp(
         layout: One of ``LAYOUTS``.
         served: The target.
         target_config: What the target's ``config.json`` says of its decoder, for speculators' layout.
-        notes: More to keep in ``specdec.json``.
 
     Raises:
         ValueError: There is no such layout, or it cannot say what this module is.
@@ -48,7 +46,7 @@ def export_mtp(
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: give one of {', '.join(LAYOUTS)}")
     if layout == "native":
-        save_mtp(head, folder, notes=notes)
+        save_mtp(head, folder)
         return
     if head.model.embed_tokens is not None or head.lm_head is not None:
         raise ValueError(
@@ -75,7 +73,7 @@ def export_mtp(
     path.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
-    (path / OURS).write_text(json.dumps(told_of(head, notes), indent=2) + "\n")
+    (path / OURS).write_text(json.dumps(told_of(head, None), indent=2) + "\n")
 
 
 def embedding_first(head: MTPHead) -> MTPHead:

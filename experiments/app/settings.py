@@ -243,6 +243,14 @@ CHECK_DRAFTER: dict[str, Check] = {
     "seed": integer(0),
     "threads": integer(1, optional=True),
 }
+EXPORT: dict[str, Check] = {
+    "drafter": section,
+    "target": section,
+    "format": one_of("native", "speculators", "sglang"),
+    "out": folder,
+    "overwrite": flag,
+    "tokens": integer(1, optional=True),
+}
 TRAIN: dict[str, Check] = {
     "head": section,
     "target": section,
