@@ -240,6 +240,7 @@ CHECK_DRAFTER: dict[str, Check] = {
     "tokens": integer(8),
     "rounds": integer(2),
     "draws": integer(0),
+    "chat_template": optional_section,
     "seed": integer(0),
     "threads": integer(1, optional=True),
 }
