@@ -9,20 +9,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.heads.block import BlockHead
+from drafters.heads.served_for import VERSION, ServedFor, speculators_section
 
-LAYOUTS = ("native", "z-lab", "deepspec", "speculators")
-"""Ours; z-lab's for heads in place and SpecForge's for shifted ones (SGLang, vLLM); DeepSpec's (SGLang, vLLM);
-speculators' (vLLM)."""
+LAYOUTS = ("own", "z-lab", "deepspec", "speculators", "sglang")
+"""This project's own; z-lab's for heads in place and SpecForge's for shifted ones (SGLang, vLLM); DeepSpec's (SGLang,
+vLLM); speculators' (vLLM); z-lab's or DeepSpec's, if SGLang can serve the head."""
 
 
-def save_block(head: BlockHead, folder: str | Path, *, layout: str = "native", target: str = "") -> None:
+def save_block(head: BlockHead, folder: str | Path, *, layout: str = "own", served: ServedFor | None = None) -> None:
     """Write ``config.json`` and ``model.safetensors``.
 
     Args:
         head: The head.
         folder: Where to; it is made if it is not there.
         layout: One of ``LAYOUTS``.
-        target: Name of the target, which speculators' layout has to say.
+        served: The target, which speculators' layout has to name.
 
     Raises:
         ValueError: There is no such layout, or it cannot say what this head is.
@@ -30,10 +31,15 @@ def save_block(head: BlockHead, folder: str | Path, *, layout: str = "native", t
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: give one of {', '.join(LAYOUTS)}")
     folder = Path(folder)
-    if layout == "native":
+    if layout == "own":
         head.save_pretrained(folder)
         return
-    described = {"z-lab": _z_lab, "deepspec": _deepspec, "speculators": lambda each: _speculators(each, target)}
+    described = {
+        "z-lab": _z_lab,
+        "deepspec": _deepspec,
+        "speculators": lambda each: _speculators(each, served or ServedFor(target="")),
+        "sglang": _sglang,
+    }
     config = described[layout](head)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_tensors(head), folder / "model.safetensors", metadata={"format": "pt"})
@@ -104,7 +110,7 @@ def _z_lab(head: BlockHead) -> dict[str, Any]:
     if config.shifted:
         inner |= {"projector_type": "dspark", **_markov(head)}
     elif config.markov_rank:
-        raise ValueError("z-lab's layout has no Markov head in place: give layout=native")
+        raise ValueError("z-lab's layout has no Markov head in place: this project's own layout has")
     more = {"block_size": config.block_size, "is_causal": config.causal, "dflash_config": inner}
     if config.target_layers is not None:
         more["num_target_layers"] = config.target_layers
@@ -114,22 +120,51 @@ def _z_lab(head: BlockHead) -> dict[str, Any]:
 def _deepspec(head: BlockHead) -> dict[str, Any]:
     config = head.config
     if not config.shifted:
-        raise ValueError("DeepSpec's layout is for heads whose places predict the next one's token: give layout=z-lab")
+        raise ValueError("DeepSpec's layout is for heads whose places predict the next one's token: give z-lab's")
     more = {"target_layer_ids": _outputs(head), "is_causal": config.causal}
     return {"architectures": ["Qwen3DSparkModel"], **_layers(head), **_block(head), **_markov(head), **more}
 
 
-def _speculators(head: BlockHead, target: str) -> dict[str, Any]:
+def _sglang(head: BlockHead) -> dict[str, Any]:
+    """Returns the configuration of a head that SGLang serves with the target's embeddings and output layer.
+
+    Raises:
+        ValueError: SGLang would leave something of the head out, without a word.
+    """
+    config = head.config
+    kind = "DSPARK" if config.shifted else "DFLASH"
+    for wrong, words in (
+        (config.owns_output, "output layer of their own, nor a reduced vocabulary"),
+        (config.owns_embeddings, "embeddings of their own"),
+        (config.layer_kind != "qwen3", "layers without norms of queries and keys, such as Llama's"),
+        (config.mlp_bias, "biases in the MLPs"),
+        (config.target_hidden_size not in (None, config.hidden_size), "width that is not the target's"),
+        (config.causal, "places that see a block one way"),
+        (config.input_embedding_scale != 1 or config.output_multiplier != 1, "factors of embeddings or logits"),
+        (config.final_logit_softcapping is not None, "capped logits"),
+        (config.shifted and not config.markov_rank, "shifted places without a Markov head"),
+        (config.markov_rank and not config.shifted, "Markov head in place"),
+    ):
+        if wrong:
+            raise ValueError(
+                f"SGLang's {kind} heads do not have {words}, and this head has: give native or speculators"
+            )
+    return _deepspec(head) if config.shifted else _z_lab(head)
+
+
+def _speculators(head: BlockHead, served: ServedFor) -> dict[str, Any]:
     config = head.config
     if config.causal and "full_attention" in (config.layer_types or ()):
-        raise ValueError("speculators' layout has no full layers that see a block one way: give layout=z-lab")
+        raise ValueError("speculators' layout has no full layers that see a block one way: z-lab's layout has")
     if config.markov_rank and not config.shifted:
-        raise ValueError("speculators' layout has no Markov head in place: give layout=native")
+        raise ValueError("speculators' layout has no Markov head in place: this project's own layout has")
     kind = "dspark" if config.shifted else "dflash"
     return {
         "architectures": ["DSparkDraftModel" if config.shifted else "DFlashDraftModel"],
         "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
+        "speculators_version": VERSION,
+        "dtype": _layers(head)["dtype"],
+        "tie_word_embeddings": False,
         "transformer_layer_config": _layers(head),
         "aux_hidden_state_layer_ids": list(head.hidden_layers),
         "draft_vocab_size": config.columns,
@@ -138,17 +173,5 @@ def _speculators(head: BlockHead, target: str) -> dict[str, Any]:
         "sliding_window_non_causal": not config.causal,
         **_block(head),
         **(_markov(head) if config.shifted else {}),
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": config.tokens,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": target, "architectures": []},
-        },
+        "speculators_config": speculators_section(kind, served, tokens=config.tokens),
     }

@@ -259,11 +259,30 @@ def save_eagle(head: EagleHead | Eagle3Head, path: str | Path, *, notes: Mapping
         path: A folder, which is made if need be.
         notes: More to keep in ``specdec.json``, such as the target's name and the training data.
     """
+    first = "midlayer." if isinstance(head, Eagle3Head) and len(head.model.layers) == 1 else "layers.0."
+    write_eagle(head, path, config=public_config(head), first=first, notes=notes)
+
+
+def write_eagle(
+    head: EagleHead | Eagle3Head,
+    path: str | Path,
+    *,
+    config: Mapping[str, Any],
+    first: str,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a head's tensors, and ``specdec.json``, beside a configuration.
+
+    Args:
+        head: The head.
+        path: A folder, which is made if need be.
+        config: What ``config.json`` is to say.
+        first: What the names of the first layer's tensors begin with.
+        notes: More to keep in ``specdec.json``.
+    """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    first = "midlayer." if isinstance(head, Eagle3Head) and len(head.model.layers) == 1 else "layers.0."
     tensors = {_outside(key, first): value.detach().clone().contiguous() for key, value in head.named_parameters()}
-    config = _public_config(head)
     ours: dict[str, Any] = {"family": "eagle3" if isinstance(head, Eagle3Head) else "eagle", **(notes or {})}
     if isinstance(head, Eagle3Head):
         if head.draft_ids is not None:
@@ -281,7 +300,7 @@ def save_eagle(head: EagleHead | Eagle3Head, path: str | Path, *, notes: Mapping
     (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
 
 
-def _public_config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
+def public_config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
     """Returns ``config.json`` with the keys that EAGLE's, SGLang's and vLLM's loaders read."""
     config: Any = head.config
     public = {

@@ -91,6 +91,20 @@ class Checkpoint:
         except json.JSONDecodeError as error:
             raise ValueError(f"{self.name}: {file} is not JSON: {error}") from error
 
+    def names(self) -> list[str]:
+        """Returns the names of all tensors, which are not read as far as the files allow it.
+
+        Raises:
+            ValueError: There are no weights, or they cannot be read.
+        """
+        for index in INDICES:
+            listing = self.json(index)
+            if listing is not None:
+                return sorted(listing["weight_map"])
+        seen: list[str] = []
+        self.tensors(lambda name: bool(seen.append(name)))  # none is wanted
+        return sorted(seen)
+
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Returns the tensors whose names are wanted, on the CPU. Of several files, only those that hold some are read.
 

@@ -72,7 +72,7 @@ FAMILIES = {
         hidden_first=True,
     ),
 }
-"""DeepSeek's names are GLM's, too; MiMo's are those of speculators."""
+"""DeepSeek's names are GLM's, too; MiMo's are those of speculators, which joins the two in the other order."""
 
 HIDDEN = ("auto", "after_norm", "before_norm")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -148,12 +148,18 @@ def load_mtp(
             prefix = pattern.format(layer=layers + module, module=module)
             found = checkpoint.tensors(lambda name, prefix=prefix: name.startswith(prefix))
             if found:
+                speculators = checkpoint.config.get("speculators_model_type") is not None
                 state = (checkpoint.json(OURS) or {}).get("hidden_state") if hidden_state == "auto" else hidden_state
-                before = state == "before_norm"
-                if state is None:
-                    before = checkpoint.config.get("speculators_model_type") is not None
-                inside = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-                return _assembled(checkpoint.name, target, family, prefix, inside, module=module, before_norm=before)
+                return _assembled(
+                    checkpoint.name,
+                    target,
+                    family,
+                    prefix,
+                    {name.removeprefix(prefix): tensor for name, tensor in found.items()},
+                    module=module,
+                    hidden_first=family.hidden_first and not speculators,
+                    before_norm=speculators if state is None else state == "before_norm",
+                )
     shown = ", ".join(p.format(layer=layers + module, module=module) for f in FAMILIES.values() for p in f.prefixes)
     raise ValueError(
         f"{checkpoint.name} has no MTP module {module} for a target of {layers} layers: no tensor begins with "
@@ -169,6 +175,7 @@ def _assembled(
     found: Mapping[str, Tensor],
     *,
     module: int,
+    hidden_first: bool,
     before_norm: bool,
 ) -> MTPHead:
     block = family.block.format(module=module)
@@ -187,7 +194,7 @@ def _assembled(
     with torch.device("meta"):
         head = MTPHead(
             target,
-            hidden_first=family.hidden_first,
+            hidden_first=hidden_first,
             before_norm=before_norm,
             owns_embeddings="model.embed_tokens.weight" in tensors,
             owns_output="lm_head.weight" in tensors,
@@ -224,25 +231,41 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_mtp(head: MTPHead, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a module by itself, under the names of MiMo and speculators, and ``specdec.json`` beside it.
+    """Write a module by itself, under the names of MiMo or Qwen, and ``specdec.json`` beside it.
 
     Args:
-        head: The head; it must have the hidden state first, as these names imply.
+        head: The head. One with the hidden state first gets MiMo's names, which imply it, the others Qwen's.
         path: A folder, which is made if need be.
         notes: More to keep in ``specdec.json``.
     """
-    family = FAMILIES["mimo"] if head.model.hidden_first else FAMILIES["qwen"]
-    prefix = "mtp_layers.0." if head.model.hidden_first else "mtp."
-    theirs = {mine: theirs for theirs, mine in family.parts.items()}
+    family, prefix = ("mimo", "mtp_layers.0.") if head.model.hidden_first else ("qwen", "mtp.")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(named_as(family, head, prefix), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(head.config.to_dict(), indent=2, default=str) + "\n")
+    (folder / OURS).write_text(json.dumps(told_of(head, notes), indent=2) + "\n")
+
+
+def named_as(family: str, head: MTPHead, prefix: str) -> dict[str, Tensor]:
+    """Returns a module's tensors under a family's names.
+
+    Args:
+        family: One of ``FAMILIES``.
+        head: The head.
+        prefix: What all names begin with.
+    """
+    parts, block = FAMILIES[family].parts, FAMILIES[family].block.format(module=0)
+    theirs = {mine: theirs for theirs, mine in parts.items()}
     tensors = {}
     for name, value in head.state_dict().items():
         part = next((part for part in theirs if name.startswith(part)), None)
         inner = name.removeprefix("model.layers.0.")
-        inner = family.block.format(module=0) + inner if part is None else theirs[part] + name.removeprefix(part)
+        inner = block + inner if part is None else theirs[part] + name.removeprefix(part)
         tensors[prefix + inner] = value.detach().clone().contiguous()
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(head.config.to_dict(), indent=2, default=str) + "\n")
-    ours = {"family": "mtp", "hidden_state": "before_norm" if head.before_norm else "after_norm", **(notes or {})}
-    (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
+    return tensors
+
+
+def told_of(head: MTPHead, notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what ``specdec.json`` says of a module."""
+    state = "before_norm" if head.before_norm else "after_norm"
+    return {"family": "mtp", "hidden_state": state, **(notes or {})}

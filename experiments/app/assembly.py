@@ -18,6 +18,7 @@ from experiments.app.components import check_components, revisions_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import paced, settle_costs
+from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.settings import Check
 from experiments.app.tracked import tracked_run
@@ -93,6 +94,7 @@ def measure_methods(
     samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
     dataset = build(config, "dataset")
     chosen, spare = choose(dataset, spare=config.warmup_prompts)
+    check_files(config)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
         resume.check_facts(before, folder, **facts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.pairs import check_choices
 from experiments.app.settings import ENGINE, Check, check_arguments, check_settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def check_early(config: DictConfig, known: dict[str, Check]) -> None:
     Raises:
         ValueError: A setting is unknown, missing or wrong, or something in a section has no value.
     """
+    check_choices()
     settings_of(config, known)
     for name in config:
         if OmegaConf.is_dict(config._get_node(name)):

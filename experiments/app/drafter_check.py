@@ -9,6 +9,7 @@ import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among t
 from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.pairs import check_files
 from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table
 from specdec.drafter_checks import Finding, Status, check_drafter
@@ -26,6 +27,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
     name = config.drafter.get("_target_")
     if name is None:
         raise ValueError("drafter=none drafts nothing, so there is nothing to check: give another drafter")
+    check_files(config)
     engine = plain(config, "engine")
     sampling = build(config, "sampling")
     target: Target = build(config, "target")

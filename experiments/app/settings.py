@@ -240,8 +240,17 @@ CHECK_DRAFTER: dict[str, Check] = {
     "tokens": integer(8),
     "rounds": integer(2),
     "draws": integer(0),
+    "chat_template": optional_section,
     "seed": integer(0),
     "threads": integer(1, optional=True),
+}
+EXPORT: dict[str, Check] = {
+    "drafter": section,
+    "target": section,
+    "format": one_of("native", "speculators", "sglang"),
+    "out": folder,
+    "overwrite": flag,
+    "tokens": integer(1, optional=True),
 }
 TRAIN: dict[str, Check] = {
     "head": section,

@@ -14,6 +14,7 @@ from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
 from drafters.heads.block_export import save_block
 from drafters.heads.block_files import load_block
+from drafters.heads.served_for import ServedFor
 from specdec.modeling.target import Target
 from tests.drafters.blocks import HIDDEN, VOCAB, context_of, head_for
 from tests.models import tiny_model
@@ -166,7 +167,7 @@ def test_what_is_written_in_a_public_layout_says_what_its_own_files_do(
 ) -> None:
     settings, config = LAYOUTS[layout]
     head = head_for(target, **settings)
-    save_block(head, tmp_path, layout=WRITTEN_AS[layout], target="some/target")
+    save_block(head, tmp_path, layout=WRITTEN_AS[layout], served=ServedFor(target="some/target"))
     assert_same(load_block(tmp_path), head, target)
     found = json.loads((tmp_path / "config.json").read_text())
     assert load_file(tmp_path / WEIGHTS).keys() == tensors_of(head).keys()
@@ -184,7 +185,7 @@ def test_what_is_written_in_a_public_layout_says_what_its_own_files_do(
 @pytest.mark.parametrize(
     ("settings", "layout", "message"),
     [
-        ({}, "gguf", "layout='gguf': give one of native, z-lab, deepspec, speculators"),
+        ({}, "gguf", "layout='gguf': give one of own, z-lab, deepspec, speculators, sglang"),
         ({}, "deepspec", "is for heads whose places predict the next one's token"),
         ({"markov_rank": 4}, "z-lab", "no Markov head in place"),
         ({"markov_rank": 4}, "speculators", "no Markov head in place"),

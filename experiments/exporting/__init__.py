@@ -1,0 +1,1 @@
+"""Trained drafters written in the layouts that serving engines read."""

@@ -1,0 +1,406 @@
+"""Every kind of trained drafter in every format: what is written, what is read back, and what is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from drafters.block import BlockDrafter
+from drafters.eagle import EagleDrafter
+from drafters.heads.block import BlockHead
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.mtp import MTPHead
+from drafters.heads.mtp_files import load_mtp, save_mtp
+from drafters.medusa import MedusaDrafter
+from drafters.model import ModelDrafter
+from drafters.mtp import MTPDrafter
+from experiments.export import export, without_kinds
+from experiments.exporting.kinds import FORMATS, TITLES, kind_of
+from experiments.exporting.reading import Source, read
+from experiments.exporting.writing import compare
+from specdec.drafter_checks import playing
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
+from tests.drafters import pairs
+from tests.models import tiny_model
+from verifiers import RejectionVerifier
+
+Configure = Callable[..., DictConfig]
+VOCAB = 64
+IDS = [token for token in range(VOCAB) if token % 3]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A target whose files are there."""
+    folder = tmp_path_factory.mktemp("target")
+    tiny_model("llama", vocab_size=VOCAB).save_pretrained(folder)
+    model = tiny_model("llama", vocab_size=VOCAB)
+    model.config.name_or_path = str(folder)
+    return Target(model, name=str(folder))
+
+
+def eagle3_of(target: Target, **options: Any) -> Eagle3Head:
+    given = {"hidden_layers": (1, 2, 3), "draft_ids": IDS} | options
+    return wide(Eagle3Head.for_target(target.model, **given), 1.5)
+
+
+def module_of(target: Target, **options: Any) -> MTPHead:
+    head = wide(MTPHead.for_target(target.model, **options), 1.5)
+    for name, parameter in head.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    return head
+
+
+def block_of(target: Target, **options: Any) -> BlockHead:
+    given = {"layers": 1, "block_size": 4, "hidden_layers": (1, 3)} | options
+    head = BlockHead.for_target(target.model, **given).eval()
+    return wide(head)  # type: ignore[type-var]
+
+
+WRITE: dict[str, Callable[[Target, Path], object]] = {
+    "medusa": lambda target, folder: medusa_heads(target.model).save_pretrained(folder),
+    "eagle": lambda target, folder: save_eagle(eagle_head(target.model), folder),
+    "eagle3": lambda target, folder: save_eagle(eagle3_of(target), folder),
+    "mtp": lambda target, folder: save_mtp(module_of(target, hidden_first=True), folder),
+    "dflash": lambda target, folder: block_of(target).save_pretrained(folder),
+    "dspark": lambda target, folder: markov_head(target.model).save_pretrained(folder),
+    "lm": lambda target, folder: perturbed(target.model, 0.1).save_pretrained(folder),
+}
+DRAFTERS: dict[str, Callable[[Path], Drafter]] = {
+    "medusa": lambda folder: MedusaDrafter.from_pretrained(folder, shape=2, optimize=False),
+    "eagle": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
+    "eagle3": lambda folder: EagleDrafter.from_pretrained(folder, shape=[2, 2], optimize=False),
+    "mtp": lambda folder: MTPDrafter.from_pretrained(folder, shape=2, optimize=False),
+    "dflash": lambda folder: BlockDrafter.from_pretrained(folder, optimize=False),
+    "dspark": lambda folder: BlockDrafter.from_pretrained(folder, shape=[2, 1], optimize=False),
+    "lm": lambda folder: ModelDrafter.from_pretrained(str(folder), shape=2, optimize=False),
+}
+FILES = {"medusa": "medusa_lm_head.safetensors"}
+Export = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path, target: Target) -> Callable[[str], Path]:
+    """Writes the folder that the trainer would have written."""
+
+    def write(kind: str) -> Path:
+        folder = tmp_path / kind
+        WRITE[kind](target, folder)
+        (folder / "training.json").write_text(json.dumps({"target": target.name, "seed": 3}))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def exported(configure: Configure, tmp_path: Path) -> Export:
+    def run(folder: Path, form: str, *words: str) -> Path:
+        out = tmp_path / "out"
+        given = {word.partition("=")[0] for word in words}
+        out_word = [] if "out" in given else [f"out={out}"]
+        export(configure("export", f"drafter.name={folder}", f"format={form}", *out_word, *words))
+        return out
+
+    return run
+
+
+def drafts(drafter: Drafter, target: Target) -> list[playing.Run]:
+    with Engine(target, drafter, RejectionVerifier(), max_length=48, optimize=False) as engine:
+        sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=5, stream=0)
+        return playing.run(engine, [playing.Job((3, 1, 4, 1, 5, 9, 2, 6), sampling)])
+
+
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, forms in FORMATS.items() for form in forms])
+def test_what_is_exported_drafts_as_before(
+    kind: str, form: str, written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    """Weights, options and sampled drafts are those of the folder that was read."""
+    folder = written(kind)
+    out = exported(folder, form)
+    decoder = target.model.config
+    sources = [read(Source(name=str(each)), kind_of(str(each)), decoder) for each in (folder, out)]
+    assert sources[0].kind == sources[1].kind == kind
+    compare(sources[0], sources[1], swapped=(kind, form) == ("mtp", "speculators"))
+    before, after = (drafts(DRAFTERS[kind](each), target) for each in (folder, out))
+    assert before[0].tokens == after[0].tokens
+    assert any(len(draft.tokens) > 1 for draft in before[0].drafts)
+    for one, other in zip(before[0].drafts, after[0].drafts, strict=True):
+        assert one.difference(other, 1e-5) is None
+    told = json.loads((out / "specdec.json").read_text())
+    assert (told["target"], told["seed"], told["format"]) == (target.name, 3, form)
+    assert told["target_revision"].startswith("files:")
+
+
+def test_a_difference_would_be_found(written: Callable[[str], Path], target: Target) -> None:
+    """The comparison above, of a head with one whose layers, norm or weights are others."""
+    head = load_eagle(written("eagle3"))
+    found = read(Source(name=str(written("eagle3"))), "eagle3")
+    compare(found, found)
+    for name, value in {"hidden_layers": (0, 2, 3), "feeds_normed": True}.items():
+        other = load_eagle(written("eagle3"))
+        setattr(other, name, value)
+        with pytest.raises(RuntimeError, match=f"not what was read back: {name}"):
+            compare(found, type(found)(found.kind, other))
+    next(head.parameters()).data[0] += 1
+    with pytest.raises(RuntimeError, match="not what was read back: model"):
+        compare(found, type(found)(found.kind, head))
+
+
+@pytest.mark.parametrize("kind", TITLES)
+def test_formats_that_there_are_not_are_refused(kind: str, written: Callable[[str], Path], exported: Export) -> None:
+    folder, forms = written(kind), FORMATS[kind]
+    for form in {"native", "speculators", "sglang"} - set(forms):
+        with pytest.raises(ValueError, match=rf"^format={form}: .*; give format={' or format='.join(forms)}$"):
+            exported(folder, form)
+
+
+# ---------------------------------------------------------------- as the engines read it
+
+SPECULATORS = {
+    "eagle3": {"draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+               "target_hidden_size", "eagle_aux_hidden_state_layer_ids"},
+    "mtp": {"num_nextn_predict_layers"},
+    "dflash": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
+               "sliding_window_non_causal", "target_hidden_size"},
+    "dspark": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
+               "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"},
+}  # fmt: skip
+"""What vLLM or speculators read of each type, besides what they read of all."""
+
+
+@pytest.mark.parametrize("kind", SPECULATORS)
+def test_a_folder_for_vllm_says_all_that_it_asks(
+    kind: str, written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    out = exported(written(kind), "speculators", "tokens=2", "drafter.dtype=bfloat16")
+    config = json.loads((out / "config.json").read_text())
+    assert config["speculators_model_type"] == kind
+    assert config.keys() >= SPECULATORS[kind]
+    assert "model_type" not in config
+    told = config["speculators_config"]
+    assert told["proposal_methods"] == [
+        {"proposal_type": "greedy", "speculative_tokens": 2, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    ]
+    assert (told["algorithm"], told["default_proposal_method"]) == (kind, "greedy")
+    assert told["verifier"] == {"name_or_path": target.name, "architectures": ["LlamaForCausalLM"]}
+    layers = config["transformer_layer_config"]
+    assert (layers["vocab_size"], layers["hidden_size"], layers["dtype"]) == (VOCAB, 32, "bfloat16")
+    assert layers["model_type"] in ("llama", "qwen3")
+    tensors = load_file(out / "model.safetensors")
+    assert {each.dtype for each in tensors.values() if each.is_floating_point()} == {torch.bfloat16}
+    if kind == "eagle3":
+        assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+        assert (tensors["d2t"] + torch.arange(len(IDS))).tolist() == IDS
+        assert tensors["t2d"].nonzero()[:, 0].tolist() == IDS and config["draft_vocab_size"] == len(IDS)
+        assert not any(name.startswith("midlayer.") for name in tensors)
+
+
+def test_a_module_for_vllm_has_the_embedding_first(
+    written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    """speculators joins embedding and hidden state in this order. Computed with the written weights by hand."""
+    out = exported(written("mtp"), "speculators")
+    weights = pairs.under(load_file(out / "model.safetensors"), "mtp_layers.0.")
+    halves = weights["input_proj.weight"].chunk(2, dim=1)
+    weights["input_proj.weight"] = torch.cat(halves[::-1], dim=1)  # the reference has MiMo's order
+    bound = module_of(target, hidden_first=True).bound(target.model)
+    generator = torch.Generator().manual_seed(0)
+    tokens, state = torch.randint(0, VOCAB, (1, 5), generator=generator), torch.randn(1, 5, 32, generator=generator)
+    embeds = target.model.get_input_embeddings()(tokens)[0]
+    _, normed = pairs.mtp(weights, target.model.config, embeds, state[0])
+    with torch.inference_mode():
+        found = bound(tokens, features=state).logits[0]
+    torch.testing.assert_close(found, normed @ target.model.get_output_embeddings().weight.T)
+
+
+def test_a_module_of_speculators_is_read_with_the_embedding_first(tmp_path: Path, target: Target) -> None:
+    """Its names are MiMo's, which has the hidden state first; ``speculators_model_type`` tells."""
+    save_mtp(module_of(target, hidden_first=True), tmp_path)
+    assert load_mtp(tmp_path, target.model).model.hidden_first
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "mtp"}))
+    (tmp_path / "specdec.json").unlink()
+    again = load_mtp(tmp_path, target.model)
+    assert not again.model.hidden_first
+    assert again.before_norm
+
+
+SGLANG_EAGLE3 = {
+    *("fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"),
+    *(f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")),
+    *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+}
+"""What SGLang looks for. Anything else it leaves out, and what is missing stays random, without a word."""
+
+
+def test_an_eagle3_head_for_sglang(written: Callable[[str], Path], exported: Export) -> None:
+    out = exported(written("eagle3"), "sglang")
+    config = json.loads((out / "config.json").read_text())
+    assert load_file(out / "model.safetensors").keys() == SGLANG_EAGLE3
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    # SGLang counts outputs of layers, and adds one.
+    assert [layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]] == [1, 2, 3]
+    assert (config["num_hidden_layers"], config["draft_vocab_size"], config["tie_word_embeddings"]) == (1, 42, False)
+    # The authors' own files count inputs.
+    out = exported(written("eagle3"), "native", "overwrite=true")
+    config = json.loads((out / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], exported: Export) -> None:
+    out = exported(written(kind), "sglang")
+    config = json.loads((out / "config.json").read_text())
+    names = load_file(out / "model.safetensors").keys()
+    assert not any(name.startswith(("lm_head", "embed_tokens")) for name in names)
+    if kind == "dflash":
+        assert config["architectures"] == ["DFlashDraftModel"]
+        assert config["dflash_config"]["target_layer_ids"] == [0, 2] and config["dflash_config"]["block_size"] == 4
+    else:
+        assert config["architectures"] == ["Qwen3DSparkModel"] and config["target_layer_ids"] == [0]
+        assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} <= names
+        assert (config["markov_rank"], config["markov_head_type"]) == (VOCAB, "vanilla")
+
+
+@pytest.mark.parametrize(
+    ("form", "make", "message"),
+    [
+        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "target's embeddings, and this one has its own"),
+        ("sglang", lambda t: eagle3_of(t, layers=2), "SGLang's EAGLE-3 heads have one layer, and this one has 2"),
+        ("sglang", lambda t: eagle3_of(t, norm_before_residual=True), "SGLang's EAGLE-3 heads do not have a residual"),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), "this head reads the embeddings"),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(1, 2, -1)), "do not hand out -1, the last one after its norm"),
+        ("speculators", lambda t: eagle3_of(t, hidden_layers=(1, 1, 3)), "speculators refuses duplicates"),
+        ("sglang", lambda t: block_of(t, owns_output=True), "SGLang's DFLASH heads have no output layer of their own"),
+        ("sglang", lambda t: block_of(t, causal=True), "have no places that see a block one way"),
+        (
+            "sglang",
+            lambda t: block_of(t, shifted=True),
+            "heads have no shifted places without a Markov",
+        ),
+        ("native", lambda t: block_of(t, markov_rank=4), "z-lab's layout has no Markov head in place"),
+    ],
+)
+def test_what_an_engine_would_leave_out_is_refused(
+    form: str, make: Callable[[Target], Any], message: str, target: Target, exported: Export, tmp_path: Path
+) -> None:
+    head = make(target)
+    if isinstance(head, Eagle3Head):
+        save_eagle(head, tmp_path / "head", notes={"target": target.name})
+    else:
+        head.save_pretrained(tmp_path / "head")
+    with pytest.raises(ValueError, match=message):
+        exported(tmp_path / "head", form, f"target.name={target.name}")
+    assert [path.name for path in tmp_path.iterdir()] == ["head"], "nothing is left behind"
+
+
+def test_embeddings_that_are_the_targets_may_be_left_out(target: Target, exported: Export, tmp_path: Path) -> None:
+    save_eagle(eagle3_of(target, owns_embeddings=True), tmp_path / "head")
+    out = exported(tmp_path / "head", "sglang", "drafter.embeddings=target")
+    assert load_file(out / "model.safetensors").keys() == SGLANG_EAGLE3
+
+
+# ---------------------------------------------------------------- folders and settings
+
+
+def test_a_folder_that_holds_something_is_not_touched(written: Callable[[str], Path], exported: Export) -> None:
+    folder = written("dflash")
+    out = exported(folder, "native")
+    (out / "notes.txt").write_text("mine")
+    (out / "model.safetensors.index.json").write_text('{"weight_map": {}}')  # would be read first
+    with pytest.raises(ValueError, match=r"is not empty: give another folder, or replace its drafter with overwrite"):
+        exported(folder, "speculators")
+    assert "dflash_config" in json.loads((out / "config.json").read_text())
+    exported(folder, "speculators", "overwrite=true")
+    assert "dflash_config" not in json.loads((out / "config.json").read_text())
+    assert (out / "notes.txt").read_text() == "mine"
+    assert kind_of(str(out)) == "dflash" and not (out / "model.safetensors.index.json").exists()
+    with pytest.raises(ValueError, match="is the folder that the drafter is read from"):
+        exported(folder, "native", f"out={folder}", "overwrite=true")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (
+            "dflash",
+            ["drafter.hidden_layers=[1,9]"],
+            r"states \[1, 9\] does not fit the target .* of 4",
+        ),
+        ("dflash", ["drafter.mask_token_id=99"], "its mask token 99 is outside of the vocabulary of 64 tokens"),
+        ("dflash", ["tokens=4"], "drafts 3 tokens per round, give at most as many"),
+        ("medusa", ["drafter.mask_token_id=3"], r"^drafter\.mask_token_id: .* holds Medusa heads, which has none"),
+        ("lm", ["drafter.embeddings=own"], r"^drafter\.embeddings: .* holds a small causal LM"),
+        ("eagle3", ["drafter.dtype=float23"], "float23"),
+        ("eagle3", ["+drafter.colour=1"], r"there is no drafter\.colour"),
+        ("eagle3", ["format=gguf"], "format='gguf': give one of native, speculators, sglang"),
+    ],
+)
+def test_bad_settings(
+    kind: str, words: list[str], message: str, written: Callable[[str], Path], exported: Export, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        exported(written(kind), "native", *words)
+    assert [path.name for path in tmp_path.iterdir()] == [kind]
+
+
+def test_a_target_of_another_size_is_refused(written: Callable[[str], Path], exported: Export, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    model = tiny_model("llama", vocab_size=VOCAB - 10)
+    model.save_pretrained(other)
+    with pytest.raises(ValueError, match=r"a small causal LM of 64 tokens does not fit the target .*, which has 54"):
+        exported(written("lm"), "native", f"target.name={other}")
+    with pytest.raises(ValueError, match=r"^target\.name=.*: there is no config\.json"):
+        exported(written("lm"), "native", f"target.name={tmp_path}", "overwrite=true")
+
+
+def test_speculators_names_the_target(written: Callable[[str], Path], exported: Export) -> None:
+    folder = written("dflash")
+    (folder / "training.json").unlink()
+    with pytest.raises(ValueError, match=r"^format=speculators names the target.*: give target\.name=NAME$"):
+        exported(folder, "speculators")
+    out = exported(folder, "speculators", "target.name=some/target")  # which is not on this machine
+    verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "some/target", "architectures": []}
+
+
+def test_a_folder_that_holds_no_drafter(exported: Export, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no checkpoint at '.*nowhere': there is no such folder"):
+        exported(tmp_path / "nowhere", "native")
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds no drafter that is known here, its tensors are some\.weight …: give"):
+        exported(folder, "native")
+
+
+def test_the_kind_is_not_to_be_chosen() -> None:
+    assert without_kinds(["drafter.name=a", "out=b"]) == ["drafter.name=a", "out=b"]
+    with pytest.raises(ValueError, match=r"^drafter=eagle: its files tell what kind of drafter it is, give"):
+        without_kinds(["drafter=eagle", "drafter.name=a"])
+
+
+def test_what_is_said(written: Callable[[str], Path], exported: Export, capsys: pytest.CaptureFixture[str]) -> None:
+    out = exported(written("dflash"), "speculators")
+    shown = capsys.readouterr().out
+    assert "reads the inputs of layers 1 and 3; blocks of 4 places for 3 tokens; mask token 63" in shown.replace(
+        "\n", " "
+    )
+    assert "read back and compared: equal" in shown
+    assert f"vLLM: vllm serve {out}\n" in shown
+    assert re.search(r"vLLM: vllm serve \S+ --speculative-config '{\"method\": \"dflash\", ", shown)
+    exported(written("dspark"), "sglang", "overwrite=true")
+    assert "--speculative-algorithm DSPARK --speculative-draft-model-path" in capsys.readouterr().out
