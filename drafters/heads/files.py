@@ -91,6 +91,17 @@ class Checkpoint:
         except json.JSONDecodeError as error:
             raise ValueError(f"{self.name}: {file} is not JSON: {error}") from error
 
+    def names(self) -> list[str]:
+        """Returns the names of all tensors; weights in ``safetensors`` are not read for it."""
+        found: list[str] = []
+
+        def noted(name: str) -> bool:
+            found.append(name)
+            return False
+
+        self.tensors(noted)
+        return sorted(set(found))
+
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Returns the tensors whose names are wanted, on the CPU. Of several files, only those that hold some are read.
 
