@@ -252,6 +252,17 @@ EXPORT: dict[str, Check] = {
     "overwrite": flag,
     "tokens": integer(1, optional=True),
 }
+INSPECT_DRAFTER: dict[str, Check] = {
+    "target": section,
+    "drafter": section,
+    "engine": section,
+    "prompts": optional_texts,
+    "tokens": integer(8),
+    "places": integer(8),
+    "depths": integer(1, optional=True),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+}
 TRAIN: dict[str, Check] = {
     "head": section,
     "target": section,

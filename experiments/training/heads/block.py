@@ -146,29 +146,8 @@ class TrainedBlock(TrainedHead):
     def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
         """Runs the context of all rows, then all blocks behind it."""
         head = self._borrowing_head()
-        rows, length = batch.tokens.shape
-        size, count = head.config.block_size, len(anchors.index) // rows
-        cache = DynamicCache()
         parts = [states.hidden[layer].to(head.dtype) for layer in self.hidden_layers]
-        head(features=head.features_of(parts), position_ids=batch.positions, past_key_values=cache)
-        roots = anchors.index.view(rows, count)
-        slots = torch.full((rows, count, size), head.config.mask_token_id, device=roots.device)
-        slots[:, :, 0] = batch.tokens.flatten()[roots]
-        ahead = torch.arange(size, device=roots.device)
-        positions = (batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1)
-        place = roots - torch.arange(rows, device=roots.device)[:, None] * length
-        seen = block_mask(place, batch.documents, size, causal=head.config.causal)
-        output = head(
-            input_ids=slots.flatten(1),
-            position_ids=positions,
-            attention_mask=additive(seen, head.dtype),
-            past_key_values=cache,
-            output_hidden_states=True,
-            logits_to_keep=1,
-        )
-        assert output.hidden_states is not None
-        hidden = output.hidden_states[-1].unflatten(1, (count, size)).flatten(0, 1)
-        hidden = hidden if self.shifted else hidden[:, 1:]
+        hidden = filled(head, parts, batch, anchors)
         previous = batch.tokens.flatten()[anchors.places(batch)]
         return Prediction(list(self._with_states(hidden, previous).unbind(1)), self._confidence(hidden, previous))
 
@@ -235,6 +214,41 @@ class TrainedBlock(TrainedHead):
     def _copy(self) -> BlockHead:
         assert self.head is not None
         return copy.deepcopy(self.head).requires_grad_(False).eval()
+
+
+def filled(
+    head: BlockHead, states: list[Float[Tensor, "row position hidden"]], batch: Batch, anchors: Anchors
+) -> Float[Tensor, "anchor depth hidden"]:
+    """Returns the normed outputs of the slots that predict a token, for a block at every anchor.
+
+    Args:
+        head: The head, with embeddings.
+        states: The target's, in the order that the head reads them.
+        batch: The tokens.
+        anchors: As many in every row.
+    """
+    rows, length = batch.tokens.shape
+    size, count = head.config.block_size, len(anchors.index) // rows
+    cache = DynamicCache()
+    head(features=head.features_of(states), position_ids=batch.positions, past_key_values=cache)
+    roots = anchors.index.view(rows, count)
+    slots = torch.full((rows, count, size), head.config.mask_token_id, device=roots.device)
+    slots[:, :, 0] = batch.tokens.flatten()[roots]
+    ahead = torch.arange(size, device=roots.device)
+    positions = (batch.positions.flatten()[roots][:, :, None] + ahead).flatten(1)
+    place = roots - torch.arange(rows, device=roots.device)[:, None] * length
+    seen = block_mask(place, batch.documents, size, causal=head.config.causal)
+    output = head(
+        input_ids=slots.flatten(1),
+        position_ids=positions,
+        attention_mask=additive(seen, head.dtype),
+        past_key_values=cache,
+        output_hidden_states=True,
+        logits_to_keep=1,
+    )
+    assert output.hidden_states is not None
+    hidden = output.hidden_states[-1].unflatten(1, (count, size)).flatten(0, 1)
+    return hidden if head.config.shifted else hidden[:, 1:]
 
 
 def sampled(anchors: Anchors, batch: Batch, count: int, generator: torch.Generator) -> Anchors:

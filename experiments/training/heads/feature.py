@@ -2,6 +2,7 @@
 
 import copy
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,26 +67,8 @@ class TrainedFeatureHead(TrainedHead):
         """Runs all steps over all positions, and returns the normed outputs of the position before each root."""
         head, (embed, _) = self._made(), self._parts()
         features = self.fused([states.hidden[layer].to(head.dtype) for layer in self.hidden_layers])
-        mask = additive(visible(batch), features.dtype)
-        cache = DynamicCache()
-        found = []
-        tokens = batch.tokens
-        for step in range(self.depths):
-            tokens = torch.cat([tokens[:, 1:], tokens[:, -1:]], 1)  # row t reads token t + 1 + step
-            output = head.model(
-                inputs_embeds=embed(tokens),
-                features=features,
-                attention_mask=mask,
-                position_ids=batch.positions + step,
-                past_key_values=cache,
-                use_cache=True,
-                output_hidden_states=True,
-            )
-            assert output.hidden_states is not None
-            found.append(output.hidden_states[-1].flatten(0, 1)[anchors.index - 1])
-            features = output.hidden_states[head.fed_back]
-            features = features.detach() if self.detached else features
-        return Prediction(found)
+        steps = unrolled(head, embed, features, batch, self.depths, detached=self.detached)
+        return Prediction([normed.flatten(0, 1)[anchors.index - 1] for normed in steps])
 
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
@@ -114,6 +97,47 @@ class TrainedFeatureHead(TrainedHead):
     def _parts(self) -> tuple[Any, Any]:
         assert self._borrowed is not None, "begin comes first"
         return self._borrowed
+
+
+def unrolled(
+    head: FeatureHead,
+    embed: Any,
+    features: Float[Tensor, "row position width"],
+    batch: Batch,
+    depths: int,
+    *,
+    detached: bool = False,
+) -> Iterator[Float[Tensor, "row position hidden"]]:
+    """Runs the steps of the training-time test over all positions, and yields the normed outputs of each.
+
+    Row t of step s reads token t + 1 + s, and its output is the state of the token after that.
+
+    Args:
+        head: The head; its attention must be ``ATTENTION``.
+        embed: Its embeddings, or those that it borrows.
+        features: The features of the target's states, for step 0.
+        batch: The tokens.
+        depths: How many steps.
+        detached: Whether no gradient goes from a step to the one before.
+    """
+    mask = additive(visible(batch), features.dtype)
+    cache = DynamicCache()
+    tokens = batch.tokens
+    for step in range(depths):
+        tokens = torch.cat([tokens[:, 1:], tokens[:, -1:]], 1)
+        output = head.model(
+            inputs_embeds=embed(tokens),
+            features=features,
+            attention_mask=mask,
+            position_ids=batch.positions + step,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        assert output.hidden_states is not None
+        yield output.hidden_states[-1]
+        features = output.hidden_states[head.fed_back]
+        features = features.detach() if detached else features
 
 
 def most_frequent(counts: Int[Tensor, " vocab"], columns: int) -> Int[Tensor, " column"]:

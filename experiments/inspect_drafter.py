@@ -1,0 +1,38 @@
+"""What is this drafter, and is it loaded rightly? ``python -m experiments.inspect_drafter drafter=eagle``.
+
+Prints what the drafter is by its files, what it predicts on a few texts of the target's own, depth by depth, beside
+what such heads usually bring, and which mistake explains bad figures: hidden layers off by one, a wrong norm, the wrong
+mask token, swapped halves, and so on. Each is found by running the head in the other way on the same text.
+"""
+
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from experiments.app.cli import launch
+from experiments.app.config import check_early
+from experiments.app.settings import INSPECT_DRAFTER
+
+if TYPE_CHECKING:
+    from experiments.inspecting.search import Inspection
+
+
+def inspect(config: DictConfig) -> "Inspection":
+    """Inspect the configuration's drafter, print the tables and the verdict, and return what was found.
+
+    Raises:
+        ValueError: There is no drafter with a trained head, or it does not load, or does not fit the target.
+    """
+    check_early(config, INSPECT_DRAFTER)
+    from experiments.app.drafter_inspection import inspect_drafter
+
+    return inspect_drafter(config)
+
+
+def main() -> None:
+    """Inspect a drafter."""
+    launch(inspect, "inspect_drafter")
+
+
+if __name__ == "__main__":
+    main()
