@@ -60,7 +60,7 @@ def test_no_tree_is_better(seed: int) -> None:
     planned = best_shapes(rates, max_nodes=7)
     for each in planned:
         assert each.tokens == pytest.approx(rates.tokens_per_round(each.shape), rel=1e-12)
-        assert all(path[:-1] + (path[-1] - 1,) in each.shape.paths for path in each.shape.paths if path[-1] > 0)
+        assert all((*path[:-1], path[-1] - 1) in each.shape.paths for path in each.shape.paths if path[-1] > 0)
     for nodes, depth in itertools.product(range(1, 8), range(1, rates.max_depth + 1)):
         best = max((rates.tokens_per_round(shape) for shape in known_trees(rates, nodes, depth)), default=None)
         found = [each.tokens for each in planned if each.nodes == nodes and each.depth <= depth]
@@ -196,7 +196,9 @@ def test_costs_are_kept(tmp_path: Path) -> None:
     assert TreeCosts.load(tmp_path / "costs.json") == costs
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}']
+)
 def test_other_files_hold_no_costs(content: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content)
