@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import check_early
+from experiments.app.config import settings_of
 from experiments.app.settings import OPTIMIZE_TREE
 from experiments.app.short_form import with_folders
 
@@ -27,7 +27,7 @@ def optimize_tree(config: DictConfig) -> "list[Optimized]":
     """
     if OmegaConf.is_missing(config, "trace"):
         raise ValueError("trace has no value: give experiments.optimize_tree FOLDER, of a run made with trace=true")
-    check_early(config, OPTIMIZE_TREE)
+    settings_of(config, OPTIMIZE_TREE)
     from experiments.app.optimizing import optimize
 
     return optimize(config)

@@ -25,8 +25,8 @@ from experiments.results.runs import records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.results.summary import Summary
 from experiments.tracing.rates import record
-from specdec.drafting.best_shapes import best_shapes, fastest
-from specdec.drafting.tree_costs import TreeCosts
+from specdec.drafting.best_shapes import best_shapes
+from specdec.drafting.tree_costs import TreeCosts, fastest
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.shape import TreeShape

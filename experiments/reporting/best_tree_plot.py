@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from experiments.reporting import style
 from specdec.shape import TreeShape
@@ -40,7 +40,13 @@ def tree_plot(optimized: "Optimized", path: Path, subtitle: str) -> Path:
         for node in range(1, shape.num_nodes + 1):
             text = f"{reached[node]:.2f}".removeprefix("0") if reached[node] < 0.995 else "1"
             axes.annotate(
-                text, (x[node], y[node]), (0, -9), textcoords="offset points", ha="center", fontsize=style.SMALLEST
+                text,
+                (x[node], y[node]),
+                (0, -10),
+                textcoords="offset points",
+                ha="center",
+                fontsize=style.SMALLEST,
+                bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"},
             )
     axes.margins(x=0.03)
     axes.set_ylim(shape.max_depth + 0.55, -0.4)
@@ -112,7 +118,7 @@ def sizes_plot(optimized: "Optimized", path: Path, subtitle: str) -> Path:
     for axes in found:
         axes.set_xlabel("drafted nodes")
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid()
     handles, labels = found[0].get_legend_handles_labels()
