@@ -49,7 +49,11 @@ PLUGINS = {
 """Choices that exist only where an extra is installed."""
 MOST_LINES = 150
 """What a visitor reads of a README."""
-SHORT = {"experiments.report": ("runs", True), "experiments.show": ("run", False)}
+SHORT = {
+    "experiments.optimize_tree": ("trace", True),
+    "experiments.report": ("runs", True),
+    "experiments.show": ("run", False),
+}
 """Commands that take bare folders: the setting that these stand for, and whether it takes several."""
 
 

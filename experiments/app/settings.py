@@ -221,6 +221,22 @@ REPLAY: dict[str, Check] = {
     "out": folder,
     "bootstrap": section,
 }
+OPTIMIZE_TREE: dict[str, Check] = {
+    "trace": _one_or_more(text, "the folder of a run made with trace=true, or a list of them"),
+    "method": _optional_text,
+    "max_nodes": integer(1),
+    "max_depth": integer(1, optional=True),
+    "costs": text,
+    "rounds": integer(1),
+    "old": anything,
+    "measure": flag,
+    **dict.fromkeys(("target", "drafter", "verifier", "sampling", "dataset", "engine", "bootstrap"), section),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+    "out": folder,
+}
+SHAPES = {**_MEASURING, "methods": section}
+"""A run that decodes with several tree shapes, as ``optimize_tree`` makes it."""
 CHECK_VERIFIER: dict[str, Check] = {
     "verifier": section,
     "vocab": integer(2),

@@ -80,7 +80,7 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
     prompts: list[str] = []
     depths, logged, firsts = [], [], []
     levels: list[list[float | None]] = [[] for _ in range(drafts.max_depth)]
-    for keys, tree, p in _batches(drafts):
+    for keys, tree, p in batches(drafts):
         prompts += [key.prompt for key in keys]
         logged += [key.expected_accepted for key in keys]
         depths.append((tree.depth * tree.valid).amax(-1).numpy())
@@ -113,8 +113,8 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
     return list(scores.values()), Bound(prompts, np.concatenate(depths), np.concatenate(firsts), means)
 
 
-def _batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
-    """All rows in batches, with rows of similar size together."""
+def batches(drafts: DraftSet) -> Iterator[tuple[list[TraceKey], DraftTree, torch.Tensor]]:
+    """All rows in batches, with rows of similar size together: whose they are, the trees, and p."""
     for shard in read_trace(drafts.folder):
         rows = [
             row

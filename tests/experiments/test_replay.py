@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from experiments.app.replaying import named_verifiers
-from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import Job
-from experiments.measuring.watch import trace_keys
 from experiments.replay import _overrides, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
@@ -24,15 +20,14 @@ from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
 from experiments.tracing.orderings import orderings
 from experiments.tracing.scoring import score
-from experiments.tracing.trace import TraceWriter
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Round, Verifier
-from specdec.requests import Request, SamplingParams
+from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness, Noise, Verdict
+from specdec.types import DraftSampling, Noise
 from tests.experiments.runs import local
+from tests.experiments.traced import traced
 from verifiers import (
     BlockVerifier,
     KSeqVerifier,
@@ -46,23 +41,6 @@ from verifiers.transport import optimal_acceptance
 Configure = Callable[..., DictConfig]
 IID, SWOR, TOP = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.DETERMINISTIC
 QUICK = Bootstrap(resamples=200)
-
-
-def traced(folder: Path, tree: DraftTree, p: Tensor, prompts: Sequence[str], dropped: float = 0.0) -> None:
-    """A trace of one round, of as many prompts as the tree has rows."""
-    jobs = {
-        row: Job(Prompt(id=prompt, turns=("",)), row, (1,), SamplingParams(temperature=1.0, stream=row))
-        for row, prompt in enumerate(prompts)
-    }
-    zeros = torch.zeros(len(prompts), dtype=torch.long)
-    verdict = Verdict(
-        path=zeros[:, None], num_accepted=zeros, expected_accepted=zeros.float(), next_token=zeros, valid=zeros == 0
-    )
-    requests = tuple(Request(row, [1], job.sampling, True, frozenset()) for row, job in jobs.items())
-    writer = TraceWriter(folder, dropped=dropped)
-    seen = Round(tree, p, verdict, requests)
-    writer.add(seen, trace_keys(seen, "model", Exactness.EXACT, jobs))
-    writer.flush()
 
 
 P = [0.5, 0.3, 0.2, 0.0]

@@ -1,0 +1,240 @@
+"""Acceptance rates by depth and sibling rank, from the rounds of a trace.
+
+No acceptance is sampled: the rule that ran says how likely each node of a draft is to be reached, and these
+probabilities are added up in the place of counts. What they are measured on is the contexts that the recorded rounds
+began at. Rounds with another tree begin elsewhere in the text, and then the rates may be a little different.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from experiments.results.statistics import Bootstrap, Interval, totals
+from experiments.tracing.draft_sets import DraftSet, refusal
+from experiments.tracing.scoring import batches
+from specdec.drafting.acceptance_rates import AcceptanceRates
+from specdec.interfaces import Verifier
+from specdec.shape import TreeShape
+from specdec.tree import DraftTree
+
+PRIOR = 8.0
+"""So many nodes' worth of the rank's average over all depths is added to each rate: a few nodes alone say little."""
+_SAME = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What the drafts of a trace say about acceptance.
+
+    Attributes:
+        drafts: Where it comes from.
+        shape: The static tree that was drafted.
+        prompts: The prompts, in the order of the first axis of the following two.
+        accepted: For every prompt, depth and rank, the expected number of accepted nodes.
+        offered: The expected number of accepted nodes of the depth above for which a child of this rank was drafted
+            or, because q had nothing left to draw, could not be.
+        rounds: The number of rounds.
+        tokens: The expected tokens per round, as recorded, in rounds that drafted to full depth.
+        top_down: Whether the rule decided about every node before it looked below it.
+    """
+
+    drafts: DraftSet
+    shape: TreeShape
+    prompts: tuple[str, ...]
+    accepted: np.ndarray
+    offered: np.ndarray
+    rounds: int
+    tokens: float
+    top_down: bool
+
+    def rates(self) -> AcceptanceRates:
+        """The rates of all prompts together, of every depth and rank that was drafted."""
+        offered = self.offered.sum(0)
+        table = np.where(offered > 0, _rates(self.accepted.sum(0), offered), 0)
+        # Ranks that only some nodes of a depth had were measured on these alone.
+        table /= table.sum(1, keepdims=True).clip(min=1)
+        return AcceptanceRates(np.where(offered > 0, table, np.nan))
+
+    def rate_interval(self, depth: int, rank: int, bootstrap: Bootstrap) -> Interval | None:
+        """The interval of one rate over prompts; None with fewer than two of them."""
+        columns = [self.accepted[:, depth - 1, rank], self.offered[:, depth - 1, rank]]
+        return bootstrap.interval(_share, columns)
+
+    def tokens_interval(self, shape: TreeShape, bootstrap: Bootstrap) -> Interval | None:
+        """The interval over prompts of the tokens per round that are predicted for a tree."""
+        size = self.accepted[0].size
+
+        def tokens(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+            sums = np.stack([column.sum(axis) for column in columns], axis=-1)
+            halves = (sums[..., :size], sums[..., size:])
+            rates = _rates(*(half.reshape(*half.shape[:-1], *self.accepted.shape[1:]) for half in halves))
+            reached = [np.ones(rates.shape[:-2])]
+            for node in range(1, shape.num_nodes + 1):
+                parent, depth, rank = shape.parents[node], shape.depths[node], shape.ranks[node]
+                reached.append(reached[parent] * rates[..., depth - 1, rank])
+            return np.sum(reached, axis=0)
+
+        columns = [column for table in (self.accepted, self.offered) for column in table.reshape(len(table), -1).T]
+        return bootstrap.interval(tokens, columns)
+
+
+def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
+    """Add up what the drafts of one drafter at one temperature say.
+
+    Args:
+        sets: The drafts, of one run or of several with the same tree.
+        rule: The rule that ran.
+
+    Raises:
+        ValueError: The drafts had no siblings, or trees that changed from round to round, or the rule cannot be asked.
+    """
+    first = sets[0]
+    _check(first, rule)
+    wide = [each for each in sets if not each.is_chain]
+    if not wide:
+        raise ValueError(
+            f"the trace of {first.folder} has chains only ({first.method}, T={first.temperature:g}), from which no "
+            f"rank but the first is known: record one with a wide tree, such as experiments.run trace=true "
+            f"drafter={first.method} 'drafter.shape=[4,3,2,2]' sampling.temperature={first.temperature:g}"
+        )
+    parts = [_Sums() for _ in sets]
+    for drafts, sums in zip(sets, parts, strict=True):
+        for keys, tree, p in batches(drafts):
+            stop = rule.stop_law(tree, p)
+            if sums.empty:
+                sums.top_down = _is_top_down(rule, tree, p, stop)
+            reached = (stop[:, None] @ tree.ancestors.to(stop.dtype).expand(len(stop), -1, -1))[:, 0]
+            for row, key in enumerate(keys):
+                sums.add(key.prompt, _row(tree, row), reached[row].numpy(), drafts)
+    shapes = [sums.shape(drafts) for sums, drafts in zip(parts, sets, strict=True)]
+    largest = max(shapes, key=lambda shape: shape.num_nodes)
+    size = max(shape.max_depth for shape in shapes), max(1 + max(shape.ranks) for shape in shapes)
+    names = [name for sums in parts for name in sums.prompts]
+    order = list(dict.fromkeys(names))
+    rows = [row for sums in parts for row in sums.tables(size)]
+    tables = np.stack(rows)  # [row, 2, depth, rank]
+    by_prompt = np.stack([totals(names, column, order) for column in tables.reshape(len(tables), -1).T], axis=1)
+    by_prompt = by_prompt.reshape(len(order), 2, *size)
+    whole = [value for sums in parts for value in sums.whole]
+    return Recorded(
+        drafts=first,
+        shape=largest,
+        prompts=tuple(order),
+        accepted=by_prompt[:, 0],
+        offered=by_prompt[:, 1],
+        rounds=len(rows),
+        tokens=float(np.mean(whole)) if whole else float("nan"),
+        top_down=all(sums.top_down for sums in parts),
+    )
+
+
+class _Sums:
+    """Adds up the rounds of one set of drafts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.whole: list[float] = []
+        self.top_down = True
+        self._rows: list[tuple[bytes, np.ndarray]] = []
+        self._forms: dict[bytes, _Form] = {}
+
+    @property
+    def empty(self) -> bool:
+        """No round has been added."""
+        return not self.prompts
+
+    def add(self, prompt: str, row: tuple[np.ndarray, np.ndarray], reached: np.ndarray, drafts: DraftSet) -> None:
+        """Add a round: its parents and valid nodes, and how likely each node is to be reached."""
+        parents, valid = row
+        key = parents.tobytes() + valid.tobytes()
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = _Form(parents, valid)
+        self.prompts.append(prompt)
+        self._rows.append((key, reached[: len(parents)]))
+        if form.depth == drafts.max_depth:
+            self.whole.append(float(reached[: len(parents)].sum()))
+
+    def shape(self, drafts: DraftSet) -> TreeShape:
+        """The static tree of all rounds, of which the end of an output has cut some.
+
+        Raises:
+            ValueError: The trees differ otherwise.
+        """
+        forms = sorted(self._forms.values(), key=lambda form: len(form.parents))
+        longest = forms[-1].parents
+        if any((form.parents != longest[: len(form.parents)]).any() for form in forms):
+            raise ValueError(
+                f"the drafts in the trace of {drafts.folder} ({drafts.method}, T={drafts.temperature:g}) have another "
+                f"tree in every round, so that how often a rank was drafted depends on how good it looked: record a "
+                f"trace with one static tree, such as 'drafter.shape=[4,3,2,2]'"
+            )
+        return TreeShape(forms[-1].paths[1:])
+
+    def tables(self, size: tuple[int, int]) -> list[np.ndarray]:
+        """What was accepted and offered in every round, by depth and rank."""
+        longest = max(self._forms.values(), key=lambda form: len(form.parents))
+        made = []
+        for key, reached in self._rows:
+            table = np.zeros((2, *size))
+            form = self._forms[key]
+            # A child that q had nothing left for is missing in a round that drafted others of its depth.
+            offered = np.flatnonzero((longest.depths >= 1) & (longest.depths <= form.depth))
+            padded = np.zeros(len(longest.parents))
+            padded[: len(reached)] = reached
+            place = longest.depths[offered] - 1, longest.ranks[offered]
+            np.add.at(table[0], place, padded[offered])
+            np.add.at(table[1], place, padded[longest.parents[offered]])
+            made.append(table)
+        return made
+
+
+class _Form:
+    """The parents of a round's nodes, and what follows from them."""
+
+    def __init__(self, parents: np.ndarray, valid: np.ndarray):
+        self.parents = parents
+        self.paths: list[tuple[int, ...]] = [()]
+        children = [0] * len(parents)
+        for parent in parents[1:].tolist():
+            self.paths.append((*self.paths[parent], children[parent]))
+            children[parent] += 1
+        self.depths = np.array([len(path) for path in self.paths])
+        self.ranks = np.array([path[-1] if path else 0 for path in self.paths])
+        self.depth = int(self.depths[valid].max())
+
+
+def _row(tree: DraftTree, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Parents and valid nodes of a row, without the padding behind its last node."""
+    valid = tree.valid[row].numpy()
+    end = int(np.flatnonzero(valid)[-1]) + 1
+    return tree.parents[row if len(tree.parents) > 1 else 0].numpy()[:end], valid[:end]
+
+
+def _rates(accepted: np.ndarray, offered: np.ndarray) -> np.ndarray:
+    """Rates by depth and rank, on the last two axes; the rank's average where nothing was offered."""
+    over_depths = offered.sum(-2, keepdims=True)
+    average = accepted.sum(-2, keepdims=True) / np.where(over_depths > 0, over_depths, 1)
+    return (accepted + PRIOR * average) / (offered + PRIOR)
+
+
+def _share(accepted: np.ndarray, offered: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    total = offered.sum(axis)
+    return accepted.sum(axis) / np.where(total > 0, total, 1)
+
+
+def _is_top_down(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.Tensor) -> bool:
+    """Whether the first level's nodes would be reached as often if nothing stood below them."""
+    if tree.max_depth < 2:
+        return True
+    first = tree.limited(torch.ones(len(p), dtype=torch.long))
+    alone = rule.stop_law(first, p)[:, 0]
+    return bool((alone - stop[:, 0]).abs().max() < _SAME)
+
+
+def _check(drafts: DraftSet, rule: Verifier) -> None:
+    reason = refusal(rule, drafts)
+    if reason is not None:
+        raise ValueError(reason)

@@ -1,0 +1,220 @@
+"""The best tree shapes, against all trees there are; and the costs of rounds by size and depth."""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.drafting.acceptance_rates import AcceptanceRates
+from specdec.drafting.best_shapes import PlannedShape, best_shapes
+from specdec.drafting.tree_costs import TreeCosts, fastest
+from specdec.shape import TreeShape
+
+Paths = frozenset[tuple[int, ...]]
+
+
+@functools.cache
+def all_trees(nodes: int, depth: int) -> frozenset[Paths]:
+    """All trees of so many nodes and at most this depth, in which a rank comes with all ranks before it."""
+    if nodes == 0:
+        return frozenset([frozenset()])
+    found: set[Paths] = set()
+    for tree in all_trees(nodes - 1, depth):
+        for parent in [(), *tree]:
+            if len(parent) < depth:
+                rank = sum(path[:-1] == parent for path in tree if path)
+                found.add(tree | {(*parent, rank)})
+    return frozenset(found)
+
+
+def known_trees(rates: AcceptanceRates, nodes: int, depth: int) -> Iterator[TreeShape]:
+    """Those of them whose nodes all have a known rate."""
+    for tree in all_trees(nodes, depth):
+        if all(path[-1] < len(rates.at(len(path))) for path in tree):
+            yield TreeShape(tree)
+
+
+def random_rates(seed: int, *, falling: bool) -> AcceptanceRates:
+    """Rates of up to four depths and four ranks, in any order or falling with the rank."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(random.integers(1, 5)):
+        row = random.dirichlet(np.full(random.integers(1, 5) + 1, 0.7))[:-1]
+        rows.append(sorted(row.tolist(), reverse=True) if falling else row.tolist())
+    return AcceptanceRates.of(rows)
+
+
+def test_there_are_as_many_trees_as_there_should_be() -> None:
+    """Ordered trees are counted by the Catalan numbers."""
+    assert [len(all_trees(nodes, nodes)) for nodes in range(1, 8)] == [1, 2, 5, 14, 42, 132, 429]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_tree_is_better(seed: int) -> None:
+    """For every number of nodes and every bound on the depth, the best of all trees is among those that are planned."""
+    rates = random_rates(seed, falling=False)
+    planned = best_shapes(rates, max_nodes=7)
+    for each in planned:
+        assert each.tokens == pytest.approx(rates.tokens_per_round(each.shape), rel=1e-12)
+        assert all((*path[:-1], path[-1] - 1) in each.shape.paths for path in each.shape.paths if path[-1] > 0)
+    for nodes, depth in itertools.product(range(1, 8), range(1, rates.max_depth + 1)):
+        best = max((rates.tokens_per_round(shape) for shape in known_trees(rates, nodes, depth)), default=None)
+        found = [each.tokens for each in planned if each.nodes == nodes and each.depth <= depth]
+        assert (best is None and not found) or max(found) == pytest.approx(best, rel=1e-12)
+
+
+def test_the_most_probable_paths_are_not_always_best() -> None:
+    """A rank that is better than the one before it can be had only with that one: a greedy choice would miss it."""
+    rates = AcceptanceRates.of([[0.5, 0.0, 0.4], [0.35]])
+    planned = {each.nodes: each for each in best_shapes(rates, max_nodes=3)}
+    assert planned[2].shape == TreeShape.chain(2)
+    assert planned[3].shape == TreeShape.branching(3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_falling_rates_make_trees_of_the_most_probable_paths(seed: int) -> None:
+    rates = random_rates(seed, falling=True)
+    every = [
+        path
+        for depth in range(1, rates.max_depth + 1)
+        for path in itertools.product(*(range(len(rates.at(level))) for level in range(1, depth + 1)))
+    ]
+    whole = TreeShape(every)
+    values = sorted(rates.reached(whole)[1:], reverse=True)
+    planned = best_shapes(rates, max_nodes=12)
+    for nodes in range(1, min(12, len(values)) + 1):
+        most = max(each.tokens for each in planned if each.nodes == nodes)
+        assert most == pytest.approx(1 + sum(values[:nodes]), rel=1e-12)
+
+
+def test_the_docstrings_example() -> None:
+    rates = AcceptanceRates.of([[0.7, 0.1], [0.6]])
+    shape = TreeShape.from_paths([(0,), (1,), (0, 0)])
+    assert rates.tokens_per_round(shape) == pytest.approx(2.22)
+    assert rates.reached(shape) == pytest.approx([1, 0.7, 0.1, 0.42])
+
+
+def test_larger_trees_than_the_rates_allow_are_left_out() -> None:
+    planned = best_shapes(AcceptanceRates.of([[0.5, 0.2], [0.5]]), max_nodes=50)
+    assert [(each.nodes, each.depth) for each in planned] == [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]
+
+
+def test_a_bound_on_the_depth() -> None:
+    planned = best_shapes(AcceptanceRates.of([[0.9, 0.05]] * 5), max_nodes=10, max_depth=2)
+    assert max(each.depth for each in planned) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "acceptance rates of shape (0, 0): give one row per depth"),
+        ([[]], "acceptance rates of shape (1, 0): give one row per depth"),
+        ([[0.5], [], [0.5]], "acceptance rates are known behind ranks or depths where they are not"),
+        ([[0.5, float("nan"), 0.1]], "acceptance rates are known behind ranks or depths where they are not"),
+        ([[0.5, -0.1]], "acceptance rates [-0.1]: give 0 to 1"),
+        ([[0.7, 0.6]], "the acceptance rates of a depth add up to more than 1"),
+    ],
+)
+def test_rates_that_are_none(rows: list[list[float]], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        AcceptanceRates.of(rows)
+
+
+def test_unknown_rates_are_named() -> None:
+    rates = AcceptanceRates.of([[0.5, 0.2], [0.5]])
+    with pytest.raises(ValueError, match=r"a child of rank 1 at depth 2, where the first 1 ranks have a known"):
+        rates.tokens_per_round(TreeShape.branching(1, 2))
+    with pytest.raises(ValueError, match=r"a child of rank 0 at depth 3, where no rank has a known"):
+        rates.tokens_per_round(TreeShape.chain(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_nodes": 0}, r"^max_nodes=0: give at least 1"),
+        ({"max_nodes": 5000}, r"^max_nodes=5000: a tree may have at most 4096 nodes"),
+        ({"max_nodes": 3, "max_depth": 3}, r"^max_depth=3: acceptance rates are known to depth 2"),
+        ({"max_nodes": 3, "max_depth": 0}, r"^max_depth=0: give at least 1"),
+    ],
+)
+def test_bad_bounds(options: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        best_shapes(AcceptanceRates.of([[0.5], [0.5]]), **options)
+
+
+def costs_of(seconds, sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32), depths: tuple[int, ...] = (1, 2, 4)) -> TreeCosts:
+    trees = tuple((nodes, depth) for nodes in sizes for depth in depths if nodes >= depth)
+    return TreeCosts(trees=trees, seconds=tuple(seconds(*tree) for tree in trees), plain=0.01)
+
+
+def flat_then_rising(nodes: int, depth: int) -> float:
+    """A forward that costs the same up to 8 nodes, and a call of the drafter for every level."""
+    return 0.01 + 0.002 * depth + 0.001 * max(nodes - 8, 0)
+
+
+def test_costs_between_measured_trees() -> None:
+    costs = costs_of(flat_then_rising)
+    assert costs.largest_error < 1e-9
+    for nodes, depth in [(3, 3), (6, 2), (12, 3), (20, 4), (64, 8)]:
+        assert costs.of(nodes, depth) == pytest.approx(flat_then_rising(nodes, depth), rel=1e-6)
+
+
+def test_a_larger_tree_never_costs_less() -> None:
+    """However disturbed the measurements are."""
+    random = np.random.default_rng(0)
+    costs = costs_of(lambda nodes, depth: flat_then_rising(nodes, depth) * random.uniform(0.7, 1.5))
+    assert costs.largest_error > 0.05
+    for depth in range(1, 6):
+        row = [costs.of(nodes, depth) for nodes in range(depth, 40)]
+        assert row == sorted(row)
+    assert costs.of(20, 3) >= costs.of(20, 2)
+
+
+def test_the_fastest_tree() -> None:
+    """Where nodes cost nothing the largest is fastest; where they cost as much as the root, the smallest."""
+    planned = best_shapes(AcceptanceRates.of([[0.5, 0.2]] * 4), max_nodes=16)
+    assert fastest(planned, costs_of(lambda nodes, depth: 0.01)).nodes == 16
+    assert fastest(planned, costs_of(lambda nodes, depth: 0.01 * (1 + nodes))).nodes == 1
+    rising = costs_of(flat_then_rising)
+    found = fastest(planned, rising)
+    speeds = [each.tokens / flat_then_rising(each.nodes, each.depth) for each in planned]
+    assert found.tokens / flat_then_rising(found.nodes, found.depth) == pytest.approx(max(speeds), rel=1e-6)
+
+
+def test_equal_trees_the_smaller_one() -> None:
+    small, large = PlannedShape(TreeShape.chain(2), 2.0), PlannedShape(TreeShape.branching(2, 1), 2.0)
+    assert fastest([large, small], costs_of(lambda nodes, depth: 0.01)) is small
+
+
+def test_costs_are_kept(tmp_path: Path) -> None:
+    costs = costs_of(flat_then_rising)
+    costs.save(tmp_path / "costs.json")
+    assert TreeCosts.load(tmp_path / "costs.json") == costs
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"rows": [1], "table": [[1.0]]}', '{"trees": [1], "seconds": []}']
+)
+def test_other_files_hold_no_costs(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"costs\.json holds no costs of trees \("):
+        TreeCosts.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trees": ()}, "costs of trees have 0 trees and 1 times"),
+        ({"trees": ((1, 2),)}, "a tree without nodes, or one that is deeper"),
+        ({"seconds": (0.0,)}, "a time that is no positive number of seconds"),
+        ({"plain": float("nan")}, "a time that is no positive number of seconds"),
+    ],
+)
+def test_costs_that_are_none(changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TreeCosts(**{"trees": ((2, 1),), "seconds": (0.1,), "plain": 0.1, **changes})
