@@ -221,6 +221,16 @@ REPLAY: dict[str, Check] = {
     "out": folder,
     "bootstrap": section,
 }
+REPLAY_TEXT: dict[str, Check] = {
+    "texts": _one_or_more(text, "a file, or a list of files"),
+    "drafters": several(anything, "a list of drafters"),
+    "tokenizer": text,
+    "per_category": integer(1, optional=True),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+    "out": folder,
+    "bootstrap": section,
+}
 CHECK_VERIFIER: dict[str, Check] = {
     "verifier": section,
     "vocab": integer(2),
