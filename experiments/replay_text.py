@@ -1,8 +1,8 @@
 """Look-ups on texts whose answers are known: ``python -m experiments.replay_text texts=spec_bench.jsonl``.
 
-Drafters that need no model are given every prompt, and then its answer, round by round. What they draft is compared
-with the answer, and the answer is what is emitted (*teacher forcing*). So the mean acceptance length is that of a
-greedy target that would answer exactly so: any target whose answers are in a file, and its weights are not needed.
+Drafters that need nothing of a target's model are given every prompt, and then its answer, round by round. What they
+draft is compared with the answer, and the answer is what is emitted (*teacher forcing*). So the mean acceptance length
+is that of a greedy target that would answer exactly so: any target whose answers are in a file, without its weights.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ def replay_text(config: DictConfig) -> "list[LookUp]":
     """Replay the configuration's drafters over its texts; print tables, and write them with a picture.
 
     Raises:
-        ValueError: There is no such file, a drafter needs a model, or no text has an answer.
+        ValueError: There is no such file, a drafter needs the target's model, or no text has an answer.
     """
     if OmegaConf.is_missing(config, "texts"):
         raise ValueError("texts has no value: give texts=FILE, JSON Lines with prompts and answers")

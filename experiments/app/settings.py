@@ -250,6 +250,7 @@ CHECK_DRAFTER: dict[str, Check] = {
     "tokens": integer(8),
     "rounds": integer(2),
     "draws": integer(0),
+    "every_rule": flag,
     "seed": integer(0),
     "threads": integer(1, optional=True),
 }

@@ -1,4 +1,4 @@
-"""Drafters on texts that are known to their end, without a model: *teacher forcing*.
+"""Drafters on texts that are known to their end, without a target: *teacher forcing*.
 
 A drafter is given a prompt, and then the answer, round by round. What it drafts is compared with the answer, and the
 answer itself is what is emitted. So what is counted are the rounds of a greedy target that would answer exactly so.
@@ -20,6 +20,7 @@ from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Committed
 
@@ -102,12 +103,12 @@ class Forced:
     all texts so far, prompts included. A target knows more than that.
 
     Args:
-        drafter: Any that asks for no model and no hidden states.
+        drafter: Any that asks for nothing of the target's model. It may have a model of its own.
         target: Stands in for the target.
         longest: The length of the longest text.
 
     Raises:
-        ValueError: The drafter needs a model.
+        ValueError: The drafter needs the target's model.
     """
 
     def __init__(self, drafter: Drafter, target: TextTarget, longest: int):
@@ -138,6 +139,8 @@ class Forced:
         self.successors.read(prompt)
         sequence, done = [*prompt, *answer], 0
         found = TextRounds([], [])
+        if len(prompt) > 1:
+            drafter.observe(_prefilled(table.rows(np.zeros(1, dtype=np.int64)), prompt))
         while done < len(answer):
             slots = table.rows(np.zeros(1, dtype=np.int64))
             tree = drafter.propose(slots)
@@ -179,6 +182,20 @@ class Forced:
         tokens = tree.tokens[0].tolist()
         said = [self.successors.likeliest(token, count, following.get(node)) for node, token in enumerate(tokens)]
         return torch.tensor([said])
+
+
+def _prefilled(slots: Slots, prompt: Sequence[int]) -> Committed:
+    """Returns what an engine tells of a prompt: all of it but the root, in one piece."""
+    return Committed(
+        slots=slots.index,
+        host_slots=slots.host_index,
+        tokens=torch.tensor([prompt[:-1]]),
+        starts=np.zeros(1, dtype=np.int64),
+        counts=np.array([len(prompt) - 1]),
+        next_tokens=torch.tensor(prompt[-1:]),
+        path=None,
+        hidden_states={},
+    )
 
 
 def walk(tree: DraftTree, answer: Sequence[int]) -> list[int]:

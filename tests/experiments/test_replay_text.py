@@ -19,7 +19,9 @@ from experiments.measuring.forced import Forced, Successors, TextTarget
 from experiments.replay_text import replay_text
 from experiments.results.statistics import Bootstrap
 from experiments.results.texts import Rounds, look_up, over
+from specdec.exactness.reference import reference_decode
 from specdec.interfaces import Drafter
+from specdec.requests import SamplingParams
 from specdec.types import Committed
 from tests.components import block_head
 from tests.experiments.conftest import byte_tokenizer
@@ -102,14 +104,31 @@ def test_successors_are_counted() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda model: ModelDrafter(model, 2), "ModelDrafter cannot draft for texts alone: it asks the target for its"),
-        (lambda model: BlockDrafter(block_head(model)), "BlockDrafter reads hidden states of the target"),
-        (lambda model: MergedDrafter(NGramDrafter(), ModelDrafter(model, 2)), "MergedDrafter cannot draft for texts"),
+        (lambda model: BlockDrafter(block_head(model)), "^BlockDrafter reads hidden states of the target, and over"),
+        (lambda model: MergedDrafter(NGramDrafter(), BlockDrafter(block_head(model))), "^MergedDrafter reads hidden"),
+        (lambda model: SelfDrafter(), "^SelfDrafter cannot draft for texts alone: it asks the target for its model"),
     ],
 )
-def test_drafters_with_a_model_are_refused(make, words: str) -> None:
+def test_drafters_that_need_the_target_are_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Forced(make(tiny_model(vocab_size=257, layers=1)), TextTarget(byte_tokenizer(), "bytes"), 40)
+
+
+class SelfDrafter(NGramDrafter):
+    """Would draft with the target's own model."""
+
+    def bind(self, target, *, max_batch_size: int, max_length: int) -> None:
+        self.model = target.model
+
+
+def test_a_small_model_may_draft_too() -> None:
+    """An answer that is its own greedy continuation is accepted to the end, which needs the prompt in its cache."""
+    model = tiny_model(vocab_size=257, layers=1)
+    prompt = [5, 9, 7, 30, 2]
+    answer = reference_decode(model, prompt, SamplingParams(max_new_tokens=9).seeded(0))
+    assert replayed(ModelDrafter(model, 2), (prompt, answer)) == [[2, 2, 2]]
+    answer[4] = (answer[4] + 1) % 257
+    assert replayed(ModelDrafter(model, 2), (prompt, answer))[0][:2] == [2, 1]
 
 
 def written(path: Path, rows: Sequence[object]) -> Path:
