@@ -179,7 +179,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
 }
 
-VERIFIERS: dict[str, Callable[[], Verifier]] = {
+VERIFIERS: dict[str, type[Verifier]] = {
     "rejection": RejectionVerifier,
     "block": BlockVerifier,
     "traversal": TraversalVerifier,

@@ -211,6 +211,40 @@ class Drifts(_Remembers):
         self.noted[committed.slots] = (self.noted[committed.slots] + counts) % len(self.table)
 
 
+class ClearsByProduct(HonestTop):
+    """Adds up hidden states, and begins anew with a product by zero, after which NaN is still NaN."""
+
+    hidden_layers = (-1,)
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
+        self.sums = torch.zeros(max_batch_size)
+
+    def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
+        self.sums[slot] *= 0
+
+    def observe(self, committed: Committed) -> None:
+        states = committed.hidden_states[-1][..., 0]
+        there = torch.arange(states.shape[1]) < torch.from_numpy(committed.counts)[:, None]
+        self.sums[committed.slots] += states.where(there, 0.0).sum(1)
+
+    def propose(self, slots: Slots) -> DraftTree:
+        tree = super().propose(slots)
+        positive = self.sums[slots.index] > 0
+        tokens = tree.tokens.clone()
+        tokens[:, 1:3] = torch.where(positive[:, None], tokens[:, 1:3], tokens[:, 1:3].flip(1))
+        return DraftTree.from_shape(self.shape, tokens)
+
+
+class StumblesOverNaN(ClearsByProduct):
+    """Does not expect that a hidden state may be NaN."""
+
+    def observe(self, committed: Committed) -> None:
+        if not committed.hidden_states[-1][:, 0].isfinite().all():
+            raise FloatingPointError("hidden states are not finite")
+        super().observe(committed)
+
+
 # ---------------------------------------------------------------- draws
 
 

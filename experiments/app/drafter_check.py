@@ -36,6 +36,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
         findings = check_drafter(
             lambda: build(config, "drafter"),
             target,
+            rules=None if config.every_rule else (),
             prompts=config.prompts,
             sampling=sampling,
             tokens=config.tokens,

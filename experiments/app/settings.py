@@ -237,6 +237,16 @@ OPTIMIZE_TREE: dict[str, Check] = {
 }
 SHAPES = {**_MEASURING, "methods": section}
 """A run that decodes with several tree shapes, as ``optimize_tree`` makes it."""
+REPLAY_TEXT: dict[str, Check] = {
+    "texts": _one_or_more(text, "a file, or a list of files"),
+    "drafters": several(anything, "a list of drafters"),
+    "tokenizer": text,
+    "per_category": integer(1, optional=True),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+    "out": folder,
+    "bootstrap": section,
+}
 CHECK_VERIFIER: dict[str, Check] = {
     "verifier": section,
     "vocab": integer(2),
@@ -257,6 +267,7 @@ CHECK_DRAFTER: dict[str, Check] = {
     "rounds": integer(2),
     "draws": integer(0),
     "chat_template": optional_section,
+    "every_rule": flag,
     "seed": integer(0),
     "threads": integer(1, optional=True),
 }

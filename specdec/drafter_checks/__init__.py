@@ -2,13 +2,15 @@
 
 ::
 
-    from specdec.drafter_checks import check_drafter
+    from specdec.drafter_checks import assert_conforms, check_drafter
 
     for finding in check_drafter(MyDrafter, target):
         print(finding)
+    assert_conforms(MyDrafter, target)  # in a test
 """
 
 from specdec.drafter_checks.check import check_drafter
 from specdec.drafter_checks.findings import Finding, Status
+from specdec.drafter_checks.suite import assert_conforms
 
-__all__ = ["Finding", "Status", "check_drafter"]
+__all__ = ["Finding", "Status", "assert_conforms", "check_drafter"]

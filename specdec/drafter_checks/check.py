@@ -9,16 +9,16 @@ from typing import Any
 
 from specdec.acceptance import Plain
 from specdec.attributes import check_drafter_attributes, missing_methods
-from specdec.drafter_checks import fit, outputs, repeats
+from specdec.drafter_checks import failures, fit, outputs, repeats
+from specdec.drafter_checks import rules as every_rule
 from specdec.drafter_checks.findings import Finding, Status, failed, not_applicable, not_tried, passed
 from specdec.drafter_checks.playing import Job, Run, Stage, run
 from specdec.drafter_checks.prompts import prompts_for
 from specdec.drafter_checks.watched import Log, MalformedError
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Verifier, fitting_rules
+from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.types import Exactness
 from specdec.wellformed import FATAL, Form
 
 ATTRIBUTES = "attributes"
@@ -26,6 +26,7 @@ BIND = "fits the target"
 DECODES = "drafts to the end"
 SLOTS = "slots are left alone"
 LEAVES = "q at the leaves"
+TOP = "top tokens"
 
 _PACKAGE = Path(__file__).parent.parent
 _TREE = "trees: "
@@ -36,6 +37,7 @@ def check_drafter(
     target: Target,
     *,
     verifier: Verifier | None = None,
+    rules: Sequence[Verifier] | None = None,
     prompts: Sequence[str | Sequence[int]] | None = None,
     sampling: SamplingParams | None = None,
     tokens: int = 24,
@@ -48,7 +50,7 @@ def check_drafter(
     """Tries a drafter against the contract, and returns a line per check.
 
     Everything is seeded, so that a second call returns the same lines. A drafter that draws as it says fails one of the
-    statistical checks by chance with a probability of 1e-5 at most.
+    statistical checks by chance with a probability of 2e-5 at most: 1e-5 for what it draws, and as much for outputs.
 
     Args:
         make: Makes a new drafter, every time it is called: a class, or a function. Drafters made by it may share a
@@ -56,11 +58,14 @@ def check_drafter(
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
         verifier: The acceptance rule that the drafter is tried with; None for an exact one that takes its drafts, of
             those that have been imported.
+        rules: The rules with which outputs are compared with the target's law; None for all exact ones that take its
+            drafts, have been imported and need no arguments. ``()`` leaves these checks out, which take most time.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.
         rounds: Length of a long output, in rounds, over which drafts must not drift.
-        draws: Drafts from which it is tested whether q is what was drawn.
+        draws: Drafts from which it is tested whether q is what was drawn. Half as many outputs are sampled with every
+            rule.
         max_length: Tokens per request; None for what the target has, at most 1024.
         options: More arguments of the engines. The default saves the time that packing weights takes, which does not
             pay in runs this short.
@@ -82,7 +87,10 @@ def check_drafter(
     rule.check(drafter)
     log = Log(depth=drafter.max_depth, adapts=drafter.adapts)
     stage = Stage(make, target, rule, length, log, options)
-    has_leaf_probs = drafter.has_leaf_probs
+    has_leaf_probs, top_tokens = drafter.has_leaf_probs, drafter.top_tokens
+    every = every_rule.exact_rules(drafter) if rules is None else list(rules)
+    for each in every:
+        each.check(drafter)
     del drafter  # it may hold a model, and every check makes a new one
     begin = progress or (lambda check: None)
 
@@ -101,7 +109,8 @@ def check_drafter(
     if found[-1].status is not Status.PASSED:
         found += _trees(log)
         culprit = next((finding.check for finding in found if finding.failed), DECODES)
-        rest = (outputs.GREEDY, outputs.ENDS, *repeats.ALL, *fit.ALL, LEAVES)
+        named = (every_rule.name_of(each) for each in every)
+        rest = (outputs.GREEDY, outputs.ENDS, *repeats.ALL, *fit.ALL, failures.NAN, LEAVES, TOP, *named)
         return [*found, *(not_tried(check, f"“{culprit}” failed") for check in rest)]
     begin(outputs.GREEDY)
     later = [_attempt(outputs.GREEDY, lambda: outputs.greedy_outputs(stage, jobs, done, plain))]
@@ -113,8 +122,40 @@ def check_drafter(
     later += _several(fit.ALL, lambda: fit.fit(stage, prompts, sampled, draws=draws))
     begin(LEAVES)
     leaves = _attempt(LEAVES, lambda: _leaves(stage, jobs)) if has_leaf_probs else None
+    begin(failures.NAN)
+    later.append(_nan(stage, prompts, sampled, tokens, later))
     later.append(leaves or not_applicable(LEAVES, "the drafter says has_leaf_probs=False"))
+    later.append(_told(log) if top_tokens else not_applicable(TOP, "the drafter says top_tokens=0"))
+    begin("every rule that takes its drafts")
+    later += every_rule.by_rule(stage, every, jobs, plain, prompts, sampled, count=draws // 2, attempt=_attempt)
     return [*found, *_trees(log), *later]
+
+
+def _nan(
+    stage: Stage,
+    prompts: Sequence[tuple[int, ...]],
+    sampling: SamplingParams,
+    tokens: int,
+    so_far: Sequence[Finding],
+) -> Finding:
+    """Returns what becomes of a drafter beside NaN, where a request's drafts are known to depend on it alone."""
+    by_name = {finding.check: finding for finding in so_far}
+    alone = [by_name[check] for check in (repeats.SEED, repeats.COMPANY, repeats.REUSE)]
+    wrong = next((finding for finding in alone if finding.status in (Status.FAILED, Status.NOT_TRIED)), None)
+    if wrong is not None:
+        return not_tried(failures.NAN, f"it compares a request's drafts, and “{wrong.check}” did not pass")
+    comparable = all(finding.status is Status.PASSED for finding in alone)
+    return _attempt(
+        failures.NAN,
+        lambda: failures.nan_logits(stage, prompts, sampling, tokens=tokens, comparable=comparable),
+    )
+
+
+def _told(log: Log) -> Finding:
+    """Returns whether the drafter was told what it wants to know of the target at every node."""
+    if log.untold is not None:
+        return failed(TOP, log.untold)
+    return passed(TOP, f"told of {log.told} nodes; what the target said next is among them")
 
 
 def _announced(make: Callable[[], Drafter], target: Target) -> tuple[Finding, Drafter | None]:
@@ -161,13 +202,12 @@ def _fitting(drafter: Drafter) -> Verifier:
     Raises:
         ValueError: No such rule has been imported.
     """
-    for rule in fitting_rules(drafter):
-        if rule.exactness is Exactness.EXACT:
-            try:
-                return rule()
-            except TypeError:
-                continue
-    raise ValueError(f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: give verifier=…")
+    found = every_rule.exact_rules(drafter)
+    if not found:
+        raise ValueError(
+            f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: give verifier=…"
+        )
+    return found[0]
 
 
 def _count(number: int, noun: str) -> str:

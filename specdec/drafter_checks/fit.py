@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy.stats
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from specdec.drafter_checks.drafts import DRAWN
 from specdec.drafter_checks.findings import Finding, failed, not_applicable, not_tried, passed
 from specdec.drafter_checks.playing import Job, Stage, run
+from specdec.drafter_checks.uniformity import FEWEST, LEVEL, independent, number, tokens_fit, uniform
 from specdec.interfaces import Round
 from specdec.random import Purpose, request_key, uniforms
 from specdec.requests import SamplingParams
@@ -33,16 +31,9 @@ INDEPENDENT = "draws are independent"
 CHOSEN = "chosen tokens use no randomness"
 ALL = (FIRST, DEEPER, SIBLINGS, INDEPENDENT, CHOSEN)
 
-LEVEL = 1e-5
-"""A drafter that draws as it says fails one of these checks with this probability."""
-
 ROUNDS = 4  # of every request
 SLOTS = 64
 SHORT = 8  # tokens: in a shorter prompt, prompt lookup finds nothing
-BINS, CELLS = 20, 5
-FEWEST = 400
-"""Draws below which a node is not tested: 20 per bin."""
-
 Path = tuple[int, ...]
 """Sibling ranks from the root's child downwards."""
 
@@ -125,19 +116,11 @@ def _note_row(
             q = tree.draft_probs[row, parents[node]].double()
             if laws[node] == DraftSampling.WITHOUT_REPLACEMENT and earlier:
                 q = q.index_fill(0, torch.tensor([tokens[other] for other in earlier], device=q.device), 0.0)
-            made.numbers[paths[node]][key] = _number(q, tokens[node], generator)
+            made.numbers[paths[node]][key] = number(q, tokens[node], generator)
             if paths[node] == (0,) and key[1] == 0:
                 counts, _ = made.first.setdefault(prompt, (np.zeros(len(q)), (q / q.sum()).cpu().numpy()))
                 counts[tokens[node]] += 1
         earlier.append(node)
-
-
-def _number(weights: Float[Tensor, " vocab"], token: int, generator: torch.Generator) -> float:
-    """Returns a number that is uniform if the token was drawn with these weights."""
-    own = weights[token]
-    before = (weights > own) | (weights == own) & (torch.arange(len(weights), device=weights.device) < token)
-    share = float(torch.rand(1, generator=generator, dtype=torch.float64))
-    return float((weights.where(before, 0.0).sum() + share * own) / weights.sum())
 
 
 def _drawn(made: _Draws, laws: set[int]) -> list[Finding]:
@@ -151,10 +134,10 @@ def _drawn(made: _Draws, laws: set[int]) -> list[Finding]:
     groups: dict[str, dict[str, tuple[float, int]]] = {FIRST: {}, DEEPER: {}, SIBLINGS: {}}
     for path, numbers in tested.items():
         group = FIRST if path == (0,) else SIBLINGS if path[-1] > 0 else DEEPER
-        groups[group][f"the node at {_words(path)}"] = _uniform(list(numbers.values())), len(numbers)
+        groups[group][f"the node at {_words(path)}"] = uniform(list(numbers.values())), len(numbers)
     for prompt, (counts, law) in made.first.items():
         if counts.sum() >= FEWEST:
-            groups[FIRST][f"the first token after prompt {prompt}"] = _tokens_fit(counts, law), int(counts.sum())
+            groups[FIRST][f"the first token after prompt {prompt}"] = tokens_fit(counts, law), int(counts.sum())
     independent = _pairs(made, tested)
     tests = sum(len(group) for group in groups.values()) + len(independent)
     found = [_finding(check, group, tests) for check, group in groups.items()]
@@ -187,7 +170,7 @@ def _pairs(made: _Draws, tested: dict[Path, dict[tuple[int, int], float]]) -> di
     def pair(name: str, first: dict[tuple[int, int], float], second: dict[tuple[int, int], float]) -> None:
         both = sorted(first.keys() & second.keys())
         if len(both) >= FEWEST:
-            found[name] = _independent([first[key] for key in both], [second[key] for key in both]), len(both)
+            found[name] = independent([first[key] for key in both], [second[key] for key in both]), len(both)
 
     for path, numbers in tested.items():
         here = _words(path)
@@ -202,33 +185,6 @@ def _pairs(made: _Draws, tested: dict[Path, dict[tuple[int, int], float]]) -> di
             accepting = {key: value[index] for key, value in made.accepting.items()}
             pair(f"{here}, and the number that decides {what}", numbers, accepting)
     return found
-
-
-def _uniform(numbers: Sequence[float]) -> float:
-    counts = np.histogram(numbers, bins=BINS, range=(0, 1))[0]
-    return float(scipy.stats.chisquare(counts).pvalue)
-
-
-def _tokens_fit(counts: np.ndarray, law: np.ndarray) -> float:
-    """Returns the chi-square p-value of counts of tokens; tokens expected fewer than 8 times are taken together."""
-    expected = law * counts.sum()
-    common = expected >= 8
-    observed = [*counts[common], counts[~common].sum()]
-    wanted = [*expected[common], expected[~common].sum()]
-    if wanted[-1] < 8:  # too little: with the least of the others
-        if len(wanted) < 3:
-            return 1.0
-        smallest = int(np.argmin(wanted[:-1]))
-        rest_observed, rest_wanted = observed.pop(), wanted.pop()
-        observed[smallest] += rest_observed
-        wanted[smallest] += rest_wanted
-    return float(scipy.stats.chisquare(observed, wanted, sum_check=False).pvalue)
-
-
-def _independent(first: Sequence[float], second: Sequence[float]) -> float:
-    table = np.histogram2d(first, second, bins=CELLS, range=((0, 1), (0, 1)))[0]
-    table = table[table.sum(1) > 0][:, table.sum(0) > 0]
-    return float(scipy.stats.chi2_contingency(table)[1])  # type: ignore[arg-type]
 
 
 def _chosen(chosen: dict[int, set[tuple]], laws: set[int]) -> Finding:

@@ -86,6 +86,7 @@ def run(
     stop_after: int | None = None,
     rows_of_q: int | None = None,
     on_round: Callable[[Round], None] | None = None,
+    may_fail: bool = False,
 ) -> list[Run]:
     """Returns what comes of requests that are submitted together.
 
@@ -95,9 +96,10 @@ def run(
         stop_after: Drop the requests after this many turns of the engine.
         rows_of_q: See ``Draft.of``.
         on_round: Called with every round that speculates.
+        may_fail: A request that fails keeps its error.
 
     Raises:
-        ValueError: A request failed.
+        ValueError: A request failed that may not.
     """
     runs: dict[int, Run] = {}
 
@@ -121,7 +123,7 @@ def run(
         turns += 1
     for number in list(runs):
         engine.abort(number)
-    errors = [each.error for each in runs.values() if each.error]
+    errors = [each.error for each in runs.values() if each.error and not may_fail]
     if errors:
         raise ValueError(f"a request failed: {errors[0]}")
     return list(runs.values())

@@ -33,6 +33,8 @@ class Log:
         trees: The number of trees that were looked at.
         nodes: The number of valid drafted nodes.
         drawn: The number of these nodes that were drawn at random from a q.
+        told: The number of nodes for which the drafter was told the target's likeliest successors.
+        untold: What was wrong with that, if anything.
     """
 
     depth: int
@@ -42,6 +44,8 @@ class Log:
     trees: int = 0
     nodes: int = 0
     drawn: int = 0
+    told: int = 0
+    untold: str | None = None
 
 
 class Watched(Drafter):
@@ -61,6 +65,7 @@ class Watched(Drafter):
         self.top_tokens = drafter.top_tokens
         self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
         self._leaf_probs = False
+        self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
     def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
         """Bind the drafter."""
@@ -70,15 +75,37 @@ class Watched(Drafter):
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin a request."""
+        plain = sampling.greedy and sampling.repetition_penalty == 1.0 and sampling.logits_processor is None
+        (self._plain.add if plain else self._plain.discard)(slot)
         self.inner.admit(slot, prompt_ids, sampling)
 
     def observe(self, committed: Committed) -> None:
         """Report what became final."""
+        if self.top_tokens and committed.path is not None:
+            self.log.untold = self.log.untold or self._untold(committed)
         self.inner.observe(committed)
 
     def release(self, slot: int) -> None:
         """End a request."""
         self.inner.release(slot)
+
+    def _untold(self, committed: Committed) -> str | None:
+        """Returns what is wrong with what the target is said to have thought at every node; None if nothing is."""
+        nodes, top = committed.node_tokens, committed.top_tokens
+        if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
+            shape = None if top is None else tuple(top.shape)
+            return f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
+        self.log.told += nodes.numel()
+        assert committed.path is not None
+        for row, slot in enumerate(committed.host_slots.tolist()):
+            if slot not in self._plain:
+                continue
+            path = [node for node in committed.path[row].tolist() if node >= 0]
+            emitted = [*nodes[row, path].tolist(), int(committed.next_tokens[row])]
+            for node, token in zip([0, *path], emitted, strict=True):
+                if token not in top[row, node].tolist():
+                    return f"token {token} is what the target says after node {node}, and is not among its successors"
+        return None
 
     def propose(self, slots: Slots) -> DraftTree:
         """Returns what the drafter proposes, after a look at it.

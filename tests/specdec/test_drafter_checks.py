@@ -5,22 +5,25 @@ seeds (``fit.LEVEL``, divided by the number of tests).
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+import torch
 
-from specdec.drafter_checks import Finding, Status, check_drafter
-from specdec.interfaces import Drafter
+from specdec.drafter_checks import Finding, Status, assert_conforms, check_drafter
+from specdec.drafter_checks.watched import Watched
+from specdec.interfaces import Drafter, why_unfit
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
-from specdec.types import DraftSampling
+from specdec.types import Committed, DraftSampling
 from tests import mutants
-from tests.components import DRAFTERS, fitting
-from tests.honest import HONEST, Honest
+from tests.components import DRAFTERS, VERIFIERS, fitting
+from tests.honest import HONEST, Honest, HonestTop
 from tests.models import tiny_model
 from tests.mutants import BEHAVIOUR, DRAWS, MALFORMED, broken
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
-from verifiers import RejectionVerifier
+from verifiers import BlockVerifier, RejectionVerifier
 
 VOCAB = 12
 ENOUGH = 1700  # drafts, a quarter of them after one of two prompts: more than fit.FEWEST after each
@@ -44,7 +47,7 @@ def failing(findings: list[Finding]) -> dict[str, str]:
 
 
 def check(make, target: Target, **options) -> list[Finding]:
-    return check_drafter(make, target, verifier=RejectionVerifier(), **options)
+    return check_drafter(make, target, verifier=RejectionVerifier(), **{"rules": (), **options})
 
 
 @pytest.mark.parametrize("name", [complete(name, strong=name != "iid") for name in HONEST])
@@ -61,13 +64,35 @@ STRONG = ("ngram", "model_tree_without_replacement")
 
 
 # The synthetic drafter makes mistakes on purpose, by the request's random numbers: it is an instrument, not a method.
-@pytest.mark.parametrize("name", [complete(name, strong=name in STRONG) for name in DRAFTERS if name != "synthetic"])
-def test_the_drafters_of_this_project_pass(name: str) -> None:
-    model = tiny_model(vocab_size=24, layers=2)
-    rule = fitting(DRAFTERS[name](model))
-    findings = check_drafter(lambda: DRAFTERS[name](model), Target(model), verifier=rule, rounds=40, draws=ENOUGH)
+@pytest.mark.parametrize(
+    ("name", "every_rule"),
+    [
+        complete(name, every_rule, strong=name in STRONG and not every_rule)
+        for name in DRAFTERS
+        for every_rule in ([False, True] if name in STRONG else [True])
+        if name != "synthetic"
+    ],
+)
+def test_the_drafters_of_this_project_pass(name: str, every_rule: bool) -> None:
+    """The conformance suite: a drafter takes part in it by its line in ``tests/components.py``."""
+    model = tiny_model(vocab_size=96, layers=2)
+    made = DRAFTERS[name](model)
+    # By name, because other tests of this process define biased rules that say they are exact.
+    rules = [rule() for rule in VERIFIERS.values() if every_rule and why_unfit(rule, made) is None]
+    findings = check_drafter(
+        lambda: DRAFTERS[name](model),
+        Target(model),
+        verifier=fitting(made),
+        rules=rules,
+        rounds=40,
+        draws=ENOUGH,
+    )
     assert failing(findings) == {}
     assert not [finding for finding in findings if finding.status is Status.NOT_TRIED]
+    found = {finding.check: finding.status for finding in findings}
+    assert found["NaN logits"] is Status.PASSED
+    assert found["top tokens"] is (Status.PASSED if made.top_tokens else Status.NOT_APPLICABLE)
+    assert ("exact with TargetWalkVerifier" in found) == every_rule
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -136,7 +161,7 @@ def test_a_drafter_that_never_drafts_is_no_success(target: Target) -> None:
 
 
 def test_a_rule_is_found_among_those_that_are_imported(target: Target) -> None:
-    findings = check_drafter(Honest, target, **FEW)
+    findings = check_drafter(Honest, target, rules=(), **FEW)
     assert "tried with" in findings[1].detail and failing(findings) == {}
 
 
@@ -171,3 +196,89 @@ def test_the_requests_own_sampling_is_used(target: Target) -> None:
     """Also with a penalty, and with greedy parameters, which stand for temperature 1."""
     for sampling in (SamplingParams(temperature=0.6, top_k=5, repetition_penalty=1.2), SamplingParams(seed=3)):
         assert failing(check(Honest, target, sampling=sampling, **FEW)) == {}
+
+
+@pytest.fixture
+def wide() -> Target:
+    """One that has tokens which a few requests do not meet."""
+    return Target(tiny_model(vocab_size=96, layers=1))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "words"),
+    [
+        (mutants.ClearsByProduct, "in a slot that one had, another request drafts otherwise than alone in round"),
+        (mutants.StumblesOverNaN, "FloatingPointError: hidden states are not finite"),
+    ],
+)
+def test_what_nan_leaves_behind_is_noticed(wide: Target, drafter: type[Honest], words: str) -> None:
+    found = failing(check(drafter, wide, **FEW))
+    assert list(found) == ["NaN logits"] and words in found["NaN logits"]
+
+
+def test_nan_harms_no_honest_drafter_and_leaves_the_target_alone(wide: Target) -> None:
+    embedding = wide.model.get_input_embeddings()
+    findings = {finding.check: finding.status for finding in check(HonestTop, wide, **FEW)}
+    assert findings["NaN logits"] is Status.PASSED
+    assert not embedding._forward_hooks and bool(embedding.weight.isfinite().all())
+
+
+def test_wrong_successors_are_noticed(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that tells of other nodes than those that were verified."""
+    told = Watched.observe
+
+    def elsewhere(watched: Watched, committed: Committed) -> None:
+        if committed.top_tokens is not None:
+            committed = replace(committed, top_tokens=(committed.top_tokens + 1) % 96)
+        told(watched, committed)
+
+    def make() -> Drafter:
+        return DRAFTERS["recycling"](wide.model)
+
+    right = {finding.check: finding for finding in check(make, wide, **FEW)}
+    assert right["top tokens"].status is Status.PASSED and "told of" in right["top tokens"].detail
+    monkeypatch.setattr(Watched, "observe", elsewhere)
+    assert "is not among its successors" in failing(check(make, wide, **FEW))["top tokens"]
+
+
+class NoResidual(RejectionVerifier):
+    """Mutant: a rejection is followed by a token from p instead of the residual."""
+
+    def next_law(self, tree, target_probs, stop):
+        return target_probs[torch.arange(len(stop)), stop]
+
+
+class Greedier(RejectionVerifier):
+    """Mutant: for greedy requests too, it accepts what it should not."""
+
+    def stop_law(self, tree, target_probs):
+        law = super().stop_law(tree, target_probs) + tree.valid
+        return law / law.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("rule", [NoResidual, Greedier], ids=lambda rule: rule.__name__)
+def test_a_biased_rule_is_named(target: Target, rule: type[RejectionVerifier]) -> None:
+    """A right rule fails with probability 1e-5 over other seeds; the residual left out fails at any."""
+    findings = check(Honest, target, **FEW | {"rules": [RejectionVerifier(), rule()], "draws": 2 * ENOUGH})
+    found = failing(findings)
+    assert list(found) == [f"exact with {rule.__name__}"]
+    words = "sampled outputs do not follow the target" if rule is NoResidual else "differs from plain decoding's"
+    assert words in found[f"exact with {rule.__name__}"]
+
+
+@pytest.mark.parametrize("drafter", [complete(each, strong=False) for each in (mutants.SaysIid, mutants.Sorts)])
+def test_wrong_draws_show_in_the_output(target: Target, drafter: type[Honest]) -> None:
+    rules = [RejectionVerifier()]
+    found = failing(check(drafter, target, rounds=2, tokens=12, draws=8000, max_length=96, rules=rules))
+    assert "exact with RejectionVerifier" in found
+
+
+def test_a_test_of_a_drafter_is_one_line(target: Target) -> None:
+    assert_conforms(Honest, target, verifier=RejectionVerifier(), rules=(), **FEW)
+    with pytest.raises(AssertionError, match="breaks its contract:\ntrees: distinct siblings: FAILED: node 2"):
+        assert_conforms(mutants.Twins, target, verifier=RejectionVerifier(), rules=(), **FEW)
+
+
+def test_an_unfit_rule_among_all_is_refused(target: Target) -> None:
+    with pytest.raises(ValueError, match="BlockVerifier takes chains only"):
+        check(Honest, target, rules=[BlockVerifier()], **FEW)

@@ -1,0 +1,106 @@
+"""A request whose logits are NaN ends, and the drafter goes on for all others, in the same batch and in its slot."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.drafter_checks.drafts import Draft
+from specdec.drafter_checks.findings import Finding, failed, not_applicable, passed
+from specdec.drafter_checks.playing import Job, Run, Stage, run
+from specdec.drafter_checks.repeats import ROUNDING
+from specdec.drafter_checks.watched import Log, MalformedError
+from specdec.requests import SamplingParams
+
+NAN = "NaN logits"
+
+
+def nan_logits(
+    stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, *, tokens: int, comparable: bool
+) -> Finding:
+    """Decodes two requests beside others that have NaN in their context, and once more in the slots that those had.
+
+    A token that occurs in none of the good requests is given an embedding of NaN, so the others' hidden states and
+    logits are not finite.
+
+    Args:
+        stage: Where the drafter is tried.
+        prompts: The prompts.
+        sampling: Parameters of sampled requests.
+        tokens: Length of the outputs.
+        comparable: Whether drafts depend on the request alone, so that they can be compared.
+    """
+    # What is drafted for a row without numbers may hold anything, so it is not among the checks of trees.
+    apart = replace(stage, log=Log(depth=stage.log.depth, adapts=stage.log.adapts))
+    greedy = SamplingParams(max_new_tokens=tokens, ignore_eos=True, stream=0, seed=sampling.seed)
+    good = [Job(prompts[0], greedy), Job(prompts[-1], replace(sampling, max_new_tokens=tokens, stream=1))]
+    alone = run(apart.engine(slots=2), good)
+    bad = _unused(stage.target.vocab_size, good, alone)
+    if bad is None:
+        return not_applicable(
+            NAN, "every token of the vocabulary occurs in the outputs: no request can be spoiled alone"
+        )
+    longest = max(prompts, key=len)
+    spoiled = [
+        Job((*prompts[1], bad), greedy),
+        Job((*longest[:-2], bad, *longest[-2:]), replace(sampling, max_new_tokens=tokens, stream=3)),
+    ]
+    engine = apart.engine(slots=4)
+    try:
+        with _nan_after(stage.target.model, bad):
+            beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
+            after = [run(engine, [each], may_fail=True)[0] for each in good]
+    except MalformedError as error:
+        return failed(NAN, f"beside a request whose logits are NaN, a tree is malformed: {error}")
+    for done in (beside[0], beside[2]):
+        if done.error is None:
+            return failed(NAN, "a request whose logits are NaN did not end with an error")
+    for where, runs in (("beside such requests", [beside[1], beside[3]]), ("in a slot that one had", after)):
+        for mine, wanted in zip(runs, alone, strict=True):
+            difference = _difference(mine, wanted, comparable=comparable)
+            if difference is not None:
+                return failed(NAN, f"{where}, another request {difference}")
+    return passed(
+        NAN, "requests with NaN in their context end with an error; beside them and in their slots, others go on"
+    )
+
+
+def _difference(mine: Run, wanted: Run, *, comparable: bool) -> str | None:
+    """Returns how a request went otherwise than alone, in words; None if it did not."""
+    if mine.error is not None:
+        return f"fails: {mine.error}"
+    if not comparable:
+        return None
+    for number, (draft, other) in enumerate(zip(mine.drafts, wanted.drafts, strict=False)):
+        difference = draft.difference(other, ROUNDING)
+        if difference is not None:
+            return f"drafts otherwise than alone in round {number}: {difference}"
+    return None if mine.tokens == wanted.tokens else "has another output than alone"
+
+
+def _unused(vocab: int, jobs: Sequence[Job], runs: Sequence[Run]) -> int | None:
+    """Returns a token that is in no prompt, output or draft; None if there is none."""
+
+    def drafted(drafts: Sequence[Draft]) -> set[int]:
+        return {token for draft in drafts for token in draft.tokens}
+
+    used = {token for job in jobs for token in job.prompt}
+    used |= {token for done in runs for token in (*done.tokens, *drafted(done.drafts))}
+    return next((token for token in reversed(range(vocab)) if token not in used), None)
+
+
+@contextmanager
+def _nan_after(model: PreTrainedModel, token: int) -> Iterator[None]:
+    """Gives a token an embedding of NaN, and leaves the weights alone, which may be those of the output layer, too."""
+
+    def spoil(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output.masked_fill((inputs[0] == token)[..., None], float("nan"))
+
+    hook = model.get_input_embeddings().register_forward_hook(spoil)
+    try:
+        yield
+    finally:
+        hook.remove()
