@@ -161,8 +161,8 @@ class Calibration:
             )
         if tried.shape[1] < self.depths or tried.shape[2] < self.ranks:
             raise ValueError(
-                f"{path} is a calibration of drafts of depth {tried.shape[1]} with {tried.shape[2]} siblings, and these "
-                f"are of depth {self.depths} with {self.ranks}: give one of drafts as deep and wide as these, or null"
+                f"{path} is a calibration of drafts of depth {tried.shape[1]} with {tried.shape[2]} siblings, and "
+                f"these are of depth {self.depths} with {self.ranks}: give one of drafts as deep and wide, or null"
             )
         self.tried.copy_(tried[:, : self.depths, : self.ranks])
         self.right.copy_(right[:, : self.depths, : self.ranks])

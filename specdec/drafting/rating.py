@@ -135,8 +135,8 @@ def source_of(source: str, scorer: Scorer) -> str:
         return "head" if scorer.has_confidence else "top"
     if source == "head" and not scorer.has_confidence:
         raise ValueError(
-            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy or "
-            "auto"
+            "source=head asks for the drafter's confidence head, and this drafter has none: give source=top, entropy "
+            "or auto"
         )
     return source
 

@@ -166,7 +166,7 @@ class SampledTree(TreeBuilder):
     def kept_by(
         self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]
     ) -> Float[Tensor, "batch parent child"]:
-        """Returns by what nodes are kept: the worth of their slots. (Tests put in what would bias the output.)"""
+        """Returns by what nodes are kept, the most first: the worth of their slots. Any other would bias the output."""
         return slot
 
     def _best(self, levels: "list[_Level]", shown: Int[Tensor, "batch shown"], drawing: Drawing) -> Grown:

@@ -69,9 +69,9 @@ class StaticTree(TreeBuilder):
                 above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)
-            if rater is not None and rated is not None and level.width:
-                if not rater.level(rated, level, tokens[:, : level.stop], scores):
-                    return _until(number, shape, tokens, valid, drawing, draft_probs, rated)
+            goes_on = rater is None or rated is None or level.width == 0
+            if not (goes_on or rater.level(rated, level, tokens[:, : level.stop], scores)):
+                return _until(number, shape, tokens, valid, drawing, draft_probs, rated)
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
                 vocabulary.put(draft_probs, level.parents_at, q)

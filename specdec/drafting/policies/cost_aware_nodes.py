@@ -70,7 +70,8 @@ class CostAwareNodes(NodePolicy):
         """
         if self.costs is None:
             raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, from drafters.adaptive.measure_node_costs"
+                "this policy needs to know how long rounds take: give costs=…, from "
+                "drafters.adaptive.measure_node_costs"
             )
         self.costs.by_nodes(1, builder.max_nodes)
         super().bind(builder, scorer, device, max_batch_size=max_batch_size)
