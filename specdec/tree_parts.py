@@ -93,14 +93,14 @@ def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
     """
     if tree.is_static:
         return tree
-    width = 1 + min(_up(tree.width - 1), max_nodes)
+    width = 1 + min(size_for(tree.width - 1), max_nodes)
     depth, children = min(_power(tree.max_depth), max_depth, width - 1), min(_power(tree.max_children), width - 1)
     if (width, depth, children) == (tree.width, tree.max_depth, tree.max_children):
         return tree
     return tree.padded(width, max_depth=max(depth, tree.max_depth), max_children=max(children, tree.max_children))
 
 
-def _up(nodes: int) -> int:
+def size_for(nodes: int) -> int:
     """Returns the next of the sizes that batches of trees are padded to; each is at most a quarter above the last."""
     return next((size for size in _SIZES if size >= nodes), -(-nodes // 16) * 16)
 

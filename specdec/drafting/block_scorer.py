@@ -72,6 +72,7 @@ class BlockScorer(Scorer):
         self._topology = Topology.chain(places, runner.device) if causal else Topology.block(places, runner.device)
         self._condition, self._reads_hidden, self._state_width = condition, reads_hidden, state_width
         self._confidence, self._version = confidence, version
+        self.has_confidence = confidence is not None
         watched = reads_hidden or confidence is not None
         self._last_state = last_state if watched else None
         self._wants = Wants(logits=self._tokens, hidden_layers=(last_state,) if watched else ())

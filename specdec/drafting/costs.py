@@ -1,4 +1,4 @@
-"""How long rounds take, by rows and by the depth of their drafts: measured once, kept with the results."""
+"""How long rounds take, by rows and by the size of their drafts: measured once, kept with the results."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ class RoundCosts:
 
     Attributes:
         rows: Batch sizes that were measured, ascending.
-        table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep.
+        table: For each of them the seconds of a round whose drafts are 0, 1, 2, … deep; with ``nodes``, of a round that
+            verifies so many nodes per row.
+        nodes: The numbers of nodes that were measured, ascending from 0; None if it was the depth.
         device: What it was measured on.
         dtype: The target's.
         drafter: What drafted.
@@ -23,6 +25,7 @@ class RoundCosts:
 
     rows: tuple[int, ...]
     table: tuple[tuple[float, ...], ...]
+    nodes: tuple[int, ...] | None = None
     device: str = ""
     dtype: str = ""
     drafter: str = ""
@@ -34,6 +37,13 @@ class RoundCosts:
             raise ValueError(
                 f"costs of rounds have {len(self.rows)} batch sizes and {len(self.table)} rows of lengths "
                 f"{sorted(widths)}: give one row per batch size, all of one length"
+            )
+        if self.nodes is not None and (
+            len(self.nodes) != len(self.table[0]) or list(self.nodes) != sorted(set(self.nodes)) or self.nodes[0] != 0
+        ):
+            raise ValueError(
+                f"costs of rounds have the numbers of nodes {self.nodes} and {len(self.table[0])} times for each batch "
+                f"size: give ascending numbers from 0, one per time"
             )
         if list(self.rows) != sorted(set(self.rows)) or self.rows[0] < 1:
             raise ValueError(f"costs of rounds have the batch sizes {self.rows}: give ascending positive numbers")
@@ -58,12 +68,47 @@ class RoundCosts:
         Raises:
             ValueError: No draft of this depth was measured.
         """
+        if self.nodes is not None:
+            raise ValueError(
+                "these costs of rounds are by the number of nodes, and depths are asked for: measure them with "
+                "drafters.adaptive.measure_costs"
+            )
         if depth > self.max_depth:
             raise ValueError(
                 f"the costs of rounds were measured to depth {self.max_depth}, and drafts are {depth} deep: measure "
                 f"them with this drafter"
             )
-        table = np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1][:, : depth + 1]
+        return self._rising(rows)[: depth + 1]
+
+    def by_nodes(self, rows: int, most: int) -> Float[np.ndarray, " nodes"]:
+        """Returns the seconds of a round that verifies 0 to ``most`` nodes in every row.
+
+        Times between measured numbers are interpolated, and steps of the curve are taken away: it is the largest convex
+        function that is nowhere above what was measured. So every further node costs no less than the one before.
+
+        Args:
+            rows: The number of rows in the batch.
+            most: The largest number of nodes.
+
+        Raises:
+            ValueError: No round with so many nodes was measured.
+        """
+        if self.nodes is None or most > self.nodes[-1]:
+            measured = "by the depth of drafts" if self.nodes is None else f"with up to {self.nodes[-1]} nodes"
+            raise ValueError(
+                f"the costs of rounds were measured {measured}, and trees have {most} nodes: measure them with this "
+                f"drafter (drafters.adaptive.measure_node_costs)"
+            )
+        hull: list[tuple[float, float]] = []
+        for point in zip(self.nodes, self._rising(rows).tolist(), strict=True):
+            while len(hull) > 1 and _above(hull[-1], hull[-2], point):
+                hull.pop()
+            hull.append(point)
+        return np.interp(np.arange(most + 1), *zip(*hull, strict=True))
+
+    def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
+        """Returns the times of a batch, none of which is more than that of a larger draft."""
+        table = np.minimum.accumulate(np.array(self.table)[:, ::-1], axis=1)[:, ::-1]
         return np.array([np.interp(rows, self.rows, column) for column in table.T])
 
     def save(self, path: str | Path) -> None:
@@ -80,11 +125,19 @@ class RoundCosts:
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             table = tuple(tuple(float(seconds) for seconds in row) for row in found.pop("table"))
-            return cls(rows=tuple(int(row) for row in found.pop("rows")), table=table, **found)
+            nodes = found.pop("nodes", None)
+            rows = tuple(int(row) for row in found.pop("rows"))
+            return cls(rows=rows, table=table, nodes=None if nodes is None else tuple(map(int, nodes)), **found)
         except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"
             ) from error
+
+
+def _above(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Returns whether a point is on or above the line between two others."""
+    slope = (right[1] - left[1]) / (right[0] - left[0])
+    return point[1] >= left[1] + slope * (point[0] - left[0])
 
 
 def smallest(times: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
+from specdec.drafting.rating import Rater
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import Purpose, uniforms
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
@@ -25,6 +26,7 @@ class Drawing:
         sampled: Whether anything is drawn at random.
         greedy: Which rows are greedy among others that are sampled; None if there is no such mixture.
         leaves: Whether q is wanted at every node, leaves included.
+        rater: Rates the nodes, if a policy is to choose among them.
     """
 
     slots: Slots
@@ -34,6 +36,7 @@ class Drawing:
     sampled: bool
     greedy: Bool[Tensor, "batch 1"] | None
     leaves: bool
+    rater: Rater | None = None
 
     @classmethod
     def of(
@@ -44,6 +47,7 @@ class Drawing:
         temperature: float | None,
         *,
         leaves: bool = False,
+        rater: Rater | None = None,
     ) -> "Drawing":
         """Returns how a round's children are drawn.
 
@@ -53,6 +57,7 @@ class Drawing:
             law: For sampled requests.
             temperature: The drafter's own for sampled requests; None for the requests'.
             leaves: Whether q is wanted at every node.
+            rater: Rates the nodes; None if nobody asks.
         """
         sampling = slots.sampling
         if sampling.seen is not None:
@@ -64,7 +69,7 @@ class Drawing:
         greedy = (sampling.temperature == 0)[:, None] if sampled and sampling.any_greedy else None
         if leaves and sampling.any_greedy:
             sampling = warmed(sampling, slots.drafting)
-        return cls(slots, vocabulary, law, sampling, sampled, greedy, leaves)
+        return cls(slots, vocabulary, law, sampling, sampled, greedy, leaves, rater)
 
     @property
     def fresh(self) -> bool:

@@ -42,6 +42,13 @@ class DeviceDrafter(Drafter):
             slots: The rows, of which the host knows only the slots (``Slots.on_device``).
         """
 
+    def trimmed(self, tree: DraftTree) -> DraftTree:
+        """Returns the trees that ``draft`` gave without columns that nobody needs, outside of a recording.
+
+        A drafter that looks at values here makes the host wait for the draft.
+        """
+        return tree
+
     @abstractmethod
     def follow(self, decided: Decided) -> None:
         """Take note, on the device, of what a round has decided; rows that were not ``told`` stay as they are."""

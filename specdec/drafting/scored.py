@@ -1,16 +1,20 @@
 """A drafter made of a scorer and a tree builder: all that is common to drafters with a model of their own."""
 
 from collections.abc import Hashable, Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from specdec.arguments import instance
 from specdec.arguments import number as checked_number
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.on_device import DeviceDrafter
+from specdec.drafting.policies.nodes import NodePolicy
+from specdec.drafting.pruning import without_tail
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.requests import GREEDY_BELOW, SamplingParams
@@ -52,6 +56,23 @@ class ScoredDrafter(DeviceDrafter):
         self.is_paths = tree.is_paths
         self.has_leaf_probs = tree.has_leaf_probs
         self.laws = tree.laws(self.sampling)
+        self.policy: NodePolicy | None = None
+
+    def prune_by(self, policy: NodePolicy) -> Self:
+        """Let a policy choose, in every round, which nodes of the trees are verified; before ``bind``.
+
+        Args:
+            policy: Serves this drafter alone, because it has state.
+
+        Returns:
+            This drafter.
+        """
+        instance("policy", policy, NodePolicy, "a NodePolicy, such as ConfidenceNodes()")
+        self.policy = policy
+        self.adapts = policy.adapts
+        # Their drafts are no longer as deep in all paths.
+        self.is_paths = False
+        return self
 
     def begin(
         self,
@@ -80,6 +101,8 @@ class ScoredDrafter(DeviceDrafter):
                 f"ahead: give a shallower tree"
             )
         self.tree.bind(device, leaves=leaf_probs)
+        if self.policy is not None:
+            self.policy.bind(self.tree, scorer, device, max_batch_size=max_batch_size)
         self.scorer, self._vocabulary, self._leaf_probs = scorer, vocabulary, leaf_probs
         with torch.inference_mode(False):
             # Where the scorer was shown the nodes of every slot's last tree; see ``Grown.nodes``.
@@ -98,6 +121,8 @@ class ScoredDrafter(DeviceDrafter):
         """Show the scorer what became final."""
         nodes = None if committed.path is None else self._shown(committed.slots, committed.path)
         self.scorer.observe(committed, nodes, in_place=self.tree.in_place)
+        if self.policy is not None and committed.path is not None:
+            self.policy.count(committed.slots, committed.path)
 
     @torch.inference_mode()
     def propose(self, slots: Slots) -> DraftTree:
@@ -106,17 +131,25 @@ class ScoredDrafter(DeviceDrafter):
         drafts = slots.host_drafting if ready is None else slots.host_drafting & ready
         depth = min(self.max_depth, int(np.where(drafts, slots.host_max_depth, 0).max()))
         if depth == 0 and not self._leaf_probs:
+            if self.policy is not None:
+                self.policy.skip(slots.index)
             return DraftTree.root_only(slots.roots)
-        self.scorer.catch_up(slots)
-        return self._grown(slots, max(depth, 1))
+        self.prepare(slots)
+        return self.trimmed(self._grown(slots, max(depth, 1)))
+
+    def trimmed(self, tree: DraftTree) -> DraftTree:
+        """Returns the trees without the nodes that the policy has left out of all rows."""
+        return tree if self.policy is None else without_tail(tree)
 
     @property
     def version(self) -> Hashable:
-        """The scorer's."""
-        return self.scorer.version
+        """The scorer's and the policy's."""
+        return self.scorer.version if self.policy is None else (self.scorer.version, self.policy.version)
 
     def prepare(self, slots: Slots) -> Hashable:
         """Catch up with what was committed meanwhile."""
+        if self.policy is not None:
+            self.policy.prepare(len(slots))
         return self.scorer.catch_up(slots)
 
     @torch.inference_mode()
@@ -127,16 +160,22 @@ class ScoredDrafter(DeviceDrafter):
     def follow(self, decided: Decided) -> None:
         """Show the scorer, on the device, what became final."""
         self.scorer.follow(decided, self._shown(decided.slots, decided.path), in_place=self.tree.in_place)
+        if self.policy is not None:
+            self.policy.count(decided.slots, decided.path, decided.told)
 
     def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
         """Note what became final."""
         self.scorer.followed(slots, counts, told)
 
     def _grown(self, slots: Slots, depth: int) -> DraftTree:
-        drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=self._leaf_probs)
+        policy, leaves = self.policy, self._leaf_probs
+        rater = None if policy is None else policy.rater(self.scorer, slots, may_stop=not leaves)
+        drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=leaves, rater=rater)
         grown = self.tree.grow(self.scorer, drawing, depth)
-        self._note(grown, slots)
         ready = self.scorer.ready(slots)
+        if policy is not None:
+            grown = policy.prune(grown, slots, slots.drafting if ready is None else slots.drafting & ready)
+        self._note(grown, slots)
         if ready is not None and self._leaf_probs and grown.tree.draft_probs is not None:
             grown.tree.draft_probs.mul_(ready[:, None, None])  # rules with leaves take a row without drafts by this
         return _without(grown.tree, ready)
@@ -148,7 +187,7 @@ class ScoredDrafter(DeviceDrafter):
 
     def _shown(self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]) -> Int[Tensor, "batch depth"]:
         """Returns the scorer's numbers of the nodes of a path."""
-        if not self.tree.renumbers:
+        if not self.tree.renumbers and (self.policy is None or self.tree.is_chain):
             return path
         return self._nodes[slots].gather(1, path.clamp(min=0)).where(path >= 0, -1)
 

@@ -23,10 +23,12 @@ class Scorer(ABC):
         per_depth: Whether the logits depend on the depth alone, whatever was drafted above. ``level_logits`` then
             returns one node's logits for all.
         max_depth: The deepest node that it can score the tokens of; None without a limit.
+        has_confidence: Whether it predicts acceptance (``confidence``).
     """
 
     per_depth: bool = False
     max_depth: int | None = None
+    has_confidence: bool = False
 
     @abstractmethod
     def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
@@ -52,6 +54,20 @@ class Scorer(ABC):
         Only a scorer that is ``per_depth`` has this: a builder may then choose all nodes at once.
         """
         raise NotImplementedError(f"{type(self).__name__} scores level by level")
+
+    def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:
+        """Returns how likely a child of each node is to be accepted if the node is; known before the child is drawn.
+
+        It may be asked of a tree's nodes once they have been scored.
+
+        Args:
+            tokens: The tokens of some nodes of one depth.
+            depth: Their depth; 0 for the root.
+
+        Returns:
+            Probabilities, not calibrated; None if that is not known.
+        """
+        return None
 
     def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
         """Returns which rows can be drafted for; None for all. A head has nothing to begin with after one token."""

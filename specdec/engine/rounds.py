@@ -140,7 +140,7 @@ class Rounds:
             return tuple(self._kinds[found].parts(tree))
 
         parts = take("draft", key, stage, [])
-        return self._kinds[found].tree(parts)[0]
+        return drafter.trimmed(self._kinds[found].tree(parts)[0])
 
     def _verify(self, take: "Take | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Slots) -> ForwardOutput:
         if take is None or not self._whole:

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from specdec.drafting.drawing import Drawing
+from specdec.drafting.rating import Rated
 from specdec.drafting.scorer import Scorer
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -21,10 +22,12 @@ class Grown:
         tree: The trees.
         nodes: The number under which the scorer was shown each node; -1 for nodes that it was not shown. None if it was
             shown them under the numbers that they have in the tree (leaves may be missing).
+        rated: How likely the nodes are to be accepted; None if the drawing has no rater.
     """
 
     tree: DraftTree
     nodes: Int[Tensor, "batch node"] | None = None
+    rated: Rated | None = None
 
 
 class TreeBuilder(ABC):
@@ -40,6 +43,11 @@ class TreeBuilder(ABC):
         is_paths: Whether the trees are paths of one length that share only the root.
         has_leaf_probs: Whether q can be had at the leaves.
         renumbers: Whether ``grow`` says under which numbers the scorer was shown the nodes.
+        ranks: How many siblings ``grow`` tells apart when it rates nodes.
+        rates_nodes: Whether it rates every node by its own probability, in place of the confidence in its parent's
+            children. Only trees that are never drawn at random may.
+        ordered: Whether nodes may be left out from the end only, because the tree's nodes stand in the order in which
+            it was decided that there are any.
     """
 
     max_nodes: int
@@ -49,6 +57,9 @@ class TreeBuilder(ABC):
     is_paths: bool = False
     has_leaf_probs: bool = False
     renumbers: bool = False
+    ranks: int = 1
+    rates_nodes: bool = False
+    ordered: bool = False
 
     @property
     def in_place(self) -> bool:

@@ -15,7 +15,6 @@ from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.shape import MOST_NODES
-from specdec.slots import Slots
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -37,6 +36,7 @@ class ExpansionTree(TreeBuilder):
     """
 
     renumbers = True
+    rates_nodes = True
 
     def __init__(self, nodes: int = 59, depth: int = 8, width: int = 10):
         self.max_nodes = whole("nodes", nodes, least=1)
@@ -103,7 +103,7 @@ class ExpansionTree(TreeBuilder):
                 numbers.append(front)
             offered, first = offered + size * children, first + size
         score, token, parent, number = (torch.cat(each, dim=1) for each in (scores, tokens, parents, numbers))
-        return self._best(score, token, parent, number, slots, (depth, children))
+        return self._best(score, token, parent, number, drawing, (depth, children))
 
     def _best(
         self,
@@ -111,7 +111,7 @@ class ExpansionTree(TreeBuilder):
         token: Int[Tensor, "batch candidate"],
         parent: Int[Tensor, "batch candidate"],
         shown: Int[Tensor, "batch shown"],
-        slots: Slots,
+        drawing: Drawing,
         bounds: tuple[int, int],
     ) -> Grown:
         """Returns the trees of the best candidates, which are closed under ancestors.
@@ -121,10 +121,10 @@ class ExpansionTree(TreeBuilder):
             token: Every candidate's token.
             parent: The number of every candidate's parent among the candidates, which count from 1; 0 is the root.
             shown: The candidates that the scorer was shown, in this order.
-            slots: The rows.
+            drawing: The round's.
             bounds: On the depth and on the number of children.
         """
-        count = min(self.max_nodes, score.shape[1])
+        slots, count = drawing.slots, min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values
         root = torch.zeros_like(kept[:, :1])
         place = torch.cat([root, 1 + kept], dim=1)  # the kept candidates' numbers, ascending
@@ -142,7 +142,13 @@ class ExpansionTree(TreeBuilder):
         order = shown.argsort(dim=-1)
         index = torch.searchsorted(shown.gather(1, order), place).clamp_(max=shown.shape[1] - 1)
         node = order.gather(1, index)
-        return Grown(tree, node.where(shown.gather(1, node) == place, -1))
+        nodes = node.where(shown.gather(1, node) == place, -1)
+        if drawing.rater is None:
+            return Grown(tree, nodes)
+        logs = torch.nn.functional.pad(score.gather(1, kept), (1, 0))
+        own = logs - logs.gather(1, tree.parents.clamp(min=0))
+        sure = own.exp().nan_to_num(nan=0.0)
+        return Grown(tree, nodes, drawing.rater.nodes(sure, tree.parents, tree.depth, torch.zeros_like(tree.parents)))
 
 
 def _children(

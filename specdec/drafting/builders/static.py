@@ -10,6 +10,7 @@ from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.draws import drawn, first_arrivals, top
 from specdec.drafting.levels import Level, LevelPlan
+from specdec.drafting.rating import Rated
 from specdec.drafting.scorer import Scorer
 from specdec.random import shared_noise
 from specdec.tree import DraftTree, TreeShape
@@ -30,6 +31,7 @@ class StaticTree(TreeBuilder):
         self.max_depth = self.shape.max_depth
         self.is_chain = self.shape.is_chain
         self.is_paths = self.shape.is_paths
+        self.ranks = self.shape.max_children
         self._plans: dict[tuple[torch.device, bool], dict[int, LevelPlan]] = {}
 
     def bind(self, device: torch.device, *, leaves: bool = False) -> None:
@@ -43,8 +45,11 @@ class StaticTree(TreeBuilder):
         plan = self._plans[slots.device, drawing.leaves][depth]
         shape, batch = plan.shape, len(slots)
         marginals = scorer.all_logits(slots, len(plan.levels)) if scorer.per_depth else None
-        if marginals is not None and not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None:
+        rater = drawing.rater
+        plainly = not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None and rater is None
+        if marginals is not None and plainly:
             return _at_once(plan, marginals, drawing)
+        rated = None if rater is None else rater.begin(shape.num_nodes + 1)
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
         tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = slots.roots
@@ -64,6 +69,9 @@ class StaticTree(TreeBuilder):
                 above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)
+            goes_on = rater is None or rated is None or level.width == 0
+            if not (goes_on or rater.level(rated, level, tokens[:, : level.stop], scores)):
+                return _until(number, shape, tokens, valid, drawing, draft_probs, rated)
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
                 vocabulary.put(draft_probs, level.parents_at, q)
@@ -89,7 +97,34 @@ class StaticTree(TreeBuilder):
         ):
             draft_probs *= slots.drafting[:, None, None]
         law = drawing.law_of(tokens)
-        return Grown(DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid))
+        tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
+        return Grown(tree, rated=rated)
+
+
+def _until(
+    depth: int,
+    shape: TreeShape,
+    tokens: Int[Tensor, "batch node"],
+    valid: Bool[Tensor, "batch node"] | None,
+    drawing: Drawing,
+    draft_probs: Float[Tensor, "batch node vocab"] | None,
+    rated: Rated,
+) -> Grown:
+    """Returns trees that end at a depth, because nothing deeper is worth drafting."""
+    if depth == 0:
+        tree = DraftTree.root_only(drawing.slots.roots)
+    else:
+        shape = shape.cut(depth)
+        count = shape.num_nodes + 1
+        tokens = tokens[:, :count]
+        tree = DraftTree.from_shape(
+            shape,
+            tokens,
+            sampling=drawing.law_of(tokens),
+            draft_probs=None if draft_probs is None else draft_probs[:, :count],
+            valid=None if valid is None else valid[:, :count],
+        )
+    return Grown(tree, rated=Rated(rated.cells[:, : tree.width], rated.survival[:, : tree.width]))
 
 
 def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawing: Drawing) -> Grown:

@@ -1,0 +1,193 @@
+"""What a node policy is: it decides which nodes of a drafted tree are verified."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from specdec.arguments import flag, whole
+from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.calibration import Calibration
+from specdec.drafting.pruning import reordered
+from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
+from specdec.drafting.scorer import Scorer
+from specdec.slots import Slots
+
+
+class NodePolicy(ABC):
+    """Leaves out nodes of a tree by how likely they are to be accepted, in the round in which they are drafted.
+
+    What may decide about a node is what was known before its own token was drawn: the confidence in a node is that in
+    its parent's children, whichever they are. A node is never left out for its token, nor for what was drawn behind it
+    (DSpark, arXiv 2607.05147, appendix A); where no token was drawn at random, nothing is forbidden. Everything is done
+    with tensors: no loop over nodes or rows, and a recorded round may contain it.
+
+    A drafter that is made of a scorer and a tree builder takes one (``ScoredDrafter.prune_by``).
+
+    Args:
+        source: Where confidence comes from (``Rater``): ``"head"``, ``"top"``, ``"entropy"``, or ``"auto"`` for the
+            drafter's confidence head if it has one, and ``"top"`` otherwise. In trees of the most probable paths it is
+            always the probability of the node itself.
+        calibration: A file of an earlier run, in which confidence was compared with what was accepted; None to begin
+            with the confidence as it is.
+        learn: Whether to go on counting. Drafts then depend on other requests.
+        explore: Every so many rounds nothing is left out, or nothing would be learned of nodes that are. 0 for never.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str = "auto",
+        calibration: str | Path | None = None,
+        learn: bool = True,
+        explore: int = 32,
+    ):
+        if source not in SOURCES:
+            raise ValueError(f"source={source!r}: give one of {', '.join(SOURCES)}")
+        self.source, self.path = source, calibration
+        self.learn, self.explore = flag("learn", learn), whole("explore", explore, least=0)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether drafts depend on other requests."""
+        return self.learn
+
+    @property
+    def explores(self) -> bool:
+        """Whether some rounds leave nothing out."""
+        return self.learn and self.explore > 0
+
+    @property
+    def version(self) -> Hashable:
+        """Differs after a change that a recording would not see."""
+        return self.learn, self.explore
+
+    def bind(self, builder: TreeBuilder, scorer: Scorer, device: torch.device, *, max_batch_size: int) -> None:
+        """Begin with a new engine.
+
+        Args:
+            builder: Grows the trees.
+            scorer: Scores them.
+            device: Where they are grown.
+            max_batch_size: The number of slots.
+
+        Raises:
+            ValueError: The drafter has no such confidence, or the calibration is of other drafts.
+        """
+        self._used = "node" if builder.rates_nodes else source_of(self.source, scorer)
+        self._builder = builder
+        self.calibration = Calibration(builder.max_depth, builder.ranks, device)
+        if self.path is not None:
+            self.calibration.load(self.path, source=self._used)
+        size = max_batch_size, builder.max_nodes + 1
+        with torch.inference_mode(False):
+            self._cells = torch.full(size, -1, dtype=torch.long, device=device)
+            self._parents = torch.full(size, -1, dtype=torch.long, device=device)
+            self._survival = torch.ones(size, dtype=torch.float64, device=device)
+            self._played = torch.zeros(1, dtype=torch.long, device=device)
+
+    def prepare(self, rows: int) -> None:  # noqa: B027
+        """Do on the host what must come before the drafts of so many rows."""
+
+    def rater(self, scorer: Scorer, slots: Slots, *, may_stop: bool) -> Rater:
+        """Returns what rates the nodes of a round's trees.
+
+        Args:
+            scorer: Scores them.
+            slots: The rows.
+            may_stop: Whether trees may end early; not in a recorded round, or where q is wanted at every node.
+        """
+        return Rater(scorer, self._used, self.calibration, slots, self._least() if may_stop else None)
+
+    def prune(self, grown: Grown, slots: Slots, drafting: Bool[Tensor, " batch"]) -> Grown:
+        """Returns the trees with the nodes to be verified first, and the others made invalid.
+
+        It notes what is verified, for ``count``.
+
+        Args:
+            grown: The trees, whose nodes are rated.
+            slots: The rows.
+            drafting: Rows whose drafts are verified at all.
+        """
+        tree, rated = grown.tree, grown.rated
+        assert rated is not None, "builders rate the nodes when they are asked to"
+        there = tree.valid & drafting[:, None] & (tree.depth <= slots.max_depth[:, None])
+        there[:, 0] = True
+        survival, order = rated.survival.where(there, -1.0), None
+        if not (self._builder.ordered or tree.in_line):
+            survival, order = survival.sort(dim=-1, descending=True, stable=True)
+        kept = self.kept(survival, slots) & (survival >= 0)
+        if self.explores:
+            kept |= spared(self._played, self.explore) & (survival >= 0)
+        kept[:, 0] = True
+        if self._builder.ordered and not tree.in_line:
+            order = (~kept).long().argsort(dim=-1, stable=True)
+            kept = kept.gather(1, order)
+        index = torch.arange(tree.width, device=kept.device).expand_as(kept) if order is None else order
+        valid = torch.zeros_like(tree.valid).scatter_(1, index, kept)
+        tree = replace(tree, valid=valid, tokens=tree.tokens.where(valid, tree.tokens[:, :1]))
+        vars(tree)["only_law"] = grown.tree.only_law
+        cells, survival, nodes = rated.cells.where(valid, -1), rated.survival, grown.nodes
+        if order is not None:
+            tree, cells, survival = reordered(tree, order), cells.gather(1, order), survival.gather(1, order)
+        if not self._builder.is_chain:
+            nodes = index if nodes is None else nodes.gather(1, index)
+        width = tree.width
+        self._cells[slots.index] = -1
+        self._cells[slots.index, :width] = cells
+        self._parents[slots.index, :width] = tree.parents
+        self._survival[slots.index, :width] = survival
+        return Grown(tree, nodes, Rated(cells, survival))
+
+    @abstractmethod
+    def kept(self, survival: Float[Tensor, "batch node"], slots: Slots) -> Bool[Tensor, "batch node"]:
+        """Returns which nodes are verified; whether one is may not depend on those behind it.
+
+        Args:
+            survival: The probability that a node is accepted, in the order in which nodes may be left out: from the
+                end. Negative where there is no node.
+            slots: The rows.
+        """
+
+    def skip(self, slots: Int[Tensor, " batch"]) -> None:
+        """Note that nothing was drafted in these slots."""
+        self._cells[slots] = -1
+
+    def count(
+        self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], told: Bool[Tensor, " batch"] | None = None
+    ) -> None:
+        """Count what was accepted of the last drafts.
+
+        Args:
+            slots: The slots of the rows.
+            path: The accepted nodes, -1 padded, root left out.
+            told: False for rows in which nothing was decided; None if there are none.
+        """
+        cells, parents, survival = self._cells[slots], self._parents[slots], self._survival[slots]
+        if told is not None:
+            cells = cells.where(told[:, None], -1)
+        nodes = cells.shape[1]
+        on_path = torch.zeros(len(cells), nodes + 1, dtype=torch.bool, device=cells.device)
+        on_path.scatter_(1, path.where(path >= 0, nodes), True)
+        on_path = on_path[:, :nodes]
+        on_path[:, 0] = True
+        tried = on_path.gather(1, parents.clamp(min=0))
+        self.calibration.count(cells, survival, tried, on_path, learn=self.learn)
+        self._cells[slots] = -1
+        self._played += 1
+
+    def save(self, path: str | Path, **facts: Any) -> None:
+        """Write the calibration to a file that ``calibration`` takes, with more facts by name."""
+        self.calibration.save(path, policy=type(self).__name__, source=self._used, **facts)
+
+    def _least(self) -> float | None:
+        """Returns what a node's survival must reach to be verified, if that is known before; None if it is not."""
+        return None

@@ -1,0 +1,263 @@
+"""Which trees that choose their own nodes leave the output the target's: builders and policies, enumerated.
+
+``test_legality`` does this for rules of stopping a chain. Here the project's own builders and policies grow the trees.
+All that can be drawn is gone through one by one, so that the output's law comes out exactly, up to float32.
+"""
+
+import itertools
+from collections.abc import Hashable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.drafting import draws
+from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled
+from specdec.drafting.costs import RoundCosts
+from specdec.drafting.drawing import Drawing
+from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, NodePolicy
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.interfaces import Verifier
+from specdec.requests import SamplingParams
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from tests.forwards import slots_of
+from tests.test_legality import Law, table
+from verifiers.block import TraversalVerifier
+from verifiers.rejection import RejectionVerifier
+
+VOCAB, LENGTH = 3, 3
+P, Q = table(1), table(2)
+
+
+def narrow(path: tuple[int, ...]) -> Tensor:
+    """Q, but after the first token without the least likely one: there is less to go through."""
+    law = Q(path)
+    return law if not path else law.where(law > law.min(), 0.0) / (1 - law.min())
+
+
+class Table(Scorer):
+    """Logits by path."""
+
+    def __init__(self, q: Law):
+        self._q = q
+
+    def root_logits(self, slots: Slots) -> Tensor:
+        self._paths: list[tuple[int, ...]] = [()]
+        return self._q(()).log()[None, None]
+
+    def level_logits(self, slots: Slots, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+        parents = topology.parents[0, -tokens.shape[1] :].tolist()
+        new = [(*self._paths[above], token) for above, token in zip(parents, tokens[0].tolist(), strict=True)]
+        self._paths += new
+        return torch.stack([self._q(path).log() for path in new])[None]
+
+    @property
+    def version(self) -> Hashable:
+        return 0
+
+
+class Choices:
+    """Stands for all draws of a round: it chooses by a script, and notes how likely that is."""
+
+    def __init__(self) -> None:
+        self.script: list[list[int]] = []  # for every draw, the possible tokens that are still to be gone through
+        self.weight, self._made = 1.0, 0
+
+    def begin(self) -> None:
+        self.weight, self._made = 1.0, 0
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        return self.with_total(weights, uniform)[0]
+
+    def with_total(self, weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        flat = weights.double().flatten(0, -2)
+        chosen = []
+        for row in flat:
+            total = float(row.sum())
+            possible = row.nonzero()[:, 0].tolist() if total > 0 else [0]
+            if self._made == len(self.script):
+                self.script.append(possible)
+            token = self.script[self._made][0]
+            self.weight *= float(row[token]) / total if total > 0 else 1.0
+            self._made += 1
+            chosen.append(token)
+        shape = weights.shape[:-1]
+        return torch.tensor(chosen).view(shape), flat.sum(-1).view(shape)
+
+    def next(self) -> bool:
+        """Go on to what can be drawn else; False at the end."""
+        del self.script[self._made :]
+        while self.script:
+            self.script[-1].pop(0)
+            if self.script[-1]:
+                return True
+            self.script.pop()
+        return False
+
+
+def worlds(
+    builder: TreeBuilder, policy: NodePolicy | None, q: Law, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[float, DraftTree]]:
+    """All trees that a round may draft, with their probabilities."""
+    choices, scorer = Choices(), Table(q)
+    monkeypatch.setattr(draws, "draw", choices.draw)
+    monkeypatch.setattr(sampled, "draw_with_total", choices.with_total)
+    vocab = len(q(()))
+    slots = slots_of([[1, 0]], vocab_size=vocab, params=[SamplingParams(temperature=1.0)])
+    builder.bind(slots.device)
+    law = DraftSampling.WITHOUT_REPLACEMENT
+    if policy is not None:
+        policy.bind(builder, scorer, slots.device, max_batch_size=1)
+        policy.prepare(1)
+    while True:
+        choices.begin()
+        rater = None if policy is None else policy.rater(scorer, slots, may_stop=True)
+        drawing = Drawing.of(slots, VocabularyMap(vocab, vocab), law, None, rater=rater)
+        grown = builder.grow(scorer, drawing, builder.max_depth)
+        if policy is not None:
+            grown = policy.prune(grown, slots, slots.drafting)
+        yield choices.weight, grown.tree
+        if not choices.next():
+            return
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for node, parent in enumerate(tree.parents[0].tolist()):
+        if node:
+            paths.append((*paths[parent], int(tree.tokens[0, node])))
+    return paths
+
+
+def bias(rule: Verifier, drafted: Iterator[tuple[float, DraftTree]], p: Law = P) -> float:
+    """The total variation between the law of the first tokens and the target's."""
+    vocab = len(p(()))
+    law = dict.fromkeys(itertools.product(range(vocab), repeat=LENGTH), 0.0)
+    chance = dict.fromkeys(law, 1.0)
+    for path in law:
+        for i, token in enumerate(path):
+            chance[path] *= float(p(path[:i])[token])
+    total = 0.0
+    for weight, tree in drafted:
+        total += weight
+        paths = paths_of(tree)
+        target = torch.stack([p(path) for path in paths])[None]
+        stops = rule.stop_law(tree, target)[0]
+        for stop in stops.nonzero()[:, 0].tolist():
+            following = rule.next_law(tree, target, torch.tensor([stop]))[0]
+            for token in range(vocab):
+                emitted = (*paths[stop], token)[:LENGTH]
+                begun = weight * float(stops[stop] * following[token] / following.sum())
+                behind = [path for path in law if path[: len(emitted)] == emitted]
+                known = sum(chance[path] for path in behind)
+                for path in behind:
+                    law[path] += begun * chance[path] / known
+    assert total == pytest.approx(1, abs=1e-6), "all that can be drawn was gone through"
+    return sum(abs(law[path] - chance[path]) for path in law) / 2
+
+
+COSTS = RoundCosts(rows=(1,), table=((1.0, 1.35, 1.75, 2.2, 2.7, 3.3),), nodes=(0, 1, 2, 3, 4, 5))
+CLIFF = RoundCosts(rows=(1,), table=((1.0, 1.7, 1.75, 1.8, 3.5, 3.6),), nodes=(0, 1, 2, 3, 4, 5))
+
+LEGAL = {
+    "best first": (lambda: SampledTree(3, 2, 2), lambda: None),
+    "one slot of a level, three deep": (lambda: SampledTree(2, 3, 1), lambda: None),
+    "a chain by confidence": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.35, learn=False)),
+    "a chain by entropy": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="entropy", learn=False)),
+    "a chain by cost": (lambda: StaticTree(3), lambda: CostAwareNodes(COSTS, learn=False)),
+    "a chain by a cost with a cliff": (lambda: StaticTree(3), lambda: CostAwareNodes(CLIFF, learn=False)),
+    "a tree by confidence": (lambda: StaticTree([2, 1]), lambda: ConfidenceNodes(0.2, learn=False)),
+    "a tree by cost": (lambda: StaticTree([2, 1]), lambda: CostAwareNodes(COSTS, learn=False)),
+    "best first by confidence": (lambda: SampledTree(4, 2, 2), lambda: ConfidenceNodes(0.2, learn=False)),
+    "best first by cost": (lambda: SampledTree(4, 2, 2), lambda: CostAwareNodes(COSTS, learn=False)),
+}
+
+
+@pytest.mark.parametrize("case", LEGAL)
+def test_no_choice_of_nodes_changes_the_output(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, policy = LEGAL[case]
+    law = narrow if case.startswith("best first") else Q
+    found = list(worlds(builder(), policy(), law, monkeypatch))
+    sizes = {int(tree.valid.sum()) for _, tree in found}
+    shapes = {tuple(tree.parents[0][tree.valid[0]].tolist()) for _, tree in found}
+    assert len(sizes | shapes) > 1 or builder().is_chain, "the choice depends on what was drawn"
+    for rule in (RejectionVerifier(), TraversalVerifier()):
+        assert bias(rule, iter(found)) < 1e-6
+
+
+class ByTheirTokens(SampledTree):
+    """Keeps the most probable of the drawn nodes, as is right where none is drawn at random (EAGLE-2)."""
+
+    def kept_by(self, slot: Tensor, node: Tensor) -> Tensor:
+        return node
+
+
+class DropsUnlikely(SampledTree):
+    """Drops a drawn token because it is unlikely."""
+
+    def kept_by(self, slot: Tensor, node: Tensor) -> Tensor:
+        return slot.where(node > 0.2, 0.0)
+
+
+class GlobalBest(CostAwareNodes):
+    """Takes the best of all sizes, also where the gain falls and rises again on the way there (DSpark, appendix A)."""
+
+    def kept(self, survival: Tensor, slots: Slots) -> Tensor:
+        seconds = torch.tensor(self.costs.table[0])[: survival.shape[1]]  # type: ignore[union-attr]
+        best = int((survival.clamp(min=0).sum(0).cumsum(0) / seconds).argmax())
+        return (torch.arange(survival.shape[1]) <= best).expand_as(survival)
+
+
+@pytest.mark.parametrize("mutant", [ByTheirTokens, DropsUnlikely])
+def test_to_keep_nodes_by_their_tokens_does(mutant: type[SampledTree], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(worlds(mutant(3, 2, 2), None, narrow, monkeypatch))
+    for rule in (RejectionVerifier(), TraversalVerifier()):
+        assert bias(rule, iter(found)) > 0.005
+
+
+def counterexample(path: tuple[int, ...]) -> Tensor:
+    """After A the next token is sure, after B it is not: what is behind the first token makes the draft worthwhile."""
+    if not path:
+        return torch.tensor([0.5, 0.5], dtype=torch.float64)
+    return torch.tensor([0.98, 0.02] if path[0] == 0 else [0.5, 0.5], dtype=torch.float64)
+
+
+def wanted(path: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0.7, 0.3], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("policy", [CostAwareNodes, GlobalBest])
+def test_the_counterexample_of_dspark(policy: type[CostAwareNodes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node alone does not pay, two do if the second one is sure. The best size of all then depends on the token."""
+    costs = RoundCosts(rows=(1,), table=((1.0, 1.6, 2.0),), nodes=(0, 1, 2))
+    found = list(worlds(StaticTree(2), policy(costs, learn=False), counterexample, monkeypatch))
+    sizes = [int(tree.valid.sum()) - 1 for _, tree in found]
+    wrong = bias(RejectionVerifier(), iter(found), wanted)
+    if policy is GlobalBest:
+        assert set(sizes) == {0, 2}
+        assert wrong > 0.05
+    else:
+        assert set(sizes) == {1, 2}, "without the step in the costs, one node pays"
+        assert wrong < 1e-6
+
+
+def test_costs_without_steps_make_the_first_maximum_the_only_one() -> None:
+    """So nothing is lost where the first drop ends the choice: on 200 random curves it finds the best of all."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        seconds = np.sort(rng.random(12)) + 0.5
+        costs = RoundCosts(rows=(1,), table=(tuple(seconds),), nodes=tuple(range(12)))
+        policy = CostAwareNodes(costs, learn=False)
+        slots = slots_of([[1, 0]], vocab_size=2, params=[SamplingParams(temperature=1.0)])
+        policy.bind(StaticTree(11), Table(Q), slots.device, max_batch_size=1)
+        policy.prepare(1)
+        survival = torch.tensor([[1.0, *rng.random(11).cumprod()]], dtype=torch.float64)
+        count = int(policy.kept(survival, slots).sum()) - 1
+        speed = np.cumsum(survival[0].numpy()) / costs.by_nodes(1, 11)
+        assert speed[count] == pytest.approx(speed.max(), rel=1e-12)
+        assert (costs.by_nodes(1, 11) <= seconds + 1e-12).all()
