@@ -15,9 +15,8 @@ from specdec.requests import SamplingParams
 from specdec.types import DraftSampling
 from tests import mutants
 from tests.components import DRAFTERS, fitting
-from tests.honest import HONEST, Honest
 from tests.models import tiny_model
-from tests.mutants import BEHAVIOUR, DRAWS, MALFORMED, broken
+from tests.mutants import BEHAVIOUR, DRAWS, HONEST, MALFORMED, Honest, broken
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
 from verifiers import RejectionVerifier
