@@ -176,7 +176,7 @@ class BlockDrafter(OwnModelDrafter):
         self._check_fit(head, target, inflated=inflated)
         head = head.bound(target.model)
         lengthen(head, max_length)
-        runner = self.run(
+        runner = self.runner_for(
             head, "head", max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.block_size - 1
         )
         self.begin(

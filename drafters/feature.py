@@ -56,7 +56,7 @@ class FeatureDrafter(OwnModelDrafter):
         head = self.fitted(target).bound(target.model)
         lengthen(head, max_length)
         window = self.max_depth + 1
-        runner = self.run(
+        runner = self.runner_for(
             head,
             "head",
             max_batch_size=max_batch_size,

@@ -146,7 +146,7 @@ class ModelDrafter(OwnModelDrafter):
         device = main_device(self.model)
         if device != target.device:
             raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
-        runner = self.run(
+        runner = self.runner_for(
             self.model,
             "drafter",
             max_batch_size=max_batch_size,

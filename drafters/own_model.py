@@ -11,7 +11,7 @@ from specdec.types import DraftSampling
 
 
 class OwnModelDrafter(ScoredDrafter):
-    """Drafts with a model of its own. In its ``bind``, a subclass calls ``run``, and then ``begin``.
+    """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``, and then ``begin``.
 
     Args:
         tree: The tree builder.
@@ -45,7 +45,7 @@ class OwnModelDrafter(ScoredDrafter):
         self.name, self.attention, self.kv_cache = name, attention, kv_cache
         self.optimize = flag("optimize", optimize)
 
-    def run(
+    def runner_for(
         self, model: PreTrainedModel, kind: str, *, max_batch_size: int, max_length: int, max_nodes: int
     ) -> ModelRunner:
         """Returns what runs the model from now on.

@@ -1,12 +1,13 @@
 """Knows what the host may look at without waiting for a device."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor
+
+from specdec.scoped import scoped
 
 _looks_are_free: ContextVar[bool] = ContextVar("looks_are_free", default=True)
 
@@ -16,17 +17,12 @@ def can_look(tensor: Tensor) -> bool:
     return _looks_are_free.get() and tensor.device.type == "cpu"
 
 
-@contextmanager
-def without_looking() -> Iterator[None]:
+def without_looking() -> AbstractContextManager[bool]:
     """During the ``with`` block, code on a CPU takes the branches that it would take on a GPU.
 
     What runs then does not depend on values, so that it can be recorded (``specdec.execution.recording``).
     """
-    token = _looks_are_free.set(False)
-    try:
-        yield
-    finally:
-        _looks_are_free.reset(token)
+    return scoped(_looks_are_free, False)
 
 
 class NotKnownError(RuntimeError):

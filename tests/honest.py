@@ -83,11 +83,3 @@ class HonestLeaves(Honest):
     """Gives q everywhere if it is asked to."""
 
     has_leaf_probs = True
-
-
-HONEST: dict[str, type[Honest]] = {
-    "iid": Honest,
-    "without replacement": HonestWithoutReplacement,
-    "chosen": HonestTop,
-    "q at the leaves": HonestLeaves,
-}

@@ -346,6 +346,13 @@ class NoLeaves(HonestLeaves):
         return super().finish(slots, tokens, q)
 
 
+HONEST: dict[str, type[Honest]] = {
+    "iid": Honest,
+    "without replacement": HonestWithoutReplacement,
+    "chosen": HonestTop,
+    "q at the leaves": HonestLeaves,
+}
+
 BEHAVIOUR: dict[type[Honest], str] = {
     Twins: "trees: distinct siblings",
     SaysChain: "trees: is_chain, is_paths",

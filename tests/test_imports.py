@@ -15,6 +15,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # A room (a package of specdec, or a module at its top) imports from the layers below its own, and from itself.
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
+    ("scoped",),
     ("arguments", "origin", "host", "roofline"),
     ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),

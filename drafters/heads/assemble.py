@@ -51,7 +51,7 @@ def norms_queries(tensors: Mapping[str, Tensor], layer: str) -> bool:
 
 def heads_of(
     name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str, width: int
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Returns the numbers of attention heads and their width, as fields of a configuration.
 
     Args:

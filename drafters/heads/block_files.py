@@ -70,7 +70,7 @@ def load_block(
             f"{name} is incomplete: its logits have {settings['draft_vocab_size']} columns of a vocabulary of "
             f"{settings['vocab_size']}, and d2t, which says whose they are, is missing"
         )
-    reduced = {} if settings["draft_vocab_size"] is None else {"draft_ids": ids}
+    reduced = {} if ids is None or settings["draft_vocab_size"] is None else {"draft_ids": ids}
     with torch.device("meta"):
         head = BlockHead(BlockConfig(**settings))
     head = _filled(name, head, tensors | reduced)

@@ -24,6 +24,7 @@ from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
+from specdec.scoped import scoped
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -85,11 +86,8 @@ def noted_groups() -> Iterator[list[int]]:
     are also checked for arguments that this function does not know.
     """
     groups: list[int] = []
-    token = _notes.set(groups)
-    try:
+    with scoped(_notes, groups):
         yield groups
-    finally:
-        _notes.reset(token)
 
 
 def note_groups(query: Tensor, key: Tensor) -> bool:

@@ -12,8 +12,8 @@ everything that is added up has one order and one shape:
 All of this is computed in float32, or float64 for models in float64.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
@@ -23,6 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from specdec.attention.logical_order import Sight
 from specdec.cache.base import Cache, OwnLayout, UnsupportedError
+from specdec.scoped import scoped
 
 NAME = "specdec_invariant"
 """The name of the attention function in transformers."""
@@ -154,14 +155,9 @@ def _by_key_head(query: Tensor, kv_heads: int) -> Tensor:
 _current: ContextVar[SingleTokens] = ContextVar("single_tokens")
 
 
-@contextmanager
-def attending(tokens: SingleTokens) -> Iterator[None]:
+def attending(tokens: SingleTokens) -> AbstractContextManager[SingleTokens]:
     """Let this file's attention function answer for these tokens during the ``with`` block."""
-    token = _current.set(tokens)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return scoped(_current, tokens)
 
 
 def invariant_attention(

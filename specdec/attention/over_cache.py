@@ -6,8 +6,8 @@ so the function knows its layer. Tensors of one number each stand for the masks 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +22,7 @@ from specdec.attention.base import AttentionBackend, AttentionState, Reach, refu
 from specdec.attention.grouped import check_arguments, note_groups
 from specdec.cache.base import Cache, OwnLayout
 from specdec.placement import is_divided, is_shared
+from specdec.scoped import scoped
 
 if TYPE_CHECKING:
     from specdec.modeling.plan import ModelPlan
@@ -74,15 +75,9 @@ class OverCache(AttentionBackend):
         cache.write(layer, key, value)
         return self.over_cache(state, cache, query, sinks, layer, mask, scaling, softcap)
 
-    @contextmanager
-    def forward(self, state: AttentionState, cache: Cache) -> Iterator[OwnLayout]:
+    def forward(self, state: AttentionState, cache: Cache) -> AbstractContextManager[OwnLayout]:
         """See ``AttentionBackend.forward``."""
-        running = _Forward(self, state, cache)
-        token = _running.set(running)
-        try:
-            yield running
-        finally:
-            _running.reset(token)
+        return scoped(_running, _Forward(self, state, cache))
 
     def check(self, model: Any) -> str | None:
         """See ``AttentionBackend.check``."""

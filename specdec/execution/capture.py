@@ -30,6 +30,7 @@ from specdec.execution.counting import depends_on_values
 from specdec.execution.fusion import Joint, fuse
 from specdec.execution.program import Program, Step, write_program
 from specdec.execution.stored_weight import StoredWeight, noted_products
+from specdec.scoped import scoped
 
 NAME = "specdec_captured"
 """The name of the model's attention function while the model is captured."""
@@ -68,7 +69,12 @@ def capture(
         Exception: The model cannot be captured; any error that tracing has raised.
     """
     with torch.inference_mode():
-        with _capturing(cache), _NoValues(_raise), _Capturer(_raise) as capturer, noted_products(capturer.product):
+        with (
+            scoped(_current, cache),
+            _NoValues(_raise),
+            _Capturer(_raise) as capturer,
+            noted_products(capturer.product),
+        ):
             outputs = call(*inputs)
         if cache.waiting is not None:
             raise UncapturableError("a layer's keys do not go to the attention function")
@@ -220,15 +226,6 @@ class CapturingCache(OwnLayout):
 
 # One per thread: another one may capture another model at the same time.
 _current: ContextVar[CapturingCache] = ContextVar("capturing")
-
-
-@contextmanager
-def _capturing(cache: CapturingCache) -> Iterator[None]:
-    token = _current.set(cache)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 def _captured_attention(

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from specdec.scoped import scoped
+
 
 @dataclass
 class Work:
@@ -48,12 +50,8 @@ class Work:
 def counted() -> Iterator[Work]:
     """Count the work of the ``with`` block, in this thread."""
     work = Work()
-    token = _counting.set((*_counting.get(), work))
-    try:
-        with _Reads(work), _Operations(work):
-            yield work
-    finally:
-        _counting.reset(token)
+    with scoped(_counting, (*_counting.get(), work)), _Reads(work), _Operations(work):
+        yield work
 
 
 def count_operation(name: str) -> None:

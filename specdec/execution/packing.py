@@ -16,7 +16,7 @@ give the same bits; in float32, and for a few rows by our own C, sums are ordere
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakValueDictionary, ref
@@ -30,6 +30,7 @@ from specdec.execution.half_weights import HalfWeight
 from specdec.execution.stored_weight import StoredWeight
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
+from specdec.scoped import scoped
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -47,14 +48,9 @@ as weights times rows in float32, are quicker by the plain path."""
 _only_plain: ContextVar[bool] = ContextVar("plain_weights", default=False)
 
 
-@contextmanager
-def plain_weights() -> Iterator[None]:
+def plain_weights() -> AbstractContextManager[bool]:
     """During the ``with`` block, layers that pack their own weights (int8) use ordinary ones."""
-    token = _only_plain.set(True)
-    try:
-        yield
-    finally:
-        _only_plain.reset(token)
+    return scoped(_only_plain, True)
 
 
 def packing_allowed() -> bool:

@@ -9,13 +9,14 @@ slots and trees on a CPU, bit for bit, is known to be ready for a graph.
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from torch import Tensor
 
 from specdec.memory import ran_out
+from specdec.scoped import scoped
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,9 @@ class Recorder(ABC):
         """
 
 
-@contextmanager
-def while_recording() -> Iterator[None]:
+def while_recording() -> AbstractContextManager[bool]:
     """Tell everybody, during the ``with`` block, that a stage is being recorded (``recording_now``)."""
-    token = _recording.set(True)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
+    return scoped(_recording, True)
 
 
 def recording_now() -> bool:

@@ -1,12 +1,14 @@
 """What a weight is that a product reads in a layout of its own: oneDNN's blocks, or 16 bits for FBGEMM."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+
+from specdec.scoped import scoped
 
 
 class StoredWeight(ABC):
@@ -41,11 +43,6 @@ Note = Callable[[StoredWeight, Tensor, Tensor | None], Tensor]
 _note: ContextVar[Note | None] = ContextVar("note_products", default=None)
 
 
-@contextmanager
-def noted_products(note: Note) -> Iterator[None]:
+def noted_products(note: Note) -> AbstractContextManager[Note | None]:
     """During the ``with`` block, let ``note`` compute the products of all stored weights, each as one operation."""
-    token = _note.set(note)
-    try:
-        yield
-    finally:
-        _note.reset(token)
+    return scoped(_note, note)

@@ -18,9 +18,9 @@ from specdec.requests import SamplingParams
 from specdec.types import Committed, DraftSampling
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, fitting
-from tests.honest import HONEST, Honest, HonestTop
+from tests.honest import Honest, HonestTop
 from tests.models import tiny_model
-from tests.mutants import BEHAVIOUR, DRAWS, MALFORMED, broken
+from tests.mutants import BEHAVIOUR, DRAWS, HONEST, MALFORMED, broken
 from tests.shapes import shapes_unchecked
 from tests.verifiers.cases import complete
 from verifiers import BlockVerifier, RejectionVerifier

@@ -1,4 +1,4 @@
-"""Rejection sampling: exact by enumeration, its published figures, and the mistakes that enumeration must catch."""
+"""Rejection sampling: exact by enumeration, and its formulas."""
 
 from dataclasses import replace
 
@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from specdec.exactness.drafts import Laws, enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
+from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.tables import Tables
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
 from tests.verifiers.cases import (
-    BIASED,
-    DIGITS,
     EXACT,
     IID,
     KINDS,
@@ -24,7 +22,6 @@ from tests.verifiers.cases import (
     TOP,
     complete,
     drafts,
-    needs_tables,
 )
 from verifiers import RejectionVerifier
 
@@ -323,205 +320,3 @@ def test_laws_and_promise() -> None:
     assert RejectionVerifier.exactness is Exactness.EXACT
     assert RejectionVerifier.laws == {TOP, IID, SWOR}
     assert not RejectionVerifier.chain_only
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Mistakes
-
-
-class ResampleP(RejectionVerifier):
-    """Emits a fresh draw from p after a rejection."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class ResidualOfParent(RejectionVerifier):
-    """Takes the residual with the q of the node above."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
-        return super().next_law(replace(tree, draft_probs=tree.draft_probs.gather(1, above)), target_probs, stop)
-
-
-class AcceptanceOfRoot(RejectionVerifier):
-    """Forgets the parent: accepts with p and q of the root."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        root = target_probs[:, :1].expand_as(target_probs).contiguous()
-        return super().stop_law(tree, root)
-
-
-MISTAKES = {
-    "p instead of the residual": (ResampleP(), "chain", IID, IID, False),
-    "p instead of the residual, tree": (ResampleP(), "2x2", SWOR, SWOR, False),
-    "p again after a mismatch": (ResampleP(), "2x2", TOP, TOP, False),
-    "residual of the parent": (ResidualOfParent(), "chain", IID, IID, False),
-    "residual of the parent, tree": (ResidualOfParent(), "2x2", SWOR, SWOR, False),
-    "acceptance by the root": (AcceptanceOfRoot(), "chain", IID, IID, False),
-    "q of another temperature": (RejectionVerifier(), "chain", IID, IID, True),
-    "q of another temperature, tree": (RejectionVerifier(), "2x2", SWOR, SWOR, True),
-    "SpecInfer's rule on drafts without replacement": (RejectionVerifier(), "2x2", SWOR, IID, False),
-    "the rule without replacement on independent drafts": (RejectionVerifier(), "2x2", IID, SWOR, False),
-    "top-k verified with the softmax": (RejectionVerifier(), "2x2", TOP, IID, False),
-    "top-k verified as if drawn without replacement": (RejectionVerifier(), "2x2", TOP, SWOR, False),
-    "top-1 verified with the softmax": (RejectionVerifier(), "chain", TOP, IID, False),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_enumeration_rejects(mistake: str) -> None:
-    rule, shape, laws, declared, other_temperature = MISTAKES[mistake]
-    tables = Tables.random(4, SHAPES[shape].max_depth, seed=21)
-    drawn = Tables(tables.p, tables.tempered(0.7).q) if other_temperature else tables
-    result = enumerate_outcome(rule, drawn, SHAPES[shape], laws, declared=declared, declared_q=tables.q)
-    assert result.tv > BIASED
-    assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
-    # The same drafts, drawn as declared and verified by the rule: exact.
-    assert enumerate_outcome(RejectionVerifier(), drawn, SHAPES[shape], laws).tv < EXACT
-
-
-def test_enumeration_rejects_siblings_sorted_after_they_were_drawn() -> None:
-    tables = Tables.random(4, 1, seed=21)
-    drafts = enumerate_drafts(tables, TreeShape.branching(2), SWOR)
-    q = tables.q[0][0]
-    children = drafts.tree.tokens[:, 1:]
-    children = children.gather(1, q[children].argsort(dim=1, descending=True))
-    tokens = torch.cat([drafts.tree.tokens[:, :1], children], 1)
-    p = torch.stack([tables.p[0].expand(len(tokens), -1), *(tables.p[1][children[:, i]] for i in range(2))], 1)
-    order = replace(
-        drafts,
-        tree=replace(drafts.tree, tokens=tokens),
-        prefixes=torch.cat([torch.zeros_like(tokens[:, :1]), children], 1),
-        target_probs=p,
-    )
-    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
-    assert outcome(RejectionVerifier(), tables, order).tv > BIASED
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Published figures, where the tables that they were computed from are at hand
-
-ACCEPTED = {  # drawn, declared: expected accepted tokens on chain 4, 2x2, 2x1x1, 3x1x1, 2x2x2
-    (TOP, TOP): (0.719437, 0.994120, 0.952749, 1.541411, 1.190922),
-    (SWOR, TOP): (0.443959, 0.922251, 0.819233, 1.159061, 1.118451),
-    (IID, IID): (1.818869, 1.441404, 1.682254, 1.757277, 1.946866),
-    (SWOR, SWOR): (1.818869, 1.549511, 1.767262, 2.092776, 2.150742),
-}
-FACTORS = ((1, 1, 1, 1), (2, 2), (2, 1, 1), (3, 1, 1), (2, 2, 2))
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("drawn", "declared"),
-    [complete(drawn, declared, strong=drawn is declared) for drawn, declared in ACCEPTED],  # others: the walk's figures
-)
-def test_figures_of_fixture_a(tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling) -> None:
-    rule = RejectionVerifier()
-    for factors, figure in zip(FACTORS, ACCEPTED[drawn, declared], strict=True):
-        levels = expected_by_levels(rule, tables["A"], factors, drawn, declared=declared)
-        assert levels == pytest.approx(figure, abs=DIGITS)
-        if factors in ((2, 2, 2), (3, 1, 1)) and drawn is not TOP:
-            continue  # up to 10^7 drafts
-        result = enumerate_outcome(rule, tables["A"], TreeShape.branching(*factors), drawn, declared=declared)
-        assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-        assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(("length", "figure"), [(1, 0.756923), (2, 1.258243), (3, 1.593150)])
-def test_figures_of_shorter_chains(tables: dict[str, Tables], length: int, figure: float) -> None:
-    result = enumerate_outcome(RejectionVerifier(), tables["A"], TreeShape.chain(length), IID)
-    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("temperature", "figure"), [(1, 1.818869), (0.5, 1.426498), (0.2, 1.569305), (0.05, 1.987023), (0.01, 2.0)]
-)
-def test_figures_towards_temperature_zero(tables: dict[str, Tables], temperature: float, figure: float) -> None:
-    result = enumerate_outcome(RejectionVerifier(), tables["A"].tempered(temperature), TreeShape.chain(4), IID)
-    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-    assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("drawn", "declared", "figures"),
-    [
-        (TOP, TOP, (0.074955, 0.299749, 0.319652)),
-        (SWOR, TOP, (0.135435, 0.271444, 0.408035)),
-        (IID, IID, (0.698887, 0.796539, 0.843709)),
-        (SWOR, SWOR, (0.698887, 0.811749, 0.858172)),
-    ],
-)
-def test_figures_of_one_level(
-    tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling, figures: tuple[float, ...]
-) -> None:
-    for children, figure in enumerate(figures, start=1):
-        result = enumerate_outcome(
-            RejectionVerifier(), tables["L"], TreeShape.branching(children), drawn, declared=declared
-        )
-        assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-        assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(("children", "first", "last"), [(2, 0.774061, 0.748424), (3, 0.844130, 0.781198)])
-def test_figures_of_mixed_siblings(tables: dict[str, Tables], children: int, first: float, last: float) -> None:
-    """The top k-1 for certain and one draw from the rest: better with the drawn one first."""
-    rule, level, shape = RejectionVerifier(), tables["L"], TreeShape.branching(children)
-    result = enumerate_outcome(rule, level, shape, (*[TOP] * (children - 1), SWOR))
-    assert result.expected_accepted == pytest.approx(last, abs=DIGITS)
-    assert result.tv < EXACT
-    # Sampled first: its q is what is left of q without the top k-1, which follow it as certain siblings.
-    q = level.q[0][0]
-    rest = q.scatter(0, q.topk(children - 1).indices, 0.0)
-    rest = rest / rest.sum()
-    drafted = rest.nonzero()[:, 0]
-    tokens = torch.zeros(len(drafted), children + 1, dtype=torch.long)
-    tokens[:, 1], tokens[:, 2:] = drafted, q.topk(children - 1).indices
-    tree = DraftTree.from_shape(
-        shape,
-        tokens,
-        sampling=torch.tensor([TOP, IID, *[TOP] * (children - 1)], dtype=torch.int8).expand(len(drafted), -1),
-        draft_probs=rest.expand(len(drafted), children + 1, -1).contiguous(),
-    )
-    accepted = 1 - rule.stop_law(tree, level.p[0].expand(len(drafted), children + 1, -1).contiguous())[:, 0]
-    assert float((rest[drafted] * accepted).sum()) == pytest.approx(first, abs=DIGITS)
-
-
-@needs_tables
-@pytest.mark.parametrize("laws", LAWS)
-def test_fixture_b_is_exact(tables: dict[str, Tables], laws: str) -> None:
-    """Zeros, disjoint supports, p = q and one-hot rows."""
-    assert enumerate_outcome(RejectionVerifier(), tables["B"], TreeShape.branching(2, 2), LAWS[laws]).tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("rule", "shape", "drawn", "declared", "temperature", "figure"),
-    [
-        (RejectionVerifier(), "2x2", SWOR, IID, 1.0, 0.028),
-        (RejectionVerifier(), "2x2", IID, SWOR, 1.0, 0.035),
-        (RejectionVerifier(), "2x2", TOP, IID, 1.0, 0.453),
-        (RejectionVerifier(), "chain", IID, IID, 0.7, 0.088),
-        (ResampleP(), "chain", IID, TOP, 1.0, 0.092),
-        (ResampleP(), "chain", IID, IID, 1.0, 0.154),
-    ],
-)
-def test_figures_of_mistakes(
-    tables: dict[str, Tables],
-    rule: RejectionVerifier,
-    shape: str,
-    drawn: DraftSampling,
-    declared: DraftSampling,
-    temperature: float,
-    figure: float,
-) -> None:
-    table = tables["A"]
-    drafted = Tables(table.p, table.tempered(temperature).q)
-    # Declared rank by rank, so that siblings are tried one by one. Where all nodes have one law, the rule uses that
-    # siblings drawn without replacement are distinct, and is wrong by another figure if they are not.
-    result = enumerate_outcome(rule, drafted, SHAPES[shape], drawn, declared=[declared] * 2, declared_q=table.q)
-    assert result.tv == pytest.approx(figure, abs=5.1e-4)
