@@ -1,7 +1,6 @@
 """A drafter made of a scorer and a tree builder: all that is common to drafters with a model of their own."""
 
 from collections.abc import Hashable, Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ class ScoredDrafter(DeviceDrafter):
         self.laws = tree.laws(self.sampling)
         self.policy: NodePolicy | None = None
 
-    def prune_by(self, policy: NodePolicy) -> Self:
+    def prune_by(self, policy: NodePolicy) -> "ScoredDrafter":
         """Let a policy choose, in every round, which nodes of the trees are verified; before ``bind``.
 
         Args:
