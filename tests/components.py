@@ -171,7 +171,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
-    ).prune_by(ConfidenceNodes(0.1)),
+    ).prune_by(ConfidenceNodes(0.01)),
     "block_by_cost": lambda target, distance=DISTANCE: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
     ).prune_by(CostAwareNodes(COSTS, explore=4)),
