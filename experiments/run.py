@@ -31,7 +31,7 @@ def run(config: DictConfig) -> "Summary":
 
     names = [str(name) for name in config.policies] or [config.method]
     report = Report(
-        tables=_tables,
+        tables=_tables if len(names) == 1 else _tables_of_several,
         plots={**RUN_PLOTS, "categories.png": category_plot},
         closing=closing(config) if config.policies else None,
     )
@@ -59,6 +59,14 @@ def _tables(summary: "Summary", title: str) -> list["Table"]:
 
     categories = category_table(summary)
     return [run_table(summary, title), *([categories] if categories is not None else [])]
+
+
+def _tables_of_several(summary: "Summary", title: str) -> list["Table"]:
+    from experiments.reporting.categories import category_table
+    from experiments.reporting.run_tables import comparison_table
+
+    categories = category_table(summary)
+    return [comparison_table(summary, title), *([categories] if categories is not None else [])]
 
 
 def main() -> None:

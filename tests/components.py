@@ -174,7 +174,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ).prune_by(ConfidenceNodes(0.01)),
     "block_by_cost": lambda target, distance=DISTANCE: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
-    ).prune_by(CostAwareNodes(COSTS, explore=4)),
+    ).prune_by(CostAwareNodes(COSTS, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),

@@ -28,9 +28,10 @@ def loss_table(losses: Sequence[PolicyLoss], confidence: float) -> Table | None:
         ],
         f"Loss against the best fixed length [{confidence:.0%} interval]",
         [
-            "Below zero is a gain. The best fixed length of a category is chosen on its own prompts, afterwards.",
-            "By costs: every round takes the time that was measured for its depth before the run, so that nothing else "
-            "on the machine counts; only for policies that choose a depth before the round.",
+            "below zero is a gain",
+            "the best fixed length of a category is chosen afterwards, on its own prompts",
+            "by costs: as if every round took the time that was measured for its depth before the run, so that nothing "
+            "else on the machine counts (for policies that choose a depth before the round)",
             *_worst(losses),
         ],
     )
@@ -62,7 +63,7 @@ def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
             *(Column(name) for name in ("depth", "nodes", "predicted", "accepted", "calibration\nerror")),
         ],
         "Predicted and actual acceptance of the nodes that were verified",
-        ["Predictions were made before the round, while the calibration was still learning."],
+        ["predictions were made before the round, while the calibration was still learning"],
     )
     for method, each in rows:
         table.add(
@@ -87,7 +88,7 @@ def _worst(losses: Sequence[PolicyLoss]) -> list[str]:
         if known:
             by_costs = max(known, key=lambda each: each.modelled_loss or 0.0)
             sentence += f", and {by_costs.modelled_loss:.1%} by the costs of rounds ({by_costs.category})"
-        said.append(sentence + ".")
+        said.append(sentence)
     return said
 
 
