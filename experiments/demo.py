@@ -22,7 +22,9 @@ def demo(config: DictConfig) -> "Summary":
     methods = {str(name): f"methods.{name}" for name in config.methods}
     if config.race is not None and config.race not in methods:
         raise ValueError(f"race={config.race!r}: give one of {', '.join(methods)}, or null")
-    from experiments.app.demonstrating import demonstrate
+    from experiments.app.demonstrating import demonstrate, with_tree
+
+    with_tree(config, methods)
 
     return demonstrate(config, methods)
 

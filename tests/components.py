@@ -28,8 +28,9 @@ from drafters.ngram import NGramDrafter
 from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
-from specdec.drafting.builders import ExpansionTree
-from specdec.drafting.policies import AdditiveLength
+from specdec.drafting.builders import ExpansionTree, SampledTree
+from specdec.drafting.costs import RoundCosts
+from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, CostAwareNodes
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -43,6 +44,9 @@ from verifiers.weighted_transport import WeightedTransportVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
+
+COSTS = RoundCosts(rows=(1,), table=((1.0, 1.1, 1.3, 2.0),), nodes=(0, 1, 4, 7))
+"""How long rounds take by the number of nodes, for a policy."""
 
 DISTANCE = 0.1
 """How far a drafter's weights are from the target's, by default: it mostly agrees with it."""
@@ -162,6 +166,15 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "model_expansion": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), ExpansionTree(nodes=7, depth=3, width=3), sampling="deterministic"
     ),
+    "model_sampled_tree": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
+    ),
+    "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
+        perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
+    ).prune_by(ConfidenceNodes(0.01)),
+    "block_by_cost": lambda target, distance=DISTANCE: BlockDrafter(
+        markov_head(target), TREE, sampling="without_replacement"
+    ).prune_by(CostAwareNodes(COSTS, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),

@@ -17,7 +17,7 @@ from experiments.app import earlier, ranks
 from experiments.app.components import check_components, revisions_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
-from experiments.app.pacing import paced, settle_costs
+from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.settings import Check
@@ -27,6 +27,7 @@ from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_o
 from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure
+from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
@@ -41,7 +42,6 @@ from experiments.results.token_texts import write_token_texts
 from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
-from specdec.drafting.policies import LengthPolicy
 from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
@@ -59,11 +59,13 @@ class Report:
         tables: Makes the tables, of the summary and a title.
         plots: Functions that draw the pictures, by file name.
         opening: Shows something before the measurement begins, given all contenders and the first jobs.
+        closing: Makes more tables at its end, of the records and all contenders.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
+    closing: Callable[[Sequence[Record], Sequence[Contender]], Sequence[Table]] | None = None
 
 
 def measure_methods(
@@ -166,6 +168,7 @@ def measure_methods(
             for number in finished.get(each.temperature, ())
         ),
         progress_every=Every.of(config.progress_every),
+        closing=lambda records: _closing(report, records, contenders, folder),
         quiet=in_sweep(),
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
@@ -195,6 +198,16 @@ def measure_methods(
     earlier_records = 0 if kept is None else len(kept) + len(session.before)
     mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
     return session.run(work, sum(len(jobs) for jobs, _ in prepared))
+
+
+def _closing(
+    report: Report, records: Sequence[Record], contenders: Sequence[Contender], folder: Path
+) -> tuple[list[Table], list[Path]]:
+    """More tables for a run's end, and the files of what policies have learned."""
+    drafters = {each.method: each.engine.drafter for each in contenders[1:] if isinstance(each.engine, Engine)}
+    tables = [] if report.closing is None else [*report.closing(records, contenders)]
+    learned = calibration_table(calibrations_of(drafters))
+    return [*tables, *([learned] if learned is not None else [])], keep_calibrations(drafters, folder)
 
 
 def facts_of(
@@ -246,7 +259,7 @@ def assemble(
     Raises:
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
-    drafters = {name: paced(build(config, section), _policy(config)) for name, section in methods.items()}
+    drafters = {name: paced(build(config, section), _policy(config, name)) for name, section in methods.items()}
     verifiers = {name: build(config, "verifier") for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
     target: Target = build(config, "target")
@@ -273,8 +286,10 @@ def assemble(
     return target, contenders
 
 
-def _policy(config: DictConfig) -> LengthPolicy | None:
-    """A new policy for every drafter, whose state it keeps."""
+def _policy(config: DictConfig, method: str) -> Policy | None:
+    """A new policy for every drafter, whose state it keeps: the method's own, if there are several policies."""
+    if config.get("policies"):
+        return build(config, f"policies.{method}")
     return build(config, "policy") if config.get("policy") else None
 
 

@@ -32,6 +32,8 @@ def check_components(
             raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
         if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
             raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
+    for name in config.get("policies") or ():
+        component_of(config, f"policies.{name}")
     for name in config.get("contenders") or ():
         component_of(config, f"contenders.{name}")
     for name in (config.get("tracker") or {}).get("trackers") or ():

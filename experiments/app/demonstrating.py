@@ -1,13 +1,15 @@
 """The demonstration: two methods side by side as live text, then all of them measured."""
 
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.app.assembly import Report, measure_methods, settle, title
+from experiments.app.config import component_of, plain
 from experiments.app.pace import fit_to_machine
 from experiments.app.settings import DEMO
 from experiments.measuring.jobs import Job
@@ -40,6 +42,20 @@ def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
 
     report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
     return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
+
+
+def with_tree(config: DictConfig, methods: dict[str, str]) -> None:
+    """Give every method that drafts trees the settings of ``drafter``, which ``tree=…`` makes.
+
+    Raises:
+        ValueError: A setting is none that such a method has.
+    """
+    given = plain(config, "drafter")
+    for section in methods.values() if given else ():
+        component, _ = component_of(config, section)
+        if component is not None and "shape" in inspect.signature(component).parameters:
+            with open_dict(config):
+                OmegaConf.update(config, section, given, merge=True, force_add=True)
 
 
 def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -> None:

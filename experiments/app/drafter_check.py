@@ -9,6 +9,7 @@ import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among t
 from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.pacing import paced
 from experiments.app.pairs import check_files
 from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table
@@ -34,7 +35,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
     screen = Console(stderr=True)
     with screen.status("drafter") as status:
         findings = check_drafter(
-            lambda: build(config, "drafter"),
+            lambda: paced(build(config, "drafter"), build(config, "policy")),
             target,
             rules=None if config.every_rule else (),
             prompts=config.prompts,

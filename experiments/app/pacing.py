@@ -1,21 +1,39 @@
-"""Puts a length policy beside a drafter, and measures what rounds cost where the policy needs to know."""
+"""Puts a policy beside a drafter, measures what rounds cost where it needs to know, and keeps what it has learned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drafters.adaptive import AdaptiveDrafter, measure_costs
-from specdec.drafting.policies import CostAwareLength, LengthPolicy
+from drafters.adaptive import AdaptiveDrafter, measure_costs, measure_node_costs
+from specdec.drafting.calibration import Calibration
+from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
+from specdec.drafting.scored import ScoredDrafter
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
 
 COSTS = "round_costs.json"
+CALIBRATION = "calibration.json"
 MOST_PROMPT = 512
 """Tokens of a prompt that rounds are measured on."""
 
+Policy = LengthPolicy | NodePolicy
 
-def paced(drafter: Drafter | None, policy: LengthPolicy | None) -> Drafter | None:
-    """Returns the drafter with the policy; as it is where there is none of the two."""
-    return drafter if drafter is None or policy is None else AdaptiveDrafter(drafter, policy)
+
+def paced(drafter: Drafter | None, policy: Policy | None) -> Drafter | None:
+    """Returns the drafter with the policy; as it is where there is none of the two.
+
+    Raises:
+        ValueError: The policy chooses among nodes, and the drafter has nothing to rate them by.
+    """
+    if drafter is None or policy is None:
+        return drafter
+    if isinstance(policy, LengthPolicy):
+        return AdaptiveDrafter(drafter, policy)
+    if not isinstance(drafter, ScoredDrafter):
+        raise ValueError(
+            f"{type(policy).__name__} chooses nodes by the probabilities of a drafting model, and "
+            f"{type(drafter).__name__} has none: give policy=cost_aware or policy=additive, or another drafter"
+        )
+    return drafter.prune_by(policy)
 
 
 def settle_costs(
@@ -39,14 +57,56 @@ def settle_costs(
         folder: Where the results go.
         method: The method's name, if there are several.
     """
-    if not isinstance(drafter, AdaptiveDrafter) or not isinstance(drafter.policy, CostAwareLength):
+    policy = policy_of(drafter)
+    if drafter is None or not isinstance(policy, CostAwareLength | CostAwareNodes):
         return
-    policy = drafter.policy
     if policy.costs is None:
         assert target.tokenizer is not None, "refused before"
         prompts = [target.tokenizer.encode(text)[:MOST_PROMPT] for text in samples]
         rows = (1, max_batch_size)
         given = [prompt for prompt in prompts if prompt] or [[0]]
-        policy.costs = measure_costs(target, drafter.drafter, verifier, given, rows=rows)
+        if isinstance(drafter, AdaptiveDrafter):
+            policy.costs = measure_costs(target, drafter.drafter, verifier, given, rows=rows)
+        elif isinstance(drafter, ScoredDrafter):
+            policy.costs = measure_node_costs(target, drafter, verifier, given, rows=rows)
+    assert policy.costs is not None, "measured"
     folder.mkdir(parents=True, exist_ok=True)
-    policy.costs.save(folder / (f"{method}_{COSTS}" if method else COSTS))
+    policy.costs.save(folder / _named(COSTS, method))
+
+
+def keep_calibrations(drafters: Mapping[str, Drafter | None], folder: Path) -> list[Path]:
+    """Write what node policies have learned beside the results; returns the files.
+
+    Args:
+        drafters: By the name of their method.
+        folder: Where the results go.
+    """
+    written = []
+    for method in calibrations_of(drafters):
+        policy = policy_of(drafters[method])
+        assert isinstance(policy, NodePolicy), "only these have a calibration"
+        path = folder / _named(CALIBRATION, method if len(drafters) > 1 else "")
+        policy.save(path, method=method)
+        written.append(path)
+    return written
+
+
+def calibrations_of(drafters: Mapping[str, Drafter | None]) -> dict[str, Calibration]:
+    """Returns the calibrations by which anything was predicted, by method."""
+    policies = {method: policy_of(drafter) for method, drafter in drafters.items()}
+    return {
+        method: policy.calibration
+        for method, policy in policies.items()
+        if isinstance(policy, NodePolicy) and policy.calibration.errors()
+    }
+
+
+def policy_of(drafter: Drafter | None) -> Policy | None:
+    """Returns the policy beside a drafter."""
+    if isinstance(drafter, AdaptiveDrafter | ScoredDrafter):
+        return drafter.policy
+    return None
+
+
+def _named(name: str, method: str) -> str:
+    return f"{method}_{name}" if method else name

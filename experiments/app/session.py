@@ -41,6 +41,7 @@ class Session:
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
         progress_every: How often a line of progress is written where there is no terminal.
+        closing: More tables for the end, made of the records; what it writes beside them may be listed.
         quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
@@ -56,6 +57,7 @@ class Session:
     kept: Sequence[Record] | None = None
     passed: int = 0
     progress_every: Every | None = None
+    closing: Callable[[Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
     quiet: bool = False
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
@@ -108,7 +110,9 @@ class Session:
         console = terminal.console(shown=not self.quiet)
         written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):
-            for table in self.tables(summary, self.title):
+            more, files = ((), ()) if self.closing is None else self.closing(records)
+            written += files
+            for table in [*self.tables(summary, self.title), *more]:
                 console.print(terminal.render(table))
             for name, plot in self.plots.items():
                 path = plot(summary, self.folder / name, self.title)

@@ -174,10 +174,19 @@ _MEASURING: dict[str, Check] = {
     "chat_template": optional_section,
     "progress_every": pace,
 }
-RUN = {**_MEASURING, "drafter": section, "policy": section, "method": text, "objective": objective}
+RUN = {
+    **_MEASURING,
+    "drafter": section,
+    "policy": section,
+    "policies": section,
+    "method": text,
+    "objective": objective,
+}
 DEMO = {
     **_MEASURING,
     "methods": section,
+    "drafter": section,
+    "policy": section,
     "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
     "race": anything,
     "race_tokens": integer(1),
@@ -260,6 +269,7 @@ CHECK_VERIFIER: dict[str, Check] = {
 CHECK_DRAFTER: dict[str, Check] = {
     "target": section,
     "drafter": section,
+    "policy": section,
     "sampling": section,
     "engine": section,
     "prompts": optional_texts,

@@ -120,14 +120,14 @@ class NodePolicy(ABC):
         tree, rated = grown.tree, grown.rated
         assert rated is not None, "builders rate the nodes when they are asked to"
         there = tree.valid & drafting[:, None] & (tree.depth <= slots.max_depth[:, None])
-        there[:, 0] = True
+        there[:, 0].fill_(True)  # (an assignment would make a tensor on the host)
         survival, order = rated.survival.where(there, -1.0), None
         if not (self._builder.ordered or tree.in_line):
             survival, order = survival.sort(dim=-1, descending=True, stable=True)
         kept = self.kept(survival, slots) & (survival >= 0)
         if self.explores:
             kept |= spared(self._played, self.explore) & (survival >= 0)
-        kept[:, 0] = True
+        kept[:, 0].fill_(True)
         if self._builder.ordered and not tree.in_line:
             order = (~kept).long().argsort(dim=-1, stable=True)
             kept = kept.gather(1, order)
@@ -141,7 +141,7 @@ class NodePolicy(ABC):
         if not self._builder.is_chain:
             nodes = index if nodes is None else nodes.gather(1, index)
         width = tree.width
-        self._cells[slots.index] = -1
+        self._cells.index_fill_(0, slots.index, -1)
         self._cells[slots.index, :width] = cells
         self._parents[slots.index, :width] = tree.parents
         self._survival[slots.index, :width] = survival
@@ -159,7 +159,7 @@ class NodePolicy(ABC):
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:
         """Note that nothing was drafted in these slots."""
-        self._cells[slots] = -1
+        self._cells.index_fill_(0, slots, -1)
 
     def count(
         self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"], told: Bool[Tensor, " batch"] | None = None
@@ -178,10 +178,10 @@ class NodePolicy(ABC):
         on_path = torch.zeros(len(cells), nodes + 1, dtype=torch.bool, device=cells.device)
         on_path.scatter_(1, path.where(path >= 0, nodes), True)
         on_path = on_path[:, :nodes]
-        on_path[:, 0] = True
+        on_path[:, 0].fill_(True)
         tried = on_path.gather(1, parents.clamp(min=0))
         self.calibration.count(cells, survival, tried, on_path, learn=self.learn)
-        self._cells[slots] = -1
+        self._cells.index_fill_(0, slots, -1)
         self._played += 1
 
     def save(self, path: str | Path, **facts: Any) -> None:

@@ -40,7 +40,7 @@ from experiments.training.losses import Loss
 from experiments.training.weights import Weights
 from specdec import bundled
 from specdec.drafting.builders import StaticTree
-from specdec.drafting.policies import LengthPolicy
+from specdec.drafting.policies import LengthPolicy, NodePolicy
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.modeling.target import Target
@@ -188,7 +188,7 @@ def test_every_option_composes_and_instantiates(
     elif group == "target":
         assert isinstance(made, Target)
     elif group == "policy":
-        assert isinstance(made, LengthPolicy) or (name == "none" and made is None)
+        assert isinstance(made, LengthPolicy | NodePolicy) or (name == "none" and made is None)
     elif group in ("drafter", "tree"):
         assert isinstance(made, Drafter) or (name == "none" and made is None)
     elif group == "verifier":
