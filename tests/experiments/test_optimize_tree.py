@@ -1,0 +1,156 @@
+"""The command that finds the best tree: from a traced run to a shape that a run takes, and bad input."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from experiments.app.config import CONF
+from experiments.optimize_tree import optimize_tree
+from experiments.reporting.best_tree import written_shape
+from experiments.run import run
+from specdec.drafting.tree_costs import TreeCosts
+from specdec.shape import TreeShape
+from tests.experiments.runs import local
+
+Configure = Callable[..., DictConfig]
+
+
+@pytest.fixture(scope="module")
+def traced_run(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a tree of 3 and 6 nodes."""
+    folder = tmp_path_factory.mktemp("traced") / "run"
+    words = [f"target.name={saved / 'target'}", *local(saved, "model"), "drafter.shape=[3,2]", "trace=true"]
+    words += ["dataset.count=2", "dataset.prompt_tokens=16", "sampling.max_new_tokens=12", "warmup_prompts=0"]
+    words += ["bootstrap.resamples=200", "threads=1", f"out={folder}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("run", words)
+    run(config)
+    return folder
+
+
+@pytest.fixture
+def chosen(configure: Configure, tmp_path: Path) -> Configure:
+    """Composes the command's configuration for a trace, made quick, with its output in ``tmp_path / "found"``."""
+    quick = ["bootstrap.resamples=200", "threads=1", "rounds=2", f"out={tmp_path / 'found'}"]
+    return lambda trace, *overrides: configure("optimize_tree", f"trace={trace}", *quick, *overrides)
+
+
+def test_from_a_trace_to_a_tree(
+    traced_run: Path,
+    chosen: Configure,
+    configure: Configure,
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without costs, the largest tree that is allowed is best; what is written composes with a run."""
+    (found,) = optimize_tree(chosen(traced_run, "measure=false", "costs=none", "max_nodes=5"))
+    assert found.best.nodes == 5 and found.old == 4 and found.old_tree == TreeShape.chain(4)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Acceptance rates at T=0, by depth and sibling rank" in text
+    override = re.search(r"'drafter\.shape=(\S+)'", text)
+    assert override and TreeShape.of(yaml.safe_load(override[1])) == found.best.shape
+    assert "as many nodes as were allowed or recorded (5)" in text
+    out = tmp_path / "found"
+    config = configure("run", f"hydra.searchpath=[file://{out}]", "tree=T0", f"drafter.name={saved / 'drafter'}")
+    assert TreeShape.of(json.loads(json.dumps(list(config.drafter.shape), default=list))) == found.best.shape
+    figures = json.loads((out / "T0.json").read_text())
+    assert figures["rounds"] == found.recorded.rounds and figures["recorded_shape"] == [3, 2]
+    assert len(figures["rates"]) == 5 and figures["measured"] == {}
+    for name in ("T0_tree.png", "T0_sizes.png"):
+        assert (out / name).stat().st_size > 10_000
+
+
+@pytest.mark.full
+def test_costs_and_speed_are_measured(
+    traced_run: Path, chosen: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["max_nodes=4", "old=[2]", "+dataset.count=2", "+sampling.max_new_tokens=10"]
+    (found,) = optimize_tree(chosen(traced_run, *changes))
+    assert found.costs is not None and found.costs.plain > 0 and set(found.costs.trees) >= {(1, 1), (3, 1)}
+    assert found.measured.keys() == ({"new"} if found.same else {"old", "new"})
+    assert found.measured["new"].tokens >= 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Predicted and measured at T=0" in text
+    out = tmp_path / "found"
+    assert TreeCosts.load(out / "tree_costs_T0.json") == found.costs
+    assert (
+        json.loads((out / "T0.json").read_text())["measured"]["new"]["tokens_per_round"] == found.measured["new"].tokens
+    )
+    # Once more with these costs: nothing is timed, and the tree is the same.
+    given = [
+        f"costs={out / 'tree_costs_T0.json'}",
+        "measure=false",
+        "max_nodes=4",
+        f"out={tmp_path / 'again'}",
+    ]
+    (again,) = optimize_tree(chosen(traced_run, *given))
+    assert again.best == found.best
+    other = TreeCosts(**{**vars(found.costs), "device": "another machine"})
+    other.save(out / "other.json")
+    with pytest.raises(ValueError, match=r"were measured on something else \(device is another machine there and"):
+        optimize_tree(chosen(traced_run, f"costs={out / 'other.json'}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["max_nodes=0"], r"^max_nodes=0: give an integer of at least 1"),
+        (["max_depth=0"], r"^max_depth=0: give an integer of at least 1"),
+        (["measure=2"], r"^measure=2: give true or false"),
+        (["costs=3"], r"^costs=3: give a text"),
+        (["costs=/nowhere.json", "measure=false"], r"^/nowhere\.json holds no costs of trees"),
+        (["trace=/nowhere"], r"^/nowhere is not the folder of a run"),
+        (["trace=[]"], r"^trace=\[\]: give the folder of a run made with trace=true"),
+    ],
+)
+def test_bad_settings(chosen: Configure, overrides: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimize_tree(chosen("/nowhere", *overrides))
+
+
+def test_no_trace_is_given(configure: Configure) -> None:
+    with pytest.raises(ValueError, match=r"^trace has no value: give experiments\.optimize_tree FOLDER"):
+        optimize_tree(configure("optimize_tree", "out=found"))
+
+
+def test_a_run_without_a_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(traced_run / "manifest.json", tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run has no trace: make one with experiments\.run trace=true"):
+        optimize_tree(chosen(tmp_path / "run"))
+
+
+def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
+    """What the run or the drafter was is known before any model is loaded."""
+    for overrides, words in [
+        (["method=medusa"], r"^method='medusa': the trace has no such method: choose among model"),
+        (["max_depth=3"], r"^max_depth=3: acceptance rates are known to depth 2"),
+        (["old=chain"], r"^the tree shape is 'chain': give a length"),
+        (["old=[0]"], r"^branching factors \(0,\): give at least one"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            optimize_tree(chosen(traced_run, "costs=none", "measure=false", *overrides))
+    shutil.copytree(traced_run, tmp_path / "other")
+    manifest = json.loads((traced_run / "manifest.json").read_text())
+    manifest["config"]["drafter"] = {"_target_": "drafters.ngram.NGramDrafter"}
+    (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"^drafters\.ngram\.NGramDrafter takes no shape of its own"):
+        optimize_tree(chosen(tmp_path / "other"))
+    both = f"[{traced_run},{tmp_path / 'other'}]"
+    with pytest.raises(
+        ValueError, match=r"^the traces are of different drafters \(drafter\._target_ is 'drafters\.model"
+    ):
+        optimize_tree(chosen(both))
+
+
+def test_shapes_as_they_are_written() -> None:
+    for text in ("3", "[3,2,1]", "[[0],[1],[0,0]]"):
+        assert written_shape(TreeShape.of(yaml.safe_load(text))) == text
