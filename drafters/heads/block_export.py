@@ -146,9 +146,7 @@ def _sglang(head: BlockHead) -> dict[str, Any]:
         (config.markov_rank and not config.shifted, "Markov head in place"),
     ):
         if wrong:
-            raise ValueError(
-                f"SGLang's {kind} heads do not have {words}, and this head has: give native or speculators"
-            )
+            raise ValueError(f"SGLang's {kind} heads have no {words}, and this one has: give native or speculators")
     return _deepspec(head) if config.shifted else _z_lab(head)
 
 

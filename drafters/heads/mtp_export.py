@@ -80,7 +80,7 @@ def embedding_first(head: MTPHead) -> MTPHead:
     """Returns the same module with the embedding before the hidden state; the head itself if it is so already."""
     if not head.model.hidden_first:
         return head
-    twin = copy.deepcopy(head)
+    twin: Any = copy.deepcopy(head)
     twin.model.hidden_first = False
     twin.model.proj.weight.data = twin.model.proj.weight.data.roll(head.captured_width, dims=1)
     return twin

@@ -12,7 +12,7 @@ from drafters.heads.served_for import ServedFor
 from experiments.app.config import plain, typed
 from experiments.exporting.kinds import DSPARK, MTP, TITLES, check_format, kind_of
 from experiments.exporting.reading import Found, Source, config_of, notes_of, read
-from experiments.exporting.serving import commands, tokens_of
+from experiments.exporting.serving import commands, most_tokens, tokens_of
 from experiments.exporting.writing import Destination, write
 from experiments.reporting import terminal
 from experiments.reporting.exporting import facts_of
@@ -42,10 +42,9 @@ def export_drafter(config: DictConfig) -> list[Path]:
     if given is not None and target_config is None and Path(given).exists():
         raise ValueError(f"target.name={given}: there is no config.json of a model that transformers knows")
     found = read(source, kind, target_config)
-    if config.tokens is not None and (most := most_tokens(found)) is not None and config.tokens > most:
-        raise ValueError(
-            f"tokens={config.tokens}: {TITLES[found.kind]} like this one drafts {most}, give at most as many"
-        )
+    most = most_tokens(found)
+    if config.tokens is not None and most is not None and config.tokens > most:
+        raise ValueError(f"tokens={config.tokens}: {source.name} drafts {most} tokens per round, give at most as many")
     served = ServedFor(
         target=bundled.resolve(target),
         architectures=tuple(getattr(target_config, "architectures", None) or ()),
@@ -59,14 +58,10 @@ def export_drafter(config: DictConfig) -> list[Path]:
     return written
 
 
-def most_tokens(found: Found) -> int | None:
-    """Returns how many tokens a drafter can draft per round; None if it goes on by reading its own output."""
-    return tokens_of(found) if found.kind in ("dflash", DSPARK, "medusa") else None
-
-
 def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], *, known: bool) -> None:
     out = terminal.console()
-    terminal.say(out, f"{TITLES[found.kind]}: {facts_of(found)}")
+    title = TITLES[found.kind].removeprefix("an ").removeprefix("a ")
+    terminal.say(out, f"{title[0].upper()}{title[1:]}: {facts_of(found)}")
     if not served.target:
         terminal.say(out, "its files name no target, so it was compared with none: give target.name=NAME to do so")
     elif not known:

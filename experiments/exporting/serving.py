@@ -25,6 +25,11 @@ def tokens_of(found: Found) -> int:
     return {MTP: MTP_TOKENS, LM: _LM_TOKENS}.get(found.kind, EAGLE_TOKENS)
 
 
+def most_tokens(found: Found) -> int | None:
+    """Returns how many tokens a drafter can draft per round; None if it goes on by reading its own output."""
+    return tokens_of(found) if found.kind in (DFLASH, DSPARK, MEDUSA) else None
+
+
 def commands(found: Found, *, layout: str, folder: Path, target: str, tokens: int) -> list[tuple[str, str]]:
     """Returns engines, and the command with which each serves what was written.
 

@@ -41,6 +41,11 @@ TYPING_ERRORS = {
     ],
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
+    "export": [
+        (["drafter.name=a", "out=b", "format=vllm"], "format='vllm': give one of native, speculators, sglang"),
+        (["out=b"], "drafter.name has no value: give drafter.name=…"),
+        (["drafter=eagle", "out=b"], "drafter=eagle: its files tell what kind of drafter it is, give drafter.name="),
+    ],
     "bundle": [(["stages=[drafer]"], "stages=['drafer']: give a list of")],
     "train": [
         (["head=eagel3"], "there is no head 'eagel3': did you mean eagle3?"),
