@@ -15,19 +15,25 @@ _THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 """Of Llama 2 and most heads; of Llama 3; of Qwen."""
 
 
-def other_layers(wiring: Wiring, target: Target) -> Iterator[Variation]:
-    """Yields the same head reading other hidden states: its neighbours, the usual ones, or in another order."""
+def other_layers(wiring: Wiring, target: Target, *, last: bool = True) -> Iterator[Variation]:
+    """Yields the same head reading other hidden states: its neighbours, the usual ones, or in another order.
+
+    Args:
+        wiring: The head.
+        target: The target.
+        last: Whether its drafter can read the target's last state, too.
+    """
     count, layers = target.num_layers or 0, wiring.layers
     numbers = [count if layer == -1 else layer for layer in layers]
     lists = [tuple(number + shift for number in numbers) for shift in (1, -1, 2, -2)]
     if count >= 7 and len(layers) == 3:
         lists.append((2, count // 2, count - 3))
-    lists += [tuple(reversed(layers)), tuple(sorted(layers))]
+    lists += [tuple(reversed(numbers)), tuple(sorted(numbers))]
     tried = {tuple(layers), tuple(numbers)}
     for each in lists:
         # The last state is read after the final norm: before it, it is a matter of the norm.
         found = tuple(-1 if number == count else number for number in each)
-        if found in tried or any(not -1 <= number < count for number in found):
+        if found in tried or any(not 0 <= number <= count - (not last) for number in each):
             continue
         tried.add(found)
         yield Variation(

@@ -62,7 +62,7 @@ class BlockFamily(Family):
     def variations(self, wiring: Wiring) -> Iterator[Variation]:
         """See ``Family.variations``."""
         head, target = wiring.head, self.target
-        yield from other_layers(wiring, target)
+        yield from other_layers(wiring, target, last=False)
         yield from self._masks(wiring)
         yield from _forms(wiring, self.depths)
         yield from other_norms(wiring, target, head)

@@ -37,7 +37,8 @@ def facts_of(family: Family, drafter: Drafter, found: Inspection, checkpoint: Ch
         facts |= {"layout": layout_of(family, checkpoint), "files": _files(checkpoint)}
         trained = trained_on(checkpoint)
         if trained:
-            facts["trained on"] = f"{trained}, as its files say; the target here is {family.target.name}"
+            same = named_alike(trained, family.target.name)
+            facts["trained on"] = f"{trained}, as its files say" + ("" if same else f"; here: {family.target.name}")
     if isinstance(family, FeatureFamily):
         facts |= _of_pairs(family, found)
     elif isinstance(family, BlockFamily):
@@ -46,7 +47,7 @@ def facts_of(family: Family, drafter: Drafter, found: Inspection, checkpoint: Ch
     elif isinstance(family, MedusaFamily):
         facts |= {
             "reads": "the last hidden state, after the final norm",
-            "heads": f"{family.heads.num_heads} of {family.heads.num_layers} layers",
+            "heads": f"{family.heads.num_heads}, of {family.heads.num_layers} residual layers each",
             "vocabulary": f"{family.heads.vocab_size:,} tokens",
         }
     rope = _rope(family)
@@ -92,6 +93,11 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
     verifier: Mapping[str, Any] = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
     named = verifier.get("name_or_path") or checkpoint.config.get("base_model_name_or_path")
     return named if isinstance(named, str) and named else None
+
+
+def named_alike(one: str, other: str) -> bool:
+    """Returns whether two names of models end alike: a folder may hold a copy of what the hub has."""
+    return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 
 
 def _files(checkpoint: Checkpoint) -> str:

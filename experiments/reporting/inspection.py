@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from experiments.inspecting.facts import named_alike
 from experiments.inspecting.families import Usual
 from experiments.inspecting.measured import RANKS
 from experiments.inspecting.search import Inspection, Tried
@@ -81,14 +82,21 @@ def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trai
     """
     depth, length = found.loaded.alpha.shape[1], found.loaded.length
     lines = [f"Simulated length of a chain of {depth}: {length:.2f}.{_usual(usual)}"]
-    other = trained_on is not None and trained_on.rstrip("/").split("/")[-1] != target.rstrip("/").split("/")[-1]
+    other = trained_on is not None and not named_alike(trained_on, target)
     if found.knows_nothing:
-        said = f" Its files say that it was trained on {trained_on}." if other else ""
         lines.append(
-            f"{name} was probably made for {Mistake.TARGET}: its acceptance at depth 1 is "
-            f"{found.best.acceptance[0]:.2f}, and knowing which tokens are frequent brings {found.ignorance:.2f}; none "
-            f"of the {len(found.tried)} alternatives helps.{said} Give the target that it was trained on, or train it."
+            f"It predicts no more than token frequencies do: its acceptance at depth 1 is "
+            f"{found.best.acceptance[0]:.2f}, and theirs is {found.ignorance:.2f}. None of {len(found.tried)} "
+            f"alternatives helps."
         )
+        if trained_on is not None and not other:
+            lines.append(f"Its files name this target, so {name} was hardly trained, or the target has changed since.")
+        else:
+            said = f", {trained_on} as its files say" if other else ""
+            lines.append(
+                f"{name} was probably made for {Mistake.TARGET}{said}: give the target that it was trained on. If it is "
+                f"this one, the head was hardly trained."
+            )
     elif found.mistakes:
         before = found.loaded.length
         for number, each in enumerate(found.mistakes):

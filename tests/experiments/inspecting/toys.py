@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafters.heads.block import BlockHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.mtp import MTPHead
@@ -21,6 +22,8 @@ from experiments.inspecting.wiring import unit_rms
 from specdec.modeling.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8
+MASK = VOCAB - 1
+"""A token that no text has, and that says nothing of the next one."""
 THETA = 50.0
 """The target's RoPE: it turns so fast that a token can be told from its neighbours."""
 
@@ -46,6 +49,7 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
     for parameter in model.parameters():
         parameter.data.zero_() if parameter.ndim > 1 else parameter.data.fill_(1.0)
     codes = unit_rms(torch.randn(VOCAB, 24))
+    codes[MASK] = 0
     left = torch.randn(23, 24) * 24**-0.5
     model.model.embed_tokens.weight.data[:, 0] = 4.0
     model.model.embed_tokens.weight.data[:, CODE] = codes
@@ -61,9 +65,10 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
             out[MEMORY, MEMORY] = turn
             turned = (torch.eye(23) + turn) @ turned
     model.model.norm.weight.data.copy_(0.3 + 2 * torch.rand(WIDTH))
-    follower = torch.randperm(VOCAB)
+    follower = torch.randperm(MASK)
     output = model.lm_head.weight.data
-    output[follower, CODE] = codes * 0.75
+    output[follower, CODE] = codes[:MASK] * 0.75
+    output[MASK, 0] = -20
     output[:, MEMORY] = (codes @ left.T) @ torch.linalg.pinv(turned) * 4
     return model
 
@@ -76,7 +81,7 @@ def toy_target(seed: int = 0) -> Target:
 def toy_text(model: LlamaForCausalLM, rows: int = 32, length: int = 64, seed: int = 1) -> Tensor:
     """Text of the model's own."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randint(VOCAB, (rows, 1), generator=generator)
+    found = torch.randint(MASK, (rows, 1), generator=generator)
     cache: Any = None
     for _ in range(length - 1):
         output = model(found[:, -1:], past_key_values=cache, use_cache=True)
@@ -153,9 +158,17 @@ def toy_mtp(seen: Seen, *, before_norm: bool = False) -> MTPHead:
 
 
 def toy_eagle3(
-    seen: Seen, *, layers: tuple[int, ...] = (2, 4, 5), draft_ids: Sequence[int] | None = None, **options: Any
+    seen: Seen,
+    *,
+    layers: tuple[int, ...] = (2, 4, 5),
+    draft_ids: Sequence[int] | None = None,
+    scale: float = 3.0,
+    **options: Any,
 ) -> Eagle3Head:
-    """EAGLE-3's head. Its attention looks at its own pair alone, which it finds by the turn of RoPE."""
+    """EAGLE-3's head. Its attention looks at its own pair alone, which it finds by the turn of RoPE.
+
+    Its output is ``scale`` times what a norm would make of it.
+    """
     model: Any = seen.model
     head: Any = _cleared(Eagle3Head.for_target(model, hidden_layers=layers, draft_ids=draft_ids, **options))
     ids = torch.arange(VOCAB) if draft_ids is None else torch.tensor(list(draft_ids))
@@ -164,7 +177,7 @@ def toy_eagle3(
     states = [seen.state(layer) for layer in layers]
     if options.get("norm_each"):
         states = [unit_rms(each) for each in states]
-    wanted = 3 * unit_rms(seen.state(LAYERS, 1))
+    wanted = scale * unit_rms(seen.state(LAYERS, 1))
     embedding, *features = seen.solved([unit_rms(seen.embedded(1)), *states], wanted)
     head.model.fusion.linear.weight.data.copy_(torch.cat(features, 1))
     attention: Any = head.model.layers[0].self_attn
@@ -189,3 +202,30 @@ def toy_medusa(seen: Seen, heads: int = 2, *, first: int = 2) -> MedusaHeads:
         (matrix,) = seen.solved([seen.state(-1)], wanted)
         head[-1].weight.data.copy_(matrix)
     return found.eval()
+
+
+def toy_block(seen: Seen, *, layers: tuple[int, ...] = (2, 4, 5), **options: Any) -> BlockHead:
+    """A block drafter's head: a place knows the memory, and a Markov head what follows the token before it."""
+    model: Any = seen.model
+    settings = {"layers": 1, "block_size": 4, "mask_token_id": MASK, "layer_kind": "llama", "markov_rank": WIDTH}
+    head: Any = _cleared(BlockHead.for_target(model, hidden_layers=layers, **(settings | options)))
+    memory = seen.state(LAYERS)
+    kept = torch.zeros_like(memory)
+    kept[:, MEMORY] = memory[:, MEMORY]
+    head.fc.weight.data.copy_(torch.cat(seen.solved([seen.state(layer) for layer in layers], kept), 1))
+    attention: Any = head.layers[0].self_attn
+    for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+        part.weight.data.zero_()
+    attention.o_proj.weight.data.copy_(torch.eye(WIDTH))
+    # The mask token's constant channel stands for the code that a place lacks, so that the last norm scales alike.
+    size, constant = memory.pow(2).mean().sqrt(), memory[:, 0].pow(2).mean()
+    factor = float((constant / (constant + memory[:, CODE].pow(2).sum(1).mean())).sqrt())
+    scale = factor * float(kept.pow(2).mean().sqrt())
+    attention.v_proj.weight.data[MEMORY, MEMORY] = torch.eye(23) * scale
+    norm = model.model.norm.weight
+    head.norm.weight.data.copy_(norm)
+    if head.markov_head is not None:
+        head.markov_head.markov_w1.weight.data.copy_(model.model.embed_tokens.weight)
+        head.markov_head.markov_w2.weight.data.zero_()
+        head.markov_head.markov_w2.weight.data[:, CODE] = (model.lm_head.weight * norm)[:, CODE] / size
+    return head
