@@ -47,7 +47,7 @@ def report_texts(
         ],
     }
     contents = {
-        "replay_text.md": "\n".join([*map(markdown.render, tables), f"{FORCED}\n"]),
+        "replay_text.md": f"{about}.\n\n" + "\n".join([*map(markdown.render, tables), f"{FORCED}\n"]),
         "replay_text.csv": csv.render(tables[0]),
         "replay_text.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
     }

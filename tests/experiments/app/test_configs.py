@@ -23,6 +23,7 @@ from experiments.app.settings import (
     DEMO,
     ENGINE,
     REPLAY,
+    REPLAY_TEXT,
     REPORT,
     RUN,
     SHOW,
@@ -125,7 +126,7 @@ def test_the_files_are_found() -> None:
         "contender",
         *TRAINING,
     }
-    known = {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train", "bundle"}
+    known = {"run", "demo", "compare", "replay", "replay_text", "check_verifier", "check_drafter", "train", "bundle"}
     assert known <= set(APPLICATIONS)
 
 
@@ -338,6 +339,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("accuracy", ACCURACY),
         ("compare", COMPARE),
         ("replay", REPLAY),
+        ("replay_text", REPLAY_TEXT),
         ("report", REPORT),
         ("show", SHOW),
         ("check_verifier", CHECK_VERIFIER),
