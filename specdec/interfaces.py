@@ -109,6 +109,7 @@ class Verifier(ABC):
         recordable: Whether the two functions may be recorded and replayed without their Python, as is done with the
             rules of this project. For a rule from elsewhere this must be said, because its functions may do other
             things besides (count, print). A change of an attribute is noticed.
+        is_reference: Whether it is meant for tables of tiny vocabularies alone, because it is too slow for a model's.
     """
 
     exactness: Exactness
@@ -118,6 +119,7 @@ class Verifier(ABC):
     noise: Noise = Noise.FRESH
     needs_leaf_probs: bool = False
     recordable: bool | None = None
+    is_reference: bool = False
 
     def check(self, drafter: Drafter) -> None:
         """Refuse a drafter that this rule is not made for.

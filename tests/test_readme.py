@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.Mo
     if document in BEFORE:
         BEFORE[document](tmp_path)
         monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples" / "project")  # a page shows a file that imports its package
     namespace: dict[str, Any] = {"__name__": document}
     try:
         for line, language, text in blocks(document):
@@ -132,6 +134,8 @@ def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         # Refusals name every rule that has been defined, so a page's own rules must not outlive its test.
         namespace.clear()
+        for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+            del sys.modules[name]
         gc.collect()
     assert not [rule for rule in Verifier.__subclasses__() if rule.__module__ == document]
 

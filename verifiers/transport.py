@@ -41,6 +41,7 @@ class TransportVerifier(LevelVerifier):
     """
 
     laws = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
+    is_reference = True
 
     def _try_children(
         self, family: Family

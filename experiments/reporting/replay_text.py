@@ -47,7 +47,7 @@ def report_texts(
         ],
     }
     contents = {
-        "replay_text.md": "\n".join([*map(markdown.render, tables), f"{FORCED}\n"]),
+        "replay_text.md": f"{about}.\n\n" + "\n".join([*map(markdown.render, tables), f"{FORCED}\n"]),
         "replay_text.csv": csv.render(tables[0]),
         "replay_text.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
     }
@@ -102,10 +102,10 @@ def text_plot(done: Sequence[LookUp], path: Path, about: str, confidence: float)
         offset = (index - (len(done) - 1) / 2) * 0.8 / len(done)
         values = [each.length, *each.categories.values()]
         places = [place + offset for place in range(len(names))]
-        looks = {"color": style.color(index), "marker": style.marker(index)}
-        axes.plot(values, places, linestyle="none", label=each.label, **looks)
+        color = style.color(index)
+        axes.plot(values, places, linestyle="none", color=color, marker=style.marker(index), label=each.label)
         if each.interval is not None:
-            axes.hlines(offset, *each.interval, color=style.color(index), linewidth=1)
+            axes.hlines(offset, *each.interval, color=color, linewidth=1)
     for place in range(len(names) - 1):
         axes.axhline(place + 0.5, color="#dddddd", linewidth=0.6)
     axes.set_yticks(range(len(names)), names)

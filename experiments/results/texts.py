@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums
+from experiments.results.statistics import Bootstrap, Interval, difference_of_means, ratio_of_sums
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,8 @@ def look_up(label: str, texts: Sequence[Rounds], bootstrap: Bootstrap) -> LookUp
 
 def over(each: LookUp, other: LookUp, bootstrap: Bootstrap) -> Interval | None:
     """Returns the interval of the difference of tokens per round, with both on the same texts."""
-
-    def difference(tokens, rounds, other_tokens, other_rounds, *, axis=-1):
-        return ratio_of_sums(tokens, rounds, axis=axis) - ratio_of_sums(other_tokens, other_rounds, axis=axis)
-
     columns = [[getattr(text, name) for text in one.texts] for one in (each, other) for name in ("tokens", "rounds")]
-    return bootstrap.interval(difference, columns)
+    return bootstrap.interval(difference_of_means, columns)
 
 
 def _ratio(texts: Sequence[Rounds]) -> float:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.drafter_checks.drafts import Draft
 from specdec.drafter_checks.findings import Finding, failed, not_applicable, passed
 from specdec.drafter_checks.playing import Job, Run, Stage, run
 from specdec.drafter_checks.repeats import ROUNDING
@@ -37,28 +36,35 @@ def nan_logits(
     apart = replace(stage, log=Log(depth=stage.log.depth, adapts=stage.log.adapts))
     greedy = SamplingParams(max_new_tokens=tokens, ignore_eos=True, stream=0, seed=sampling.seed)
     good = [Job(prompts[0], greedy), Job(prompts[-1], replace(sampling, max_new_tokens=tokens, stream=1))]
-    alone = run(apart.engine(slots=2), good)
-    bad = _unused(stage.target.vocab_size, good, alone)
+    used = {token for job in good for token in job.prompt}
+    # Also nodes that are not valid: they are forwarded like others, and the keys of one spoil its row's whole tree.
+    alone = run(apart.engine(slots=2), good, on_round=lambda played: used.update(played.tree.tokens.flatten().tolist()))
+    used.update(token for done in alone for token in done.tokens)
+    bad = next((token for token in reversed(range(stage.target.vocab_size)) if token not in used), None)
     if bad is None:
         return not_applicable(
             NAN, "every token of the vocabulary occurs in the outputs: no request can be spoiled alone"
         )
     longest = max(prompts, key=len)
     spoiled = [
-        Job((*prompts[1], bad), greedy),
         Job((*longest[:-2], bad, *longest[-2:]), replace(sampling, max_new_tokens=tokens, stream=3)),
+        Job((*prompts[1], bad), greedy),
     ]
     engine = apart.engine(slots=4)
     try:
         with _nan_after(stage.target.model, bad):
             beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
-            after = [run(engine, [each], may_fail=True)[0] for each in good]
+            after = run(engine, [*good, *good], may_fail=True)  # in all slots
     except MalformedError as error:
         return failed(NAN, f"beside a request whose logits are NaN, a tree is malformed: {error}")
     for done in (beside[0], beside[2]):
         if done.error is None:
             return failed(NAN, "a request whose logits are NaN did not end with an error")
-    for where, runs in (("beside such requests", [beside[1], beside[3]]), ("in a slot that one had", after)):
+    for where, runs in (
+        ("beside such requests", [beside[1], beside[3]]),
+        ("in a slot that one had", after[:2]),
+        ("in a slot that one had", after[2:]),
+    ):
         for mine, wanted in zip(runs, alone, strict=True):
             difference = _difference(mine, wanted, comparable=comparable)
             if difference is not None:
@@ -79,17 +85,6 @@ def _difference(mine: Run, wanted: Run, *, comparable: bool) -> str | None:
         if difference is not None:
             return f"drafts otherwise than alone in round {number}: {difference}"
     return None if mine.tokens == wanted.tokens else "has another output than alone"
-
-
-def _unused(vocab: int, jobs: Sequence[Job], runs: Sequence[Run]) -> int | None:
-    """Returns a token that is in no prompt, output or draft; None if there is none."""
-
-    def drafted(drafts: Sequence[Draft]) -> set[int]:
-        return {token for draft in drafts for token in draft.tokens}
-
-    used = {token for job in jobs for token in job.prompt}
-    used |= {token for done in runs for token in (*done.tokens, *drafted(done.drafts))}
-    return next((token for token in reversed(range(vocab)) if token not in used), None)
 
 
 @contextmanager

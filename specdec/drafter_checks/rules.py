@@ -33,10 +33,13 @@ def name_of(rule: Verifier) -> str:
 
 
 def exact_rules(drafter: Drafter) -> list[Verifier]:
-    """Returns every exact rule that takes a drafter's drafts, has been imported and needs no arguments."""
+    """Returns every exact rule that takes a drafter's drafts, has been imported and needs no arguments.
+
+    References, which are too slow for a model's vocabulary, are left out.
+    """
     found = []
     for rule in fitting_rules(drafter):
-        if rule.exactness is Exactness.EXACT:
+        if rule.exactness is Exactness.EXACT and not rule.is_reference:
             try:
                 found.append(rule())
             except TypeError:

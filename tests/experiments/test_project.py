@@ -93,6 +93,19 @@ def test_a_console_script_finds_modules_in_the_working_directory(project: Path, 
     assert done.stderr == "error: there is no drafter.lenght: did you mean drafter.length?\n"
 
 
+@pytest.mark.full
+def test_its_own_tests_pass(project: Path) -> None:
+    """The drafter conforms, and one that does not would not pass."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+    drafter = project / "mine" / "drafter.py"
+    drafter.write_text(drafter.read_text().replace("*followed, *[root]", "*followed[::-1], *[-1]"))
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "the drafter breaks its contract" in done.stdout
+
+
 def test_a_module_of_the_project_takes_no_others_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory is searched last: a file named like a package is not imported in its stead."""
     (project / "verifiers.py").write_text("raise RuntimeError('this is not the package verifiers')\n")

@@ -83,10 +83,11 @@ def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
     prompt, answer = [1, 2, 3, 4, 9], [1, 2, 3, 8, 8, 8]
     replayed(Listens(max_draft_tokens=3, branches=1), (prompt, answer))
     assert roots[:3] == [9, 1, 8]
-    assert [each.tokens.tolist() for each in seen[:2]] == [[[9]], [[1, 2, 3]]]
-    assert [int(each.starts[0]) for each in seen[:3]] == [4, 5, 8]
-    assert [each.next_tokens.tolist() for each in seen[:2]] == [[1], [8]]
-    last = seen[1]
+    assert [each.path is None for each in seen[:2]] == [True, False], "the prompt comes first"
+    assert [each.tokens.tolist() for each in seen[:3]] == [[[1, 2, 3, 4]], [[9]], [[1, 2, 3]]]
+    assert [int(each.starts[0]) for each in seen[:4]] == [0, 4, 5, 8]
+    assert [each.next_tokens.tolist() for each in seen[:3]] == [[9], [1], [8]]
+    last = seen[2]
     assert last.node_tokens is not None and last.node_tokens.tolist() == [[1, 2, 3, 4]]
     # On the answer's path its own next token comes first; 4 was rejected, and 9 is what has followed it.
     assert last.top_tokens is not None and last.top_tokens.tolist() == [[[2, -1], [3, -1], [8, 4], [9, -1]]]

@@ -25,6 +25,7 @@ from experiments.app.settings import (
     EXPORT,
     OPTIMIZE_TREE,
     REPLAY,
+    REPLAY_TEXT,
     REPORT,
     RUN,
     SHOW,
@@ -129,7 +130,8 @@ def test_the_files_are_found() -> None:
         "pair",
         *TRAINING,
     }
-    known = {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "optimize_tree", "train", "bundle"}
+    known = {"run", "demo", "compare", "replay", "replay_text", "check_verifier", "check_drafter", "optimize_tree"}
+    known |= {"export", "inspect_drafter", "train", "bundle"}
     assert known <= set(APPLICATIONS)
 
 
@@ -342,6 +344,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("accuracy", ACCURACY),
         ("compare", COMPARE),
         ("replay", REPLAY),
+        ("replay_text", REPLAY_TEXT),
         ("report", REPORT),
         ("show", SHOW),
         ("check_verifier", CHECK_VERIFIER),

@@ -39,6 +39,13 @@ TYPING_ERRORS = {
         (["nowhere", "baseline=rejetion"], "baseline: there is no verifier 'rejetion': did you mean rejection?"),
         ([], "trace has no value"),
     ],
+    "replay_text": [
+        (["texts=a", "drafters=[ngrm]"], "there is no drafter 'ngrm': did you mean ngram?"),
+        (["texts=a", "drafters=[{name: suffix, shred: true}]"], "drafter suffix has no 'shred': did you mean shared?"),
+        (["texts=a", "drafters=[ngram,{name: suffix, label: ngram}]"], "drafters: two are called 'ngram'"),
+        (["texts=[]"], "texts=[]: give a file, or a list of files"),
+        ([], "texts has no value"),
+    ],
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
     "export": [
