@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
-from experiments.app.components import check_components, revisions_of
+from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import paced, settle_costs
@@ -156,6 +156,7 @@ def measure_methods(
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
+        compared_with=config.get("compared_with"),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(
@@ -245,7 +246,7 @@ def assemble(
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
     drafters = {name: paced(build(config, section), _policy(config)) for name, section in methods.items()}
-    verifiers = {name: build(config, "verifier") for name in methods}
+    verifiers = {name: build(config, rule_of(config, name)) for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
     target: Target = build(config, "target")
     if target.tokenizer is None:
