@@ -4,6 +4,9 @@ Stages: a byte-level BPE tokenizer; the target, trained on the standard library'
 a small drafter and Medusa heads, both distilled from it on the sources and on its own text; the model card.
 Each finished stage is kept in ``work`` and skipped by the next call; an interrupted one goes on from its last
 checkpoint. ``accelerate launch -m experiments.bundle`` uses the GPUs there are.
+
+One more stage, which has to be asked for, copies heads of ``python -m experiments.train`` beside them:
+``'stages=[heads]' heads.eagle3=FOLDER out=specdec/bundled``.
 """
 
 from omegaconf import DictConfig
@@ -17,9 +20,18 @@ def bundle(config: DictConfig) -> None:
     """Make the models by the configuration's recipe."""
     check_early(config, BUNDLE)
     from experiments.bundling.config import Recipe
-    from experiments.bundling.recipe import run_stages
 
-    run_stages(typed(Recipe, {str(name): plain(config, str(name)) for name in config}))
+    recipe = typed(Recipe, {str(name): plain(config, str(name)) for name in config})
+    if set(recipe.stages) - {"heads"}:
+        from experiments.bundling.recipe import run_stages
+
+        run_stages(recipe)
+    if "heads" in recipe.stages:
+        from pathlib import Path
+
+        from experiments.bundling.heads import install_heads
+
+        install_heads(recipe.heads, Path(recipe.out))
 
 
 def main() -> None:

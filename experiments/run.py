@@ -1,4 +1,7 @@
-"""Measure one method against plain decoding: ``python -m experiments.run drafter=medusa sampling.temperature=1``."""
+"""Measure one method against plain decoding: ``python -m experiments.run drafter=medusa sampling.temperature=1``.
+
+``methods`` names several, which are then measured in turn, at all ``temperatures``: see ``experiment=drafters``.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,36 +9,52 @@ from omegaconf import DictConfig
 
 from experiments.app.cli import launch
 from experiments.app.config import check_early
-from experiments.app.settings import RUN
+from experiments.app.settings import RUN, did_you_mean
 
 if TYPE_CHECKING:
+    from experiments.app.assembly import Report
     from experiments.reporting.table import Table
     from experiments.results.summary import Summary
 
 
 def run(config: DictConfig) -> "Summary":
-    """Measure the configuration's drafter, with every policy if there are several.
+    """Measure the configuration's drafter, or its drafter with every policy, or all of its methods.
 
     Raises:
         ValueError: A setting is wrong; or as ``Session.run``.
     """
     check_early(config, RUN)
+    methods = _methods(config)
+    _check_methods(config, methods)
     if config.objective is not None and config.drafter.get("_target_") is None:
         raise ValueError(f"objective={config.objective}: plain decoding alone has none, give a drafter")
-    if config.policies and config.objective is not None:
-        raise ValueError(f"objective={config.objective}: several policies have several; give one, as policy=…")
-    from experiments.app.assembly import Report, measure_methods
-    from experiments.app.policy_study import closing
-    from experiments.reporting.categories import category_plot
-    from experiments.reporting.run_plots import RUN_PLOTS
+    from experiments.app.assembly import measure_methods
 
-    names = [str(name) for name in config.policies] or [config.method]
-    report = Report(
-        tables=_tables if len(names) == 1 else _tables_of_several,
-        plots={**RUN_PLOTS, "categories.png": category_plot},
-        closing=closing(config) if config.policies else None,
-    )
-    return measure_methods(config, known=RUN, methods=dict.fromkeys(names, "drafter"), report=report)
+    report = _report_on_several(config) if config.methods else _report_on_one(config)
+    temperatures = config.temperatures or ()
+    return measure_methods(config, known=RUN, methods=methods, report=report, temperatures=temperatures)
+
+
+def _methods(config: DictConfig) -> dict[str, str]:
+    """What is measured, by name, and the section of its drafter."""
+    if config.methods:
+        return {str(name): f"methods.{name}" for name in config.methods}
+    return dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+
+
+def _check_methods(config: DictConfig, methods: dict[str, str]) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ValueError: Says which, and what to give.
+    """
+    if config.methods and config.drafter.get("_target_") is not None:
+        raise ValueError(f"drafter and methods={list(methods)} are both given: give drafter=none, or no methods")
+    if len(methods) > 1 and config.objective is not None:
+        raise ValueError(f"objective={config.objective} is of one method, and there are {len(methods)}: give null")
+    other = config.compared_with
+    if other is not None and other not in methods:
+        raise ValueError(f"compared_with={other!r}: there is no such method{did_you_mean(other, methods)}")
 
 
 def objective(config: DictConfig, summary: "Summary") -> float | None:
@@ -51,6 +70,33 @@ def objective(config: DictConfig, summary: "Summary") -> float | None:
         if method.method == config.method and value is not None:
             return float(value)
     raise ValueError(f"objective={config.objective}: this run has none, because {config.method} finished no prompt")
+
+
+def _report_on_one(config: DictConfig) -> "Report":
+    from experiments.app.assembly import Report
+    from experiments.app.policy_study import closing
+    from experiments.reporting.categories import category_plot
+    from experiments.reporting.run_plots import RUN_PLOTS
+
+    return Report(
+        tables=_tables_of_several if len(config.policies) > 1 else _tables,
+        plots={**RUN_PLOTS, "categories.png": category_plot},
+        closing=closing(config) if config.policies else None,
+    )
+
+
+def _report_on_several(config: DictConfig) -> "Report":
+    from experiments.app.assembly import Report
+    from experiments.reporting.methods import methods_plot, methods_table, nodes_plot
+
+    labels = {str(name): str(label) for name, label in config.labels.items()}
+    return Report(
+        tables=lambda summary, title: [methods_table(summary, title, labels)],
+        plots={
+            "methods.png": lambda summary, path, title: methods_plot(summary, path, title, labels),
+            "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
+        },
+    )
 
 
 def _tables(summary: "Summary", title: str) -> list["Table"]:

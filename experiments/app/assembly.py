@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
-from experiments.app.components import check_components, revisions_of
+from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
@@ -160,6 +160,7 @@ def measure_methods(
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
+        compared_with=config.get("compared_with"),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(
@@ -260,7 +261,7 @@ def assemble(
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
     drafters = {name: paced(build(config, section), _policy(config, name)) for name, section in methods.items()}
-    verifiers = {name: build(config, "verifier") for name in methods}
+    verifiers = {name: build(config, rule_of(config, name)) for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
     target: Target = build(config, "target")
     if target.tokenizer is None:
@@ -287,8 +288,8 @@ def assemble(
 
 
 def _policy(config: DictConfig, method: str) -> Policy | None:
-    """A new policy for every drafter, whose state it keeps: the method's own, if there are several policies."""
-    if config.get("policies"):
+    """A new policy for every drafter, whose state it keeps: the method's own, if it has one."""
+    if method in (config.get("policies") or {}):
         return build(config, f"policies.{method}")
     return build(config, "policy") if config.get("policy") else None
 

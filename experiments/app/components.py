@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig
 
 from experiments.app.config import component_of, components_within, plain
-from experiments.app.settings import ENGINE, check_settings
+from experiments.app.settings import ENGINE, check_settings, did_you_mean
 from experiments.results.revision import revision_of
 
 
@@ -33,11 +33,22 @@ def check_components(
         if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
             raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
     for name in config.get("policies") or ():
+        if methods and name not in methods:
+            raise ValueError(f"policies.{name}: there is no method {name!r}{did_you_mean(str(name), methods)}")
         component_of(config, f"policies.{name}")
+    for name in config.get("rules") or ():
+        if name not in methods:
+            raise ValueError(f"rules.{name}: there is no method {name!r}{did_you_mean(str(name), methods)}")
+        component_of(config, f"rules.{name}")
     for name in config.get("contenders") or ():
         component_of(config, f"contenders.{name}")
     for name in (config.get("tracker") or {}).get("trackers") or ():
         component_of(config, f"tracker.trackers.{name}")
+
+
+def rule_of(config: DictConfig, method: str) -> str:
+    """Returns the section of a method's acceptance rule: its own in ``rules``, or else ``verifier``."""
+    return f"rules.{method}" if method in (config.get("rules") or ()) else "verifier"
 
 
 def _check_same_target(config: DictConfig) -> None:

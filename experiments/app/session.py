@@ -37,6 +37,7 @@ class Session:
         tables: Makes the tables.
         title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
+        compared_with: The method that all others are compared with, besides plain decoding; None for none.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
@@ -53,6 +54,7 @@ class Session:
     tables: Callable[[Summary, str], Sequence[Table]]
     title: str
     plots: dict[str, Plot]
+    compared_with: str | None = None
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
     passed: int = 0
@@ -101,7 +103,13 @@ class Session:
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
-        summary = summarize(records, planned=self.planned, series=self.series, bootstrap=self.bootstrap)
+        summary = summarize(
+            records,
+            planned=self.planned,
+            series=self.series,
+            bootstrap=self.bootstrap,
+            compared_with=self.compared_with,
+        )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
         if (self.folder / MANIFEST).exists():

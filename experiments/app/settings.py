@@ -140,7 +140,7 @@ def kv_format(value: Any) -> str | None:
     return None if value in (None, "int8", "fp8") else "give int8, fp8 or null"
 
 
-STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card")
+STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card", "heads")
 
 ENGINE: dict[str, Check] = {
     "max_batch_size": integer(1),
@@ -174,6 +174,7 @@ _MEASURING: dict[str, Check] = {
     "chat_template": optional_section,
     "progress_every": pace,
 }
+_TEMPERATURES = several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above")
 RUN = {
     **_MEASURING,
     "drafter": section,
@@ -181,13 +182,18 @@ RUN = {
     "policies": section,
     "method": text,
     "objective": objective,
+    "methods": section,
+    "rules": section,
+    "labels": section,
+    "compared_with": _optional_text,
+    "temperatures": lambda value: None if value is None else _TEMPERATURES(value),
 }
 DEMO = {
     **_MEASURING,
     "methods": section,
     "drafter": section,
     "policy": section,
-    "temperatures": several(number(lambda value: value >= 0, ""), "a list of temperatures, each 0 or above"),
+    "temperatures": _TEMPERATURES,
     "race": anything,
     "race_tokens": integer(1),
     "time_limit": lambda value: None if value is None else number(lambda v: v > 0, "seconds above 0, or null")(value),
@@ -331,6 +337,7 @@ BUNDLE: dict[str, Check] = {
     "samples": section,
     "drafter": section,
     "medusa": section,
+    "heads": section,
 }
 
 

@@ -71,6 +71,7 @@ class Recipe:
         threads: CPU threads.
         mixed_precision: As accelerate takes it: ``"bf16"``, or ``"no"`` for float32.
         tokenizer, target, samples, drafter, medusa: Each stage's own settings.
+        heads: Folders of trainings whose best weights the stage ``heads`` installs, by the name that each gets.
     """
 
     out: str
@@ -84,3 +85,4 @@ class Recipe:
     samples: SamplesConfig
     drafter: ModelConfig
     medusa: MedusaConfig
+    heads: dict[str, str | None]

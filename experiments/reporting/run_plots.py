@@ -167,13 +167,18 @@ def _milliseconds(method: MethodSummary, stage: str) -> float:
 
 def plot_title(figure: Figure, title: str, subtitle: str, summary: Summary) -> None:
     """Title a picture: what it shows, the run's conditions, the kind of rule, and whether the run is complete."""
+    style.title(figure, title, conditions(subtitle, summary), alarm=warning(summary.not_lossless))
+
+
+def conditions(subtitle: str, summary: Summary) -> str:
+    """Returns the second line of a title: the run's conditions, the kind of rule, and whether the run is complete."""
     rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
     notes = [subtitle, f"acceptance rule: {', '.join(rules)}" if rules else ""]
     if not summary.complete:
         notes.append("INCOMPLETE RUN")
     if summary.noise is not None and summary.noise.noisy:
         notes.append("NOISY TIMINGS")
-    style.title(figure, title, "; ".join(note for note in notes if note), alarm=warning(summary.not_lossless))
+    return "; ".join(note for note in notes if note)
 
 
 RUN_PLOTS = {"speedup.png": speedup_plot, "acceptance_by_position.png": acceptance_plot, "time.png": time_plot}

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.results import metrics, timing
+from experiments.results.gains import Gain, gain_over
 from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, Verdict, judge
 from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
@@ -54,6 +55,7 @@ class MethodSummary:
         divergences: Where each of the others first differs.
         lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
+        gain: Over the method that all are compared with; None if there is none, and for itself.
     """
 
     method: str
@@ -87,6 +89,7 @@ class MethodSummary:
     divergences: tuple[Divergence, ...]
     lossless: Lossless | None
     by_category: dict[str, CategorySummary]
+    gain: Gain | None = None
 
     @property
     def label(self) -> str:
@@ -137,6 +140,7 @@ def summarize(
     series: int = 2,
     baseline: str = PLAIN,
     bootstrap: Bootstrap | None = None,
+    compared_with: str | None = None,
 ) -> Summary:
     """All figures of a run, from its records alone.
 
@@ -146,6 +150,7 @@ def summarize(
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
         bootstrap: Settings of the intervals.
+        compared_with: The method that gains are over; None for no gains.
     """
     bootstrap = bootstrap or Bootstrap()
     by_series: dict[tuple[float, str], list[Record]] = {}
@@ -155,6 +160,20 @@ def summarize(
         _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap)
         for (temperature, method), own in by_series.items()
     )
+    if compared_with is not None:
+        methods = tuple(
+            method
+            if method.method in (baseline, compared_with)
+            else replace(
+                method,
+                gain=gain_over(
+                    by_series[method.temperature, method.method],
+                    by_series.get((method.temperature, compared_with), []),
+                    bootstrap,
+                ),
+            )
+            for method in methods
+        )
     complete = len(methods) == series and all(method.finished + method.failed == planned for method in methods)
     return Summary(
         complete=complete,

@@ -1,13 +1,28 @@
-"""The models that ship with the package: a real trained target, a small drafter and Medusa heads.
+"""The models that ship with the package: a real trained target, and drafters for it.
 
-With them every command of this project runs on trained weights without a download. All three were made by
-``python -m experiments.bundle``; ``MODEL_CARD.md`` beside this file has data, recipe and losses.
+With them every command of this project runs on trained weights without a download. ``MODEL_CARD.md`` beside this file,
+and in the folders of heads, say how they were made; ``SHA256SUMS`` lists their files.
 """
 
+import hashlib
 from pathlib import Path
 
-NAMES = ("target", "drafter", "medusa")
 PREFIX = "bundled/"
+FOLDER = Path(__file__).parent
+SUMS = "SHA256SUMS"
+"""The file with the checksums, as ``sha256sum -c`` reads it."""
+MOST_BYTES = 40_000_000
+"""All models together have at most so many: they are part of every clone and wheel."""
+
+
+def names(folder: Path = FOLDER) -> tuple[str, ...]:
+    """The models that a folder's ``SHA256SUMS`` lists; none without that file."""
+    path = folder / SUMS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return tuple(dict.fromkeys(line.split(maxsplit=1)[1].partition("/")[0] for line in lines))
+
+
+NAMES = names()
 
 
 def resolve(name_or_path: str) -> str:
@@ -22,9 +37,23 @@ def resolve(name_or_path: str) -> str:
     name = str(name_or_path)[len(PREFIX) :]
     if name not in NAMES:
         raise ValueError(f"no bundled model {name!r}: the bundled models are {', '.join(PREFIX + n for n in NAMES)}")
-    path = Path(__file__).parent / name
+    path = FOLDER / name
     if not (path / "config.json").is_file():
         raise ValueError(
-            f"bundled model {name!r} has no files in {path}: reinstall the package, or run python -m experiments.bundle"
+            f"bundled model {name!r} has no files in {path}: reinstall the package, or make it as MODEL_CARD.md says"
         )
     return str(path)
+
+
+def files(folder: Path = FOLDER) -> list[Path]:
+    """The files of all models in a folder, cards not counted, in a fixed order."""
+    return sorted(path for path in folder.glob("*/*") if path.is_file() and path.suffix in (".json", ".safetensors"))
+
+
+def checksums(folder: Path = FOLDER) -> str:
+    """What ``SHA256SUMS`` says if every file is as it should be."""
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}"
+        for path in files(folder)
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
 """Every mistake is planted in a head that is right by construction, and found by its name; a right head is not accused.
 
 The toys' acceptance is a function of fixed seeds, so nothing here is drawn anew. That an alternative is accepted by
-chance is a matter of 4 standard errors over places and 2.5 over prompts (``experiments/inspecting/measured.py``): with two
-dozen alternatives that all changed nothing, about one right head in 300 would be accused.
+chance is a matter of 4 standard errors over places and 2.5 over prompts (``experiments/inspecting/measured.py``): with
+two dozen alternatives that all changed nothing, about one right head in 300 would be accused.
 """
 
 import json

@@ -1,0 +1,44 @@
+"""The page about drafters takes its tables from runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from benchmarks.evidence import STUDIES, Options, block, placed
+from benchmarks.gallery import Study
+from experiments.app.config import CONF
+from tests.experiments.showcase import write_run
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / Options().page).read_text()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_composes_and_has_its_place(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert compose("run", overrides=list(STUDIES[name].overrides)).methods
+    text = placed(PAGE, name, "a new text")
+    assert text.count("a new text") == 1
+    assert placed(text, name, "another") == placed(PAGE, name, "another"), "what stood there is gone"
+    assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
+
+
+def test_a_text_needs_its_marks() -> None:
+    with pytest.raises(ValueError, match="no marks <!-- other:begin"):
+        placed(PAGE, "other", "text")
+
+
+def test_a_study_is_a_table_and_its_pictures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", trace=False)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["config"] |= {
+        "labels": {"model": "a small model"},
+        "target": {"inflate": None},
+        "sampling": {"max_new_tokens": 7},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = block(Study("experiments.run", [], sweep=False, pictures={"shown": "methods"}), folder)
+    assert "| 1 | a small model | 2.33 [2.33, 2.33] |" in text
+    assert text.endswith("\n\n![Tokens per round and speedup of every drafter, with intervals](images/shown.png)")

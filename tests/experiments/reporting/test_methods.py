@@ -1,0 +1,97 @@
+"""The table, the document and the pictures of a run of several methods."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.reporting import terminal
+from experiments.reporting.methods import drafting_share, methods_document, methods_plot, methods_table, nodes_plot
+from experiments.results.runs import Run
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+from tests.experiments.results.test_summary import record
+
+LABELS = {"fast": "model: chain of 3", "wide": "model: tree of 6"}
+TIMES = {"draft": 0.25, "verify": 0.5}
+
+
+def summary(**more: Any) -> Summary:
+    records = []
+    for number, prompt in enumerate("abcd"):
+        records.append(record(prompt, "plain", number, 2.0, 10))
+        records.append(record(prompt, "fast", number, 1.0, 10, stage_seconds=TIMES))
+        wide = record(prompt, "wide", number, 0.5, 10, stage_seconds={"draft": 0.125, "verify": 0.25})
+        records.append(replace(wide, accepted=(3, 1), expected_accepted=(2.5, 1.0), proposed_nodes=(9, 9)))
+    return summarize(records, planned=4, series=3, bootstrap=Bootstrap(resamples=200), **more)
+
+
+def shown(found: Summary) -> str:
+    console = terminal.console(160, shown=False)
+    console.print(terminal.render(methods_table(found, "a title", LABELS)))
+    return console.export_text()
+
+
+def test_the_table_says_what_was_measured() -> None:
+    rows = [line.split("│")[1:-1] for line in shown(summary()).splitlines() if "│ 0 " in line]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells[0] == ["0", "plain decoding", "1.00", "-", "-", "-", "5.0"]
+    assert cells[1] == ["0", "model: chain of 3", "2.00 [2.00, 2.00]", "6.0", "25%", "2.00x [2.00, 2.00]", "10.0"]
+    assert cells[2] == ["0", "model: tree of 6", "3.00 [3.00, 3.00]", "9.0", "25%", "4.00x [4.00, 4.00]", "20.0"]
+    assert "INCOMPLETE" not in shown(summary())
+
+
+def test_differences_have_a_column() -> None:
+    text = shown(summary(compared_with="fast"))
+    assert "+0.75 [+0.75, +0.75]" in text, "3.75 tokens for 2 rounds less 2 + 2"
+    assert "difference: from model: chain of 3 on the same prompts" in text
+
+
+def test_the_share_of_drafting_is_of_all_stages() -> None:
+    plain, fast, _ = summary().methods
+    assert drafting_share(fast) == 0.25
+    assert drafting_share(plain) is None, "nothing was drafted"
+
+
+def test_the_document_says_what_made_the_figures() -> None:
+    manifest: dict[str, Any] = {
+        "config": {
+            "labels": LABELS,
+            "target": {"inflate": "110m"},
+            "dataset": {"_target_": "x.Stdlib", "seed": 0},
+            "sampling": {"max_new_tokens": 10},
+            "engine": {"max_batch_size": 1},
+        },
+        "target": {"name": "bundled/target"},
+        "prompts": 4,
+        "dtype": "bfloat16",
+        "device": "a processor",
+        "threads": 2,
+        "git": {"commit": "0123456789abcdef", "dirty": False},
+        "overrides": ["experiment=drafters", "out=elsewhere"],
+    }
+    text = methods_document(Run(Path("x"), manifest, summary(compared_with="fast")))
+    assert text.startswith(
+        "`python -m experiments.run experiment=drafters`: bundled/target at the cost of a 110m model"
+    )
+    assert "2 threads of a processor, commit 0123456789." in text
+    assert "| 0 | model: tree of 6 | **3.00 [3.00, 3.00]** | +0.75 [+0.75, +0.75] | 9.0 | 25% |" in text
+    assert text.rstrip().endswith("Difference: from model: chain of 3 on the same prompts, given the drafts.")
+
+
+def test_the_pictures_name_families_and_methods(tmp_path: Path) -> None:
+    found = summary()
+    path = methods_plot(found, tmp_path / "methods.png", "conditions", LABELS)
+    assert path is not None and path.stat().st_size > 0
+    drawn = path.with_suffix(".svg").read_text()
+    assert "model: chain of 3" in drawn and "model: tree of 6" in drawn and "plain decoding" in drawn
+    path = nodes_plot(found, tmp_path / "nodes.png", "conditions", LABELS)
+    assert path is not None
+    drawn = path.with_suffix(".svg").read_text()
+    assert ">model</text>" in drawn and "tree of 6" not in drawn and "drafted nodes per round" in drawn
+
+
+def test_nothing_drafted_is_no_picture(tmp_path: Path) -> None:
+    plain = replace(summary(), methods=summary().methods[:1])
+    assert methods_plot(plain, tmp_path / "a.png", "", {}) is None
+    assert nodes_plot(plain, tmp_path / "b.png", "", {}) is None
+    assert not list(tmp_path.iterdir())
