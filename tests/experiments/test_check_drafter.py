@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from experiments.check_drafter import check
 from specdec.drafter_checks import Status
+from specdec.interfaces import Drafter
 from tests import mutants
 
 Configure = Callable[..., DictConfig]
@@ -61,7 +62,7 @@ def test_a_class_that_lacks_a_method(configure: Configure) -> None:
         check(configure("check_drafter", "target.name=/nowhere", "drafter=none", target))
 
 
-class Unfinished(mutants.Drafter):
+class Unfinished(Drafter):
     """Has no ``propose``."""
 
     def bind(self, target, *, max_batch_size, max_length): ...
