@@ -152,7 +152,7 @@ STRONG = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGES
     ("temperature 1", "model_expansion", EVERYWHERE),
     ("temperature 1", "model_sampled_tree", EVERYWHERE),
     ("temperature 1", "model_by_confidence", "traversal"),
-    ("temperature 1", "block_by_cost", EVERYWHERE),
+    ("temperature 1", "block_by_confidence", EVERYWHERE),
     ("temperature 1", "adaptive", EVERYWHERE),
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
     ("temperature 1", "medusa_sampled", EVERYWHERE),

@@ -24,6 +24,7 @@ from specdec.requests import SamplingParams
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
+from tests.specdec.test_recorded_rounds import recorded
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -178,6 +179,27 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
         trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0))
         means.append(np.mean([tree.width for tree in trees]))
     assert means[0] > means[1] > means[2] == 1
+
+
+def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
+    """Replays choose the nodes as the stages themselves do, bit for bit, and fewer are verified than were drafted."""
+    costs = RoundCosts(rows=(1,), table=((1.0, 1.02, 1.1, 3.0),), nodes=(0, 1, 4, 9))
+    outputs, widths = [], set()
+    for recording in ("rounds", "off"):
+        policy = CostAwareNodes(costs, explore=5)
+        drafter = ModelDrafter(perturbed(target.model, 0.05), SampledTree(9, 3, 3), sampling="without_replacement")
+        drafter.prune_by(policy)
+        if recording == "rounds":
+            engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
+        else:
+            engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
+        engine.on_round = lambda played: widths.add(played.tree.width)
+        with engine:
+            (done,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=50, temperature=1.0, ignore_eos=True))
+        outputs.append(done.token_ids)
+    assert recorder.compared >= 20
+    assert outputs[0] == outputs[1]
+    assert max(widths) == 10 and min(widths) < 8
 
 
 def test_a_confidence_head_is_asked(target: Target) -> None:
