@@ -13,7 +13,7 @@ from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from experiments.app.pacing import paced
-from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
@@ -21,6 +21,7 @@ from specdec.drafting.pruning import reordered, without_tail
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
@@ -136,7 +137,9 @@ def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> No
 
 
 @pytest.mark.parametrize("shape", [StaticTree(5), StaticTree([2, 2, 1])])
-def test_a_draft_that_ends_early_is_the_same_draft(target: Target, shape: TreeBuilder, monkeypatch) -> None:
+def test_a_draft_that_ends_early_is_the_same_draft(
+    target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
     policy = ConfidenceNodes(0.015, learn=False)
     stopped = trees_of(target, shape, policy)
@@ -153,11 +156,12 @@ def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
     seen: list[Tensor] = []
     prune = policy.prune
 
-    def spying(grown, slots, drafting):
+    def spying(grown: Grown, slots: Slots, drafting: Tensor) -> Grown:
+        assert grown.rated is not None
         seen.append(grown.rated.survival.clone())
         return prune(grown, slots, drafting)
 
-    policy.prune = spying  # type: ignore[method-assign]
+    policy.prune = spying
     trees = trees_of(target, StaticTree(4), policy)
     for tree, survival in zip(trees, seen, strict=False):
         for row in range(len(tree.tokens)):
