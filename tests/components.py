@@ -29,8 +29,7 @@ from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree, SampledTree
-from specdec.drafting.costs import RoundCosts
-from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, CostAwareNodes
+from specdec.drafting.policies import AdditiveLength, ConfidenceNodes
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -44,9 +43,6 @@ from verifiers.weighted_transport import WeightedTransportVerifier
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
-
-COSTS = RoundCosts(rows=(1,), table=((1.0, 1.1, 1.3, 2.0),), nodes=(0, 1, 4, 7))
-"""How long rounds take by the number of nodes, for a policy."""
 
 DISTANCE = 0.1
 """How far a drafter's weights are from the target's, by default: it mostly agrees with it."""
@@ -172,9 +168,9 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
     ).prune_by(ConfidenceNodes(0.01)),
-    "block_by_cost": lambda target, distance=DISTANCE: BlockDrafter(
+    "block_by_confidence": lambda target, distance=DISTANCE: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
-    ).prune_by(CostAwareNodes(COSTS, learn=False)),
+    ).prune_by(ConfidenceNodes(0.05, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),

@@ -104,7 +104,8 @@ class RoundCosts:
             while len(hull) > 1 and _above(hull[-1], hull[-2], point):
                 hull.pop()
             hull.append(point)
-        return np.interp(np.arange(most + 1), *zip(*hull, strict=True))
+        sizes, seconds = zip(*hull, strict=True)
+        return np.interp(np.arange(most + 1), sizes, seconds)
 
     def _rising(self, rows: int) -> Float[np.ndarray, " sizes"]:
         """Returns the times of a batch, none of which is more than that of a larger draft."""

@@ -47,15 +47,14 @@ class Rater:
         self._rates = calibration.rates()
         self._rows, self._least = slots.drafting[:, None], least
 
-    def begin(self, nodes: int) -> Rated:
-        """Returns room for the nodes of a static tree, the root included."""
+    def begin(self, nodes: int) -> None:
+        """Make room in ``rated`` for the nodes of a static tree, the root included; ``level`` fills it."""
         size, device = (len(self._rows), nodes), self._rows.device
         ones = torch.ones(size, dtype=torch.float64, device=device)
-        return Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
+        self.rated = Rated(torch.full(size, -1, dtype=torch.long, device=device), ones)
 
     def level(
         self,
-        rated: Rated,
         level: Level,
         tokens: Int[Tensor, "batch node"],
         scores: Float[Tensor, "batch some token"],
@@ -63,7 +62,6 @@ class Rater:
         """Rate the children of a level's nodes, which are not drawn yet.
 
         Args:
-            rated: Takes them.
             level: The level of the parents.
             tokens: The tokens of all nodes so far.
             scores: Scores of the parents' children; one row may serve all parents.
@@ -71,6 +69,7 @@ class Rater:
         Returns:
             Whether there is any that is worth drafting, as far as the host may look.
         """
+        rated = self.rated
         confidence = self.confidence(tokens.index_select(1, level.parents), scores, level.depth)
         confidence = confidence.expand(-1, len(level.parents)).index_select(1, level.row_of)
         depth = torch.full_like(level.rank_of, level.depth + 1)[None]

@@ -13,7 +13,7 @@ from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from experiments.app.pacing import paced
-from specdec.drafting.builders import ExpansionTree, SampledTree, StaticTree, TreeBuilder
+from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
@@ -21,9 +21,11 @@ from specdec.drafting.pruning import reordered, without_tail
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
+from tests.specdec.test_recorded_rounds import recorded
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -135,7 +137,9 @@ def test_what_is_verified_stands_first(target: Target, shape: TreeBuilder) -> No
 
 
 @pytest.mark.parametrize("shape", [StaticTree(5), StaticTree([2, 2, 1])])
-def test_a_draft_that_ends_early_is_the_same_draft(target: Target, shape: TreeBuilder, monkeypatch) -> None:
+def test_a_draft_that_ends_early_is_the_same_draft(
+    target: Target, shape: TreeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the host stops the drafting or lets all nodes be drafted, the same ones are verified."""
     policy = ConfidenceNodes(0.015, learn=False)
     stopped = trees_of(target, shape, policy)
@@ -152,11 +156,12 @@ def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
     seen: list[Tensor] = []
     prune = policy.prune
 
-    def spying(grown, slots, drafting):
+    def spying(grown: Grown, slots: Slots, drafting: Tensor) -> Grown:
+        assert grown.rated is not None
         seen.append(grown.rated.survival.clone())
         return prune(grown, slots, drafting)
 
-    policy.prune = spying  # type: ignore[method-assign]
+    policy.prune = spying
     trees = trees_of(target, StaticTree(4), policy)
     for tree, survival in zip(trees, seen, strict=False):
         for row in range(len(tree.tokens)):
@@ -178,6 +183,27 @@ def test_more_nodes_where_they_cost_less(target: Target) -> None:
         trees = trees_of(target, ExpansionTree(12, 3, 4), CostAwareNodes(costs, explore=0))
         means.append(np.mean([tree.width for tree in trees]))
     assert means[0] > means[1] > means[2] == 1
+
+
+def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
+    """Replays choose the nodes as the stages themselves do, bit for bit, and fewer are verified than were drafted."""
+    costs = RoundCosts(rows=(1,), table=((1.0, 1.02, 1.1, 3.0),), nodes=(0, 1, 4, 9))
+    outputs, widths = [], set()
+    for recording in ("rounds", "off"):
+        policy = CostAwareNodes(costs, explore=5)
+        drafter = ModelDrafter(perturbed(target.model, 0.05), SampledTree(9, 3, 3), sampling="without_replacement")
+        drafter.prune_by(policy)
+        if recording == "rounds":
+            engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
+        else:
+            engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
+        engine.on_round = lambda played: widths.add(played.tree.width)
+        with engine:
+            (done,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=50, temperature=1.0, ignore_eos=True))
+        outputs.append(done.token_ids)
+    assert recorder.compared >= 20
+    assert outputs[0] == outputs[1]
+    assert max(widths) == 10 and min(widths) < 8
 
 
 def test_a_confidence_head_is_asked(target: Target) -> None:

@@ -49,7 +49,8 @@ class StaticTree(TreeBuilder):
         plainly = not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None and rater is None
         if marginals is not None and plainly:
             return _at_once(plan, marginals, drawing)
-        rated = None if rater is None else rater.begin(shape.num_nodes + 1)
+        if rater is not None:
+            rater.begin(shape.num_nodes + 1)
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
         tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
         tokens[:, 0] = slots.roots
@@ -69,9 +70,8 @@ class StaticTree(TreeBuilder):
                 above = level.topology.ancestors[0, level.parents].expand(batch, -1, -1)
                 logits = logits.expand(-1, len(level.parents), -1)
             scores = drawing.scores(logits, tokens[:, : level.stop], above)
-            goes_on = rater is None or rated is None or level.width == 0
-            if not (goes_on or rater.level(rated, level, tokens[:, : level.stop], scores)):
-                return _until(number, shape, tokens, valid, drawing, draft_probs, rated)
+            if rater is not None and level.width and not rater.level(level, tokens[:, : level.stop], scores):
+                return _until(number, shape, tokens, valid, drawing, draft_probs, rater.rated)
             q = drawing.distribution(scores) if drawing.sampled or drawing.leaves else None
             if draft_probs is not None and q is not None:
                 vocabulary.put(draft_probs, level.parents_at, q)
@@ -98,7 +98,7 @@ class StaticTree(TreeBuilder):
             draft_probs *= slots.drafting[:, None, None]
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
-        return Grown(tree, rated=rated)
+        return Grown(tree, rated=None if rater is None else rater.rated)
 
 
 def _until(

@@ -1,11 +1,13 @@
 """What policies lose against the best fixed length, on records with hand-computed figures."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from experiments.reporting.policies import calibration_table, loss_table
 from experiments.reporting.table import Emphasis
-from experiments.results.policy_losses import EVERYTHING, policy_losses
+from experiments.results.policy_losses import EVERYTHING, PolicyLoss, policy_losses
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
 from specdec.drafting.calibration import Calibration
@@ -43,7 +45,7 @@ RECORDS = [
 ]
 
 
-def losses(fixed=("fixed_1", "fixed_2")):
+def losses(fixed: Sequence[str] = ("fixed_1", "fixed_2")) -> list[PolicyLoss]:
     return policy_losses(
         RECORDS,
         fixed=fixed,
