@@ -111,8 +111,9 @@ def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     recorded = optimized.recorded
     ranks = optimized.rates.table.shape[1]
     notes = [
-        f"the share of accepted nodes of the depth above whose child of this rank was accepted, with its interval at "
-        f"{bootstrap.confidence:.0%} over {len(recorded.prompts)} prompts, and behind / on how many such nodes",
+        "the share of accepted nodes of the depth above whose child of this rank was accepted, drawn a little to the "
+        f"rank's average; its interval at {bootstrap.confidence:.0%} over {len(recorded.prompts)} prompts; behind / "
+        "the number of such nodes",
     ]
     title = f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank"
     table = Table([Column("depth"), *(Column(f"rank {rank}") for rank in range(ranks))], title, notes)
