@@ -147,6 +147,11 @@ def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_pa
     for overrides, words in [
         (["method=medusa"], r"^method='medusa': the trace has no such method: choose among model"),
         (["max_depth=3"], r"^max_depth=3: acceptance rates are known to depth 2"),
+        (["+drafter.shpe=3", "measure=true"], r"^there is no drafter\.shpe: did you mean drafter\.shape\?"),
+        (
+            ["+engine.max_batch=3", "measure=true"],
+            r"^there is no engine\.max_batch: did you mean engine\.max_batch_size",
+        ),
         (["old=chain"], r"^the tree shape is 'chain': give a length"),
         (["old=[0]"], r"^branching factors \(0,\): give at least one"),
     ]:
