@@ -140,11 +140,6 @@ HARDEST = {("temperature 1", drafter, verifier) for verifier, drafter in STRONGE
     ("min-p", "ngram", EVERYWHERE),
     ("repetition penalty", "model_chain_iid", EVERYWHERE),
     ("temperature 1", "model_by_confidence", "traversal"),
-<<<<<<< HEAD
-=======
-    ("temperature 1", "block_by_confidence", EVERYWHERE),
-    ("temperature 1", "adaptive", EVERYWHERE),
->>>>>>> h-policies
     ("top-k and top-p", "model_chain_own_temperature", EVERYWHERE),
     ("temperature 1", "block_markov_chain", "block"),
     ("repetition penalty", "block_markov_tree", "traversal"),

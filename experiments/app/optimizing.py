@@ -10,13 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.app.assembly import Report, encode_warmup, measure_methods, new_engine, settle
+from experiments.app.components import check_components
 from experiments.app.config import bootstrap_of, build
 from experiments.app.settings import SHAPES
 from experiments.app.traced import Traced, changed_run, old_shape, read_traces
 from experiments.datasets.prompt import choose
 from experiments.measuring.tree_costs import Setting, measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import Measured, Optimized, measured_table, print_found, write_found
+from experiments.reporting.best_tree import Measured, Optimized, measured_table, print_found, write_figures, write_found
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.results.manifest import device_name
@@ -44,6 +45,9 @@ def optimize(config: DictConfig) -> list[Optimized]:
     if costs_given is not None and config.measure:
         check_costs(costs_given, config.costs, changed_run(config, traced, 0.0))
     settle(config)
+    if config.measure or config.costs == MEASURE:
+        parts = ("target", "verifier", "sampling", "dataset")
+        check_components(changed_run(config, traced, 0.0), {"": "drafter"}, parts)
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     console = terminal.console()
@@ -66,11 +70,13 @@ def optimize(config: DictConfig) -> list[Optimized]:
             temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best, old=old
         )
         print_found(console, optimized, bootstrap)
-        terminal.list_written(console, write_found(optimized, out, bootstrap, _about(traced, costs)))
+        about = _about(traced, costs)
+        written = [*write_found(optimized, out, about), write_figures(optimized, out, bootstrap, about)]
+        terminal.list_written(console, written)
         if config.measure:
             optimized = replace(optimized, measured=_measured(changed, optimized, out, bootstrap))
             console.print(terminal.render(measured_table(optimized, bootstrap), terminal.Frame.NARROW))
-            write_found(optimized, out, bootstrap, _about(traced, costs))
+            write_figures(optimized, out, bootstrap, about)
         found.append(optimized)
     return found
 
@@ -157,6 +163,7 @@ def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap
     return Measured(
         tokens=sum(emitted) / len(emitted),
         tokens_interval=bootstrap.over_prompts(ratio_of_sums, prompts, [emitted, ones]),
+        prompts=len(set(prompts)),
         speedup=found.speedup,
         speedup_interval=found.speedup_interval,
     )

@@ -104,5 +104,6 @@ def changed_run(config: DictConfig, traced: Traced, temperature: float) -> DictC
         made[name] = OmegaConf.merge(made.get(name) or {}, config[name])
     made.sampling.temperature = temperature
     made.threads, made.resume, made.trace = config.threads, False, False
+    made.policy = None
     made.tracker, made.contenders = sections("tracker", "none")["none"], {}
     return made

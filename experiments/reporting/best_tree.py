@@ -31,12 +31,14 @@ class Measured:
     Attributes:
         tokens: Expected tokens per round given the drafts, in rounds that the end of the output did not cut.
         tokens_interval: Its interval over prompts.
+        prompts: How many prompts were decoded.
         speedup: Over plain decoding.
         speedup_interval: Its interval.
     """
 
     tokens: float
     tokens_interval: Interval | None
+    prompts: int
     speedup: float | None
     speedup_interval: Interval | None
 
@@ -111,8 +113,9 @@ def rates_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     recorded = optimized.recorded
     ranks = optimized.rates.table.shape[1]
     notes = [
-        f"the share of accepted nodes of the depth above whose child of this rank was accepted, with its interval at "
-        f"{bootstrap.confidence:.0%} over {len(recorded.prompts)} prompts, and behind / on how many such nodes",
+        "the share of accepted nodes of the depth above whose child of this rank was accepted, drawn a little to the "
+        f"rank's average; its interval at {bootstrap.confidence:.0%} over {len(recorded.prompts)} prompts; behind / "
+        "the number of such nodes",
     ]
     title = f"Acceptance rates at T={optimized.temperature:g}, by depth and sibling rank"
     table = Table([Column("depth"), *(Column(f"rank {rank}") for rank in range(ranks))], title, notes)
@@ -185,7 +188,10 @@ def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
         Column("speedup\npredicted"),
         Column("\nmeasured"),
     ]
+    few = min(each.prompts for each in optimized.measured.values())
+    many = len(optimized.recorded.prompts)
     notes = [
+        f"measured on {few} prompts, predicted from {many}" if few != many else f"{many} prompts",
         f"tokens per round: in rounds that the end of the output did not cut; intervals at {bootstrap.confidence:.0%} "
         f"over prompts; predicted speedups count rounds alone, measured ones the prompts' prefill, too",
     ]
@@ -273,8 +279,15 @@ def print_found(console: Console, optimized: Optimized, bootstrap: Bootstrap) ->
     )
 
 
-def write_found(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> list[Path]:
-    """Write the tree as an option of ``tree=``, the figures, and the pictures; returns their paths."""
+def write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> Path:
+    """Write all figures as JSON; returns the path."""
+    path = out / f"T{optimized.temperature:g}.json"
+    path.write_text(json_text(_plain(optimized, bootstrap, about)), encoding="utf-8")
+    return path
+
+
+def write_found(optimized: Optimized, out: Path, about: str) -> list[Path]:
+    """Write the tree as an option of ``tree=``, and the pictures; returns their paths."""
     name = f"T{optimized.temperature:g}"
     tree = out / TREES / f"{name}.yaml"
     tree.parent.mkdir(parents=True, exist_ok=True)
@@ -288,11 +301,8 @@ def write_found(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: st
         f"shape: {written_shape(shape)}\n",
         encoding="utf-8",
     )
-    figures = out / f"{name}.json"
-    figures.write_text(json_text(_plain(optimized, bootstrap, about)), encoding="utf-8")
     return [
         tree,
-        figures,
         tree_plot(optimized, out / f"{name}_tree.png", about),
         sizes_plot(optimized, out / f"{name}_sizes.png", about),
     ]
@@ -338,6 +348,7 @@ def _plain(optimized: Optimized, bootstrap: Bootstrap, about: str) -> dict[str, 
             name: {
                 "tokens_per_round": each.tokens,
                 "tokens_per_round_interval": each.tokens_interval,
+                "prompts": each.prompts,
                 "speedup": each.speedup,
                 "speedup_interval": each.speedup_interval,
             }

@@ -59,8 +59,13 @@ class Recorded:
 
     def rate_interval(self, depth: int, rank: int, bootstrap: Bootstrap) -> Interval | None:
         """The interval of one rate over prompts; None with fewer than two of them."""
-        columns = [self.accepted[:, depth - 1, rank], self.offered[:, depth - 1, rank]]
-        return bootstrap.interval(_share, columns)
+        depths = self.accepted.shape[1]
+
+        def rate(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+            sums = np.stack([column.sum(axis) for column in columns], axis=-1)[..., None]
+            return _rates(sums[..., :depths, :], sums[..., depths:, :])[..., depth - 1, 0]
+
+        return bootstrap.interval(rate, [*self.accepted[:, :, rank].T, *self.offered[:, :, rank].T])
 
     def tokens_interval(self, shape: TreeShape, bootstrap: Bootstrap) -> Interval | None:
         """The interval over prompts of the tokens per round that are predicted for a tree."""
@@ -218,11 +223,6 @@ def _rates(accepted: np.ndarray, offered: np.ndarray) -> np.ndarray:
     over_depths = offered.sum(-2, keepdims=True)
     average = accepted.sum(-2, keepdims=True) / np.where(over_depths > 0, over_depths, 1)
     return (accepted + PRIOR * average) / (offered + PRIOR)
-
-
-def _share(accepted: np.ndarray, offered: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    total = offered.sum(axis)
-    return accepted.sum(axis) / np.where(total > 0, total, 1)
 
 
 def _is_top_down(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.Tensor) -> bool:

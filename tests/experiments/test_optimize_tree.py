@@ -4,34 +4,42 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.app.config import CONF
+from experiments.app.config import plain
 from experiments.optimize_tree import optimize_tree
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run
 from specdec.drafting.tree_costs import TreeCosts
 from specdec.shape import TreeShape
+from specdec.tree import DraftTree
 from tests.experiments.runs import local
+from tests.experiments.traced import traced
 
 Configure = Callable[..., DictConfig]
 
 
-@pytest.fixture(scope="module")
-def traced_run(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a tree of 3 and 6 nodes."""
-    folder = tmp_path_factory.mktemp("traced") / "run"
-    words = [f"target.name={saved / 'target'}", *local(saved, "model"), "drafter.shape=[3,2]", "trace=true"]
-    words += ["dataset.count=2", "dataset.prompt_tokens=16", "sampling.max_new_tokens=12", "warmup_prompts=0"]
-    words += ["bootstrap.resamples=200", "threads=1", f"out={folder}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("run", words)
-    run(config)
+@pytest.fixture
+def traced_run(configure: Configure, saved: Path, tmp_path: Path) -> Path:
+    """A made-up run with a tree of 3 and 6 nodes, in 20 rounds of four prompts."""
+    folder = tmp_path / "run"
+    shape = TreeShape.branching(3, 2)
+    said = torch.from_numpy(np.random.default_rng(0).choice([0, 0, 0, 1, 2, 7], (20, 10)))
+    p = torch.nn.functional.one_hot(said, 8).float()
+    tree = DraftTree.from_shape(shape, torch.tensor(shape.ranks).expand(20, -1))
+    traced(folder, tree, p, [str(row % 4) for row in range(20)])
+    words = [f"target.name={saved / 'target'}", *local(saved, "model"), "drafter.shape=[3,2]"]
+    config = configure("run", *words)
+    sections = ("target", "drafter", "verifier", "sampling", "dataset", "engine")
+    manifest = {"config": {name: plain(config, name) for name in sections}, "target": {"name": "tiny"}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -54,24 +62,32 @@ def test_from_a_trace_to_a_tree(
     (found,) = optimize_tree(chosen(traced_run, "measure=false", "costs=none", "max_nodes=5"))
     assert found.best.nodes == 5 and found.old == 4 and found.old_tree == TreeShape.chain(4)
     text = " ".join(capsys.readouterr().out.split())
-    assert "Acceptance rates at T=0, by depth and sibling rank" in text
+    assert "Acceptance rates at T=1, by depth and sibling rank" in text
     override = re.search(r"'drafter\.shape=(\S+)'", text)
     assert override and TreeShape.of(yaml.safe_load(override[1])) == found.best.shape
     assert "as many nodes as were allowed or recorded (5)" in text
     out = tmp_path / "found"
-    config = configure("run", f"hydra.searchpath=[file://{out}]", "tree=T0", f"drafter.name={saved / 'drafter'}")
+    config = configure("run", f"hydra.searchpath=[file://{out}]", "tree=T1", f"drafter.name={saved / 'drafter'}")
     assert TreeShape.of(json.loads(json.dumps(list(config.drafter.shape), default=list))) == found.best.shape
-    figures = json.loads((out / "T0.json").read_text())
+    figures = json.loads((out / "T1.json").read_text())
     assert figures["rounds"] == found.recorded.rounds and figures["recorded_shape"] == [3, 2]
     assert len(figures["rates"]) == 5 and figures["measured"] == {}
-    for name in ("T0_tree.png", "T0_sizes.png"):
+    for name in ("T1_tree.png", "T1_sizes.png"):
         assert (out / name).stat().st_size > 10_000
 
 
 @pytest.mark.full
 def test_costs_and_speed_are_measured(
-    traced_run: Path, chosen: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    configure: Configure,
+    chosen: Configure,
+    saved: Path,
+    tiny: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    traced_run = tmp_path / "real"
+    words = [*tiny, *local(saved, "model"), "trace=true", "drafter.shape=[3,2]", f"out={traced_run}"]
+    run(configure("run", *words))
     changes = ["max_nodes=4", "old=[2]", "+dataset.count=2", "+sampling.max_new_tokens=10"]
     (found,) = optimize_tree(chosen(traced_run, *changes))
     assert found.costs is not None and found.costs.plain > 0 and set(found.costs.trees) >= {(1, 1), (3, 1)}
@@ -93,8 +109,7 @@ def test_costs_and_speed_are_measured(
     ]
     (again,) = optimize_tree(chosen(traced_run, *given))
     assert again.best == found.best
-    other = TreeCosts(**{**vars(found.costs), "device": "another machine"})
-    other.save(out / "other.json")
+    replace(found.costs, device="another machine").save(out / "other.json")
     with pytest.raises(ValueError, match=r"were measured on something else \(device is another machine there and"):
         optimize_tree(chosen(traced_run, f"costs={out / 'other.json'}"))
 
@@ -121,11 +136,10 @@ def test_no_trace_is_given(configure: Configure) -> None:
         optimize_tree(configure("optimize_tree", "out=found"))
 
 
-def test_a_run_without_a_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    shutil.copy(traced_run / "manifest.json", tmp_path / "run")
+def test_a_run_without_a_trace(traced_run: Path, chosen: Configure) -> None:
+    shutil.rmtree(traced_run / "trace")
     with pytest.raises(ValueError, match=r"run has no trace: make one with experiments\.run trace=true"):
-        optimize_tree(chosen(tmp_path / "run"))
+        optimize_tree(chosen(traced_run))
 
 
 def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_path: Path) -> None:
@@ -133,6 +147,11 @@ def test_what_does_not_fit_the_trace(traced_run: Path, chosen: Configure, tmp_pa
     for overrides, words in [
         (["method=medusa"], r"^method='medusa': the trace has no such method: choose among model"),
         (["max_depth=3"], r"^max_depth=3: acceptance rates are known to depth 2"),
+        (["+drafter.shpe=3", "measure=true"], r"^there is no drafter\.shpe: did you mean drafter\.shape\?"),
+        (
+            ["+engine.max_batch=3", "measure=true"],
+            r"^there is no engine\.max_batch: did you mean engine\.max_batch_size",
+        ),
         (["old=chain"], r"^the tree shape is 'chain': give a length"),
         (["old=[0]"], r"^branching factors \(0,\): give at least one"),
     ]:

@@ -56,7 +56,9 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     table = found.rates().table
     assert table[0] == pytest.approx([(2 + PRIOR * 4 / 7) / (4 + PRIOR), (1 + PRIOR * 2 / 7) / (4 + PRIOR)])
     assert table[1] == pytest.approx([(2 + PRIOR * 4 / 7) / (3 + PRIOR), (1 + PRIOR * 2 / 7) / (3 + PRIOR)])
-    assert found.rate_interval(1, 0, QUICK) == (0.0, 1.0)
+    # Prompt a alone, or b alone: 2 of 2 (with 3 of 4 over both depths), or 0 of 2 (with 1 of 3).
+    low, high = (0 + PRIOR * 1 / 3) / (4 + PRIOR), (4 + PRIOR * 3 / 4) / (4 + PRIOR)
+    assert found.rate_interval(1, 0, QUICK) == pytest.approx((low, high))
 
 
 RATES = [[0.6, 0.2, 0.05], [0.5, 0.3], [0.7, 0.1]]
