@@ -36,7 +36,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # import rooms only, never each other.
 ROOMS = (
     ("datasets", "results"),
-    ("tracing", "training", "bundling", "grading", "contenders"),
+    ("tracing", "training", "bundling", "grading", "contenders", "exporting"),
     ("measuring",),
     ("reporting", "tracking"),
     ("app",),
