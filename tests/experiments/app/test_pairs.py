@@ -6,14 +6,18 @@ publications give it, and tiny tensors under the published names; the numbers be
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
@@ -212,8 +216,14 @@ def test_every_pair_is_known() -> None:
     assert KNOWN.keys() == set(PAIRS)
 
 
-@pytest.mark.parametrize("application", ["run", "check_drafter"])
-@pytest.mark.parametrize("name", PAIRS)
+ANYWHERE = [
+    *((name, "run") for name in PAIRS),
+    ("qwen3_8b_dspark", "check_drafter"),
+    *(pytest.param(name, "check_drafter", marks=pytest.mark.full) for name in PAIRS if name != "qwen3_8b_dspark"),
+]
+
+
+@pytest.mark.parametrize(("name", "application"), ANYWHERE)
 def test_a_pair_resolves_to_constructor_arguments(name: str, application: str, configure: Configure) -> None:
     config = configure(application, f"pair={name}", "drafter.temperature=0.5")
     component, options = component_of(config, "drafter")
@@ -304,9 +314,6 @@ def test_a_pair_that_is_here_asks_nobody(tmp_path: Path, saved: Path) -> None:
 
 
 def test_a_model_that_the_hub_does_not_give_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-    from huggingface_hub.errors import GatedRepoError
-
     answer = httpx.Response(403, request=httpx.Request("GET", "https://hub"))
     monkeypatch.setattr(pairs, "_asked", lambda name: GatedRepoError("gated", response=answer))
     with pytest.raises(ValueError, match=r"accept its terms at huggingface\.co/mine/other, and then log in with"):
@@ -314,11 +321,8 @@ def test_a_model_that_the_hub_does_not_give_away(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("word", "group"), [("drafter=ngram", "drafter"), ("target=bundled", "target")])
-def test_another_drafter_beside_a_pair_is_refused(word: str, group: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_drafter_beside_a_pair_is_refused(word: str, group: str) -> None:
     """Its name would be the pair's."""
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "experiments.run", "pair=glm45_air_mtp", word]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CONF.parent)
     assert done.returncode == 1
