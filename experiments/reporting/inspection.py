@@ -94,8 +94,8 @@ def verdict(name: str, target: str, found: Inspection, usual: Usual | None, trai
         else:
             said = f", {trained_on} as its files say" if other else ""
             lines.append(
-                f"{name} was probably made for {Mistake.TARGET}{said}: give the target that it was trained on. If it is "
-                f"this one, the head was hardly trained."
+                f"{name} was probably made for {Mistake.TARGET}{said}: give the target that it was trained on. If it "
+                f"is this one, the head was hardly trained."
             )
     elif found.mistakes:
         before = found.loaded.length

@@ -22,6 +22,7 @@ from experiments.app.settings import (
     COMPARE,
     DEMO,
     ENGINE,
+    INSPECT_DRAFTER,
     REPLAY,
     REPORT,
     RUN,
@@ -125,7 +126,17 @@ def test_the_files_are_found() -> None:
         "contender",
         *TRAINING,
     }
-    known = {"run", "demo", "compare", "replay", "check_verifier", "check_drafter", "train", "bundle"}
+    known = {
+        "run",
+        "demo",
+        "compare",
+        "replay",
+        "check_verifier",
+        "check_drafter",
+        "inspect_drafter",
+        "train",
+        "bundle",
+    }
     assert known <= set(APPLICATIONS)
 
 
@@ -342,6 +353,7 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("show", SHOW),
         ("check_verifier", CHECK_VERIFIER),
         ("check_drafter", CHECK_DRAFTER),
+        ("inspect_drafter", INSPECT_DRAFTER),
         ("train", TRAIN),
         ("bundle", BUNDLE),
     ],
