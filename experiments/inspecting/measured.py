@@ -11,6 +11,8 @@ from torch import Tensor
 from experiments.inspecting.text import Text
 from experiments.training.comparison import column_of
 
+_POWERS = (0.25, 0.5, 1.0, 1.5, 2.0)
+
 RANKS = 4
 """So many of a head's most probable tokens are looked at."""
 
@@ -110,7 +112,12 @@ def measure(text: Text, logits: Iterable[Tensor], columns: Int[Tensor, " column"
 def ignorance(text: Text) -> float:
     """The α at depth 1 of something that knows which tokens are frequent here, and nothing else."""
     p = text.target_at(1).exp()
-    return float(torch.minimum(p, p.mean(0)).sum(-1).mean())
+    frequent = p.mean(0)
+    found = []
+    for power in _POWERS:  # the frequencies themselves are not quite what overlaps most
+        q = frequent.pow(power)
+        found.append(float(torch.minimum(p, q / q.sum()).sum(-1).mean()))
+    return max(found)
 
 
 def gain(new: Measured, old: Measured) -> Gain:

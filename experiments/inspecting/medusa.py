@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from experiments.inspecting.alternatives import other_states
 from experiments.inspecting.text import Text
-from experiments.inspecting.wiring import Family, Mistake, Variation, Wiring, twin, weight
+from experiments.inspecting.wiring import Family, Mistake, Variation, Wiring, twin
 from specdec.inflate import signal_width
 from specdec.modeling.target import Target
 
@@ -59,22 +59,14 @@ class MedusaFamily(Family):
                 replace(wiring, layers=(count - 1,)),
             )
         for labels, name, remedy in (
-            (-1, "head 0 predicts what the target itself does", "leave out its first head and count the others from 0"),
-            (1, "head 0 predicts one token further on", "its first head is missing: add it to its files"),
+            (
+                -1,
+                "head 0 predicts what the target itself does",
+                "leave out the first head and count the others from 0; or they were hardly trained, since heads begin "
+                "as the target's own output layer",
+            ),
+            (1, "head 0 predicts one token further on", "the first head is missing: add it to the files"),
         ):
             if labels != wiring.labels:
                 yield Variation(name, Mistake.SHIFT, remedy, replace(wiring, labels=labels))
-        output = self.target.model.get_output_embeddings()
-        rows: Tensor = output.weight  # type: ignore[union-attr]
-        if self.heads.heads[0][-1].weight.shape == rows.shape:  # type: ignore[index]
-            found = twin(wiring.head)
-            for head in found.heads:
-                head[-1] = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
-                head[-1].weight = weight(rows)
-            yield Variation(
-                "the target's output layer",
-                Mistake.OUTPUT,
-                "their output layers were not trained with them: store the target's in their place",
-                replace(wiring, head=found),
-            )
         yield from other_states(wiring)

@@ -11,6 +11,8 @@ _ROUNDS = 3
 """So many mistakes are looked for, one on top of the other."""
 _ABOVE = 0.05
 """So much better than token frequencies alone must the acceptance at depth 1 be, to say that a head knows anything."""
+_FAR, _TIMES = 0.15, 1.5
+"""So much better, in acceptance at depth 1 and in drafted length, must a head predict another token than the next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,7 @@ def inspect(family: Family, text: Text, progress: Callable[[str], object] = lamb
         tried.sort(key=lambda each: -each.gain.tokens)
         if step == 0:
             found.tried.extend(tried)
-        helping = [each for each in tried if _explains(each, now, floor)]
+        helping = _helping(tried, now, floor)
         if not helping:
             break
         found.mistakes.append(helping[0])
@@ -91,14 +93,25 @@ def inspect(family: Family, text: Text, progress: Callable[[str], object] = lamb
     return replace(found, knows_nothing=now.acceptance[0] <= floor + _ABOVE)
 
 
+def _helping(tried: list[Tried], now: Measured, floor: float) -> list[Tried]:
+    """Returns the alternatives that explain bad figures, best first."""
+    found = [each for each in tried if _explains(each, now, floor)]
+    if any(each.variation.mistake is Mistake.VOCABULARY for each in found):
+        # The target's rows for the tokens of a wrong map make up for the map.
+        found = [each for each in found if each.variation.mistake is not Mistake.OUTPUT]
+    return found
+
+
 def _explains(tried: Tried, now: Measured, floor: float) -> bool:
     """Returns whether an alternative is so much better that what it changes must have been wrong."""
     if not tried.gain.counts:
         return False
-    first, before = tried.measured.acceptance[0], now.acceptance[0]
-    if tried.variation.mistake is Mistake.TARGET:
+    mistake, new = tried.variation.mistake, tried.measured
+    if mistake is Mistake.TARGET:
         return True
-    if tried.variation.mistake is Mistake.SHIFT and tried.variation.wiring.labels:
-        # Another token may be easier to predict: this explains figures only of a head that knows nothing of its own.
-        return before <= floor + 2 * _ABOVE and first > floor + 4 * _ABOVE
-    return first > floor + _ABOVE
+    if mistake is Mistake.SHIFT and tried.variation.wiring.labels:
+        # Another token may be the easier one. A head that was made for it predicts it far better than its own.
+        return new.acceptance[0] > now.acceptance[0] + _FAR and new.length - 1 > _TIMES * (now.length - 1)
+    if mistake is Mistake.BLOCK and min(new.acceptance) <= floor:
+        return False  # the places of a block are all right, or none is
+    return new.acceptance[0] > floor + _ABOVE

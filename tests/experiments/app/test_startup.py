@@ -47,6 +47,7 @@ TYPING_ERRORS = {
         ([], "texts has no value"),
     ],
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
+    "inspect_drafter": [(["tokens=2"], "tokens=2: give an integer of at least 8")],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
     "export": [
         (["drafter.name=a", "out=b", "format=vllm"], "format='vllm': give one of native, speculators, sglang"),

@@ -73,6 +73,15 @@ def toy_model(seed: int = 0) -> LlamaForCausalLM:
     return model
 
 
+def reordered(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
+    """The same model with the channels of its hidden states in another order, which changes none of its outputs."""
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
+    for name, parameter in model.named_parameters():
+        rows = name.endswith(("o_proj.weight", "down_proj.weight"))
+        parameter.data = parameter.data[order] if rows or parameter.ndim == 1 else parameter.data[:, order]
+    return model
+
+
 def toy_target(seed: int = 0) -> Target:
     return Target(toy_model(seed), name=f"toy {seed}")
 
