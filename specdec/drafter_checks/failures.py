@@ -42,8 +42,9 @@ def nan_logits(
         used.update(inputs[0].flatten().tolist())
 
     # Everything that is forwarded: rejected nodes and those that are not valid, and a head's mask token.
+    first = apart.engine(slots=2)
     with _hooked(stage.target.model, note):
-        alone = run(apart.engine(slots=2), good)
+        alone = run(first, good)
     used.update(token for done in alone for token in done.tokens)
     bad = next((token for token in reversed(range(stage.target.vocab_size)) if token not in used), None)
     if bad is None:
