@@ -1,6 +1,6 @@
 """A request whose logits are NaN ends, and the drafter goes on for all others, in the same batch and in its slot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -32,19 +32,29 @@ def nan_logits(
         tokens: Length of the outputs.
         comparable: Whether drafts depend on the request alone, so that they can be compared.
     """
-    # What is drafted for a row without numbers may hold anything, so it is not among the checks of trees.
-    apart = replace(stage, log=Log(depth=stage.log.depth, adapts=stage.log.adapts))
+    # A row without numbers may get any tree that the engine can run, so it is not among the checks of trees.
+    apart = replace(stage, log=Log(depth=stage.log.depth, adapts=stage.log.adapts, spoiled=True))
     greedy = SamplingParams(max_new_tokens=tokens, ignore_eos=True, stream=0, seed=sampling.seed)
     good = [Job(prompts[0], greedy), Job(prompts[-1], replace(sampling, max_new_tokens=tokens, stream=1))]
     used = {token for job in good for token in job.prompt}
-    # Also nodes that are not valid: they are forwarded like others, and the keys of one spoil its row's whole tree.
-    alone = run(apart.engine(slots=2), good, on_round=lambda played: used.update(played.tree.tokens.flatten().tolist()))
+
+    def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        used.update(inputs[0].flatten().tolist())
+
+    # Everything that is forwarded: rejected nodes and those that are not valid, and a head's mask token.
+    first = apart.engine(slots=2)
+    with _hooked(stage.target.model, note):
+        alone = run(first, good)
     used.update(token for done in alone for token in done.tokens)
     bad = next((token for token in reversed(range(stage.target.vocab_size)) if token not in used), None)
     if bad is None:
         return not_applicable(
             NAN, "every token of the vocabulary occurs in the outputs: no request can be spoiled alone"
         )
+
+    def nan(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output.masked_fill((inputs[0] == bad)[..., None], float("nan"))
+
     longest = max(prompts, key=len)
     spoiled = [
         Job((*longest[:-2], bad, *longest[-2:]), replace(sampling, max_new_tokens=tokens, stream=3)),
@@ -52,7 +62,7 @@ def nan_logits(
     ]
     engine = apart.engine(slots=4)
     try:
-        with _nan_after(stage.target.model, bad):
+        with _hooked(stage.target.model, nan):
             beside = run(engine, [spoiled[0], good[0], spoiled[1], good[1]], may_fail=True)
             after = run(engine, [*good, *good], may_fail=True)  # in all slots
     except MalformedError as error:
@@ -88,13 +98,9 @@ def _difference(mine: Run, wanted: Run, *, comparable: bool) -> str | None:
 
 
 @contextmanager
-def _nan_after(model: PreTrainedModel, token: int) -> Iterator[None]:
-    """Gives a token an embedding of NaN, and leaves the weights alone, which may be those of the output layer, too."""
-
-    def spoil(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output.masked_fill((inputs[0] == token)[..., None], float("nan"))
-
-    hook = model.get_input_embeddings().register_forward_hook(spoil)
+def _hooked(model: PreTrainedModel, look: Callable[..., Tensor | None]) -> Iterator[None]:
+    """Has a function see, or change, what the input embeddings give; the weights are left alone."""
+    hook = model.get_input_embeddings().register_forward_hook(look)
     try:
         yield
     finally:

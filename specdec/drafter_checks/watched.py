@@ -14,7 +14,7 @@ from specdec.sampling import SamplingTensors
 from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Committed
-from specdec.wellformed import FATAL, Flaw, flaws
+from specdec.wellformed import FATAL, Flaw, Form, flaws
 
 
 class MalformedError(Exception):
@@ -35,6 +35,7 @@ class Log:
         drawn: The number of these nodes that were drawn at random from a q.
         told: The number of nodes for which the drafter was told the target's likeliest successors.
         untold: What was wrong with that, if anything.
+        spoiled: Whether hidden states or logits of some rows are NaN, so that their q may be no distribution.
     """
 
     depth: int
@@ -46,6 +47,7 @@ class Log:
     drawn: int = 0
     told: int = 0
     untold: str | None = None
+    spoiled: bool = False
 
 
 class Watched(Drafter):
@@ -119,7 +121,7 @@ class Watched(Drafter):
         self.log.trees += 1
         for flaw in flaws(tree, self, slots, leaf_probs=self._leaf_probs):
             self.log.flaws.setdefault(flaw.check, flaw)
-            if flaw.check in FATAL:
+            if flaw.check in FATAL and not (self.log.spoiled and flaw.check is Form.Q):
                 raise MalformedError(flaw.what)
         drafted = tree.valid[:, 1:] & slots.drafting[:, None]
         self.log.nodes += int(drafted.sum())

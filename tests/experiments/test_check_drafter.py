@@ -7,12 +7,14 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.check_drafter import check
-from specdec.drafter_checks import Status
+from specdec.drafter_checks import Status, rules
 from specdec.interfaces import Drafter
 from tests import mutants
+from verifiers import RejectionVerifier, TransportVerifier
 
 Configure = Callable[..., DictConfig]
 SMALL = ("draws=0", "rounds=6", "tokens=8", "threads=1", "engine.max_length=160", "prompts=[abcabc, one two one two]")
+SMALLEST = (*SMALL, "every_rule=false")
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -20,11 +22,14 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_drafter_that_keeps_its_contract(
-    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With every rule: two stand for all, one of which is too slow for a model."""
+    monkeypatch.setattr(rules, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
     config = configure("check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *SMALL)
     findings = check(config)
     text = shown(capsys)
+    assert "exact with RejectionVerifier passed greedy" in text and "Transport" not in text
     assert "ModelDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
     passed = sum(finding.status is Status.PASSED for finding in findings)
     assert f"ModelDrafter keeps its contract: it passes {passed} checks, and" in text
@@ -32,10 +37,11 @@ def test_a_drafter_that_keeps_its_contract(
 
 def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = f"drafter._target_={mutants.__name__}.Twins"
-    config = configure("check_drafter", f"target.name={saved / 'target'}", "drafter=none", drafter, *SMALL)
+    config = configure("check_drafter", f"target.name={saved / 'target'}", "drafter=none", drafter, *SMALLEST)
     with pytest.raises(ValueError, match=r"^Twins breaks its contract in 1 check: trees: distinct siblings: node 2: "):
         check(config)
-    assert "trees: distinct siblings FAILED" in shown(capsys)
+    text = shown(capsys)
+    assert "trees: distinct siblings FAILED" in text and "exact with" not in text
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,7 @@ def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pyte
         (["prompts=[abc,3]"], r"^prompts=\['abc', 3\]: give a list of texts, or null"),
         (["drafter=none"], r"^drafter=none drafts nothing, so there is nothing to check"),
         (["+drafter.width=3"], r"^there is no drafter\.width: "),
+        (["every_rule=1"], r"^every_rule=1: give true or false"),
         (["engine.check=1"], r"^engine\.check=1: give true or false"),
     ],
 )
