@@ -29,8 +29,11 @@ def bundle(config: DictConfig) -> None:
     if "heads" in recipe.stages:
         from pathlib import Path
 
+        import torch
+
         from experiments.bundling.heads import install_heads
 
+        torch.set_num_threads(recipe.threads)
         install_heads(recipe.heads, Path(recipe.out))
 
 

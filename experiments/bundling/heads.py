@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers.utils import logging as transformers_logging
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
@@ -67,6 +68,7 @@ def install_heads(trainings: Mapping[str, str | None], out: Path) -> None:
         raise ValueError("there is no head to install: give heads.eagle3=FOLDER of a finished training")
     known = {name: _facts(name, folder) for name, folder in given.items()}
     _check_size(given, out)
+    transformers_logging.disable_progress_bar()
     target_name = str(out / "target") if (out / "target" / "config.json").is_file() else f"{bundled.PREFIX}target"
     target = Target.from_pretrained(target_name, dtype="float32", device="cpu")
     lengths = {name: _try(name, folder / BEST, known[name], target) for name, folder in given.items()}

@@ -159,8 +159,8 @@ def nodes_plot(summary: Summary, path: Path, subtitle: str, labels: Mapping[str,
         panel.set_title(f"temperature {temperature:g}")
         panel.set_xlabel("drafted nodes per round")
     panels[0].set_ylabel("tokens per round")
-    looks = [{"color": style.color(i), "marker": style.marker(i)} for i in range(len(families))]
-    style.legend(figure, [Line2D([], [], **look) for look in looks], families)
+    lines = [Line2D([], [], color=style.color(i), marker=style.marker(i)) for i in range(len(families))]
+    style.legend(figure, lines, families)
     plot_title(figure, f"What drafted nodes bring, with {summary.confidence:.0%} intervals", subtitle, summary)
     return style.save(figure, path)
 

@@ -26,7 +26,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = Target.from_pretrained("bundled/target", dtype="bfloat16", device="cpu")
     torch.manual_seed(0)
     head = Eagle3Head.for_target(target.model, hidden_layers=(1, 3, 5))
-    save_eagle(head.to(torch.bfloat16), folder / "best")
+    torch.nn.Module.to(head, torch.bfloat16)
+    save_eagle(head, folder / "best")
     facts = {
         "head": "TrainedEagle3", "target": "bundled/target", "documents": 3, "tokens": 1234, "parameters": 567,
         "seed": 0, "step": 400,
@@ -56,7 +57,11 @@ def out(tmp_path: Path) -> Path:
 
 
 def install(configure: Configure, out: Path, *more: str) -> None:
-    bundle(configure("bundle", f"out={out}", f"work={out / 'work'}", "stages=[heads]", *more))
+    threads = torch.get_num_threads()
+    try:
+        bundle(configure("bundle", f"out={out}", f"work={out / 'work'}", "stages=[heads]", *more))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_head_is_installed_with_its_card(configure: Configure, trained: Path, out: Path, capsys: Any) -> None:
@@ -116,7 +121,7 @@ def test_what_does_not_work_is_not_installed(
 
 
 def test_a_head_that_changes_outputs_is_refused(trained: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(heads.RejectionVerifier):  # type: ignore[misc]
+    class Wrong(heads.RejectionVerifier):
         """Accepts another token."""
 
         def next_law(self, tree: Any, target_probs: Any, stop: Any) -> Any:
