@@ -99,7 +99,10 @@ class FeatureScorer(Scorer):
     # ---------------------------------------------------------------- what becomes final
 
     def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Forward the pairs of a piece of a prompt; keep those of a round."""
+        """Forward the pairs of a piece of a prompt; keep those of a round.
+
+        A round of more pairs than the window holds, whose drafts were another drafter's, is taken in pieces.
+        """
         device = self.runner.device
         counts = torch.from_numpy(committed.counts).to(device, non_blocking=True)
         features = self._features_of(committed.hidden_states)
@@ -107,13 +110,18 @@ class FeatureScorer(Scorer):
         slots, ends = committed.host_slots, committed.starts + committed.counts
         if nodes is None:
             self._forward(tokens, features, slots, committed.starts)
-            self._known[slots] = ends
-        else:
-            late = slots[ends - self._known[slots] > self._window]
+            self._push(committed.slots, features, tokens, counts)
+            self._known[slots] = self._pairs[slots] = ends
+            return
+        for first in range(0, int(committed.counts.max()), self._window):
+            piece = slice(first, first + self._window)
+            new = np.clip(committed.counts - first, 0, self._window)
+            late = slots[self._pairs[slots] + new - self._known[slots] > self._window]
             if len(late):
                 self._flush(late)
-        self._push(committed.slots, features, tokens, counts)
-        self._pairs[slots] = ends
+            have = (counts - first).clamp(0, self._window)
+            self._push(committed.slots, features[:, piece], tokens[:, piece], have)
+            self._pairs[slots] += new
 
     def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
         """Keep the pairs of a round, on the device."""
