@@ -30,7 +30,7 @@ class CostAwareLength(LengthPolicy):
         explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not
             drafted: by one token and as deep as they can be in turn. The first few rounds are as deep, too. 0 never
             explores.
-        budget: The share of the time that exploring may cost, by what is known of it; more of it waits.
+        budget: The share of the time that either kind of exploring may cost, by what is known of it; more of it waits.
 
     Raises:
         ValueError: A number is out of its range.
@@ -43,7 +43,7 @@ class CostAwareLength(LengthPolicy):
         memory: float = 300.0,
         prior: float = 16.0,
         explore: int = 16,
-        budget: float = 0.01,
+        budget: float = 0.005,
     ):
         self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
         self.memory = number("memory", memory, "give a number of rounds, such as 300")
@@ -51,7 +51,7 @@ class CostAwareLength(LengthPolicy):
         if not self.memory > 0 or not self.prior > 0:
             raise ValueError(f"memory={memory} and prior={prior} are numbers of rounds: give positive numbers")
         self.explore = whole("explore", explore, least=0)
-        self.budget = number("budget", budget, "give a share of the time, such as 0.01")
+        self.budget = number("budget", budget, "give a share of the time, such as 0.005")
         if not 0 <= self.budget <= 1:
             raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
 
@@ -72,7 +72,8 @@ class CostAwareLength(LengthPolicy):
         self._tried = np.zeros((max_batch_size, max_depth))
         self._right = np.zeros((max_batch_size, max_depth))
         self._played = 0  # rounds
-        self._spent = self._lost = 0.0  # expected seconds of all rounds, and those that exploring has cost
+        self._spent = 0.0  # expected seconds of all rounds
+        self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
         # Of all requests. One success and one failure to begin with: one round alone says little.
         self._all_tried = np.full(max_depth, 2.0)
         self._all_right = np.full(max_depth, 1.0)
@@ -93,7 +94,8 @@ class CostAwareLength(LengthPolicy):
             chosen = np.minimum(chosen + deeper, self._max_depth)
             # A deeper draft emits more, too: lost is the time in which the best depth would have emitted as much.
             share = 1 - (speed[np.arange(len(slots)), chosen] / speed.max(axis=1)).mean()
-            self._lost += seconds[chosen.max()] * float(share)
+            if self._played >= _FIRST:
+                self._lost[deeper] += seconds[chosen.max()] * float(share)
         self._spent += float(seconds[chosen.max()])
         return chosen
 
@@ -104,9 +106,11 @@ class CostAwareLength(LengthPolicy):
         if self._played < _FIRST:
             return self._max_depth
         turn, rest = divmod(self._played + 1, self.explore)
-        if rest or self._lost > self.budget * self._spent:
-            return 0
-        return 1 if turn % 2 else self._max_depth
+        # Where nothing is drafted, nothing is learned: one token more is affordable soon, whole drafts may not be.
+        for deeper in (1, self._max_depth) if turn % 2 else (self._max_depth, 1):
+            if not rest and self._lost[deeper] <= self.budget * self._spent:
+                return deeper
+        return 0
 
     def survival(self, slots: Int[np.ndarray, " batch"]) -> Float[np.ndarray, "batch depth"]:
         """Returns the estimated probability that k tokens or more are accepted, for k from 1 on.
