@@ -9,7 +9,6 @@ from specdec.arguments import number, whole
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies.base import LengthPolicy
 
-
 _FIRST = 4
 """Rounds of an engine that explore, because nothing is known yet."""
 
