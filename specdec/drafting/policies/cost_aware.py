@@ -94,7 +94,7 @@ class CostAwareLength(LengthPolicy):
             # A deeper draft emits more, too: lost is the time in which the best depth would have emitted as much.
             share = 1 - (speed[np.arange(len(slots)), chosen] / speed.max(axis=1)).mean()
             if self._played >= _FIRST:
-                self._lost[deeper] += seconds[chosen.max()] * float(share)
+                self._lost[deeper] += float(seconds[chosen.max()] * share)
         self._spent += float(seconds[chosen.max()])
         return chosen
 
