@@ -35,6 +35,20 @@ def test_a_drafter_that_keeps_its_contract(
     assert f"ModelDrafter keeps its contract: it passes {passed} checks, and" in text
 
 
+@pytest.mark.full
+def test_a_drafter_with_another_tree_and_a_policy(
+    configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}"]
+    shape = ["tree=sampled", "drafter.shape.nodes=6", "drafter.shape.depth=2", "policy=confidence"]
+    shape.append("policy.threshold=0.001")  # a random model is never sure
+    findings = check(configure("check_drafter", *models, *shape, *SMALL))
+    assert not [finding for finding in findings if finding.failed]
+    assert "max_nodes=6, max_depth=2, laws=WITHOUT_REPLACEMENT" in shown(capsys)
+    with pytest.raises(ValueError, match="NGramDrafter has none: give policy=cost_aware or policy=additive"):
+        check(configure("check_drafter", models[0], "drafter=ngram", "policy=confidence", *SMALL))
+
+
 def test_a_drafter_that_does_not(configure: Configure, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = f"drafter._target_={mutants.__name__}.Twins"
     config = configure("check_drafter", f"target.name={saved / 'target'}", "drafter=none", drafter, *SMALLEST)

@@ -69,6 +69,28 @@ def test_a_run_leaves_everything_behind(
     assert "records.jsonl" in shown
 
 
+@pytest.mark.full
+def test_several_policies_in_one_run(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Each is a method, costs and calibrations are kept by method, and a table says what the policies lose."""
+    policies = ["fixed", "cost_aware", "confidence", "cost_aware_nodes"]
+    chosen = [f"+policy@policies.{name}={name}" for name in policies]
+    run(configure("run", *tiny, *local(saved, "model"), *chosen, "drafter.shape=2"))
+    folder = tmp_path / "out"
+    assert [each["method"] for each in summary_file(folder)["methods"]] == ["plain", *policies]
+    kept = {path.name for path in folder.iterdir()}
+    costs = {f"{name}_round_costs.json" for name in ("cost_aware", "cost_aware_nodes")}
+    assert kept >= costs | {f"{name}_calibration.json" for name in ("confidence", "cost_aware_nodes")}
+    text = " ".join((folder / "tables.txt").read_text().split())
+    assert "Loss against the best fixed length" in text and "cost_aware loses at most" in text
+    assert "Predicted and actual acceptance" in text
+    found = json.loads((folder / "confidence_calibration.json").read_text())
+    assert found["source"] == "top" and 0 <= found["calibration_error"] <= 1
+    with pytest.raises(ValueError, match="several policies have several"):
+        run(configure("run", *tiny, *local(saved, "model"), *chosen, "objective=speedup"))
+
+
 def test_plain_decoding_alone(configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     run(configure("run", *tiny, "drafter=none", "method=none"))
     assert [method["method"] for method in summary_file(tmp_path / "out")["methods"]] == ["plain"]

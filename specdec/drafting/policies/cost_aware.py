@@ -9,6 +9,9 @@ from specdec.arguments import number, whole
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies.base import LengthPolicy
 
+_FIRST = 4
+"""Rounds of an engine that explore, because nothing is known yet."""
+
 
 class CostAwareLength(LengthPolicy):
     """Drafts to the depth at which the expected tokens per measured second are most (goodput).
@@ -23,8 +26,10 @@ class CostAwareLength(LengthPolicy):
             policy is used (``drafters.adaptive.measure_costs``).
         memory: How many rounds it takes until a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
-        explore: Every so many rounds of a request, the draft is as deep as it can be, or nothing would be known of
-            depths that are not drafted. 0 never explores.
+        explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not
+            drafted: by one token and as deep as they can be in turn. The first few rounds are as deep, too. 0 never
+            explores.
+        budget: The share of the time that either kind of exploring may cost, by what is known of it; more of it waits.
 
     Raises:
         ValueError: A number is out of its range.
@@ -34,16 +39,20 @@ class CostAwareLength(LengthPolicy):
         self,
         costs: RoundCosts | str | Path | None = None,
         *,
-        memory: float = 32.0,
-        prior: float = 4.0,
+        memory: float = 300.0,
+        prior: float = 16.0,
         explore: int = 16,
+        budget: float = 0.005,
     ):
         self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
-        self.memory = number("memory", memory, "give a number of rounds, such as 32")
-        self.prior = number("prior", prior, "give a number of rounds, such as 4")
+        self.memory = number("memory", memory, "give a number of rounds, such as 300")
+        self.prior = number("prior", prior, "give a number of rounds, such as 16")
         if not self.memory > 0 or not self.prior > 0:
             raise ValueError(f"memory={memory} and prior={prior} are numbers of rounds: give positive numbers")
         self.explore = whole("explore", explore, least=0)
+        self.budget = number("budget", budget, "give a share of the time, such as 0.005")
+        if not 0 <= self.budget <= 1:
+            raise ValueError(f"budget={budget}: give a share of the time from 0 to 1")
 
     def bind(self, *, max_batch_size: int, max_depth: int) -> None:
         """Begin with no round counted.
@@ -61,22 +70,46 @@ class CostAwareLength(LengthPolicy):
         # [slot, k - 1]: rounds whose drafts had a k-th token and accepted all before it, and those that accepted it.
         self._tried = np.zeros((max_batch_size, max_depth))
         self._right = np.zeros((max_batch_size, max_depth))
-        self._rounds = np.zeros(max_batch_size, dtype=np.int64)
+        self._played = 0  # rounds
+        self._spent = 0.0  # expected seconds of all rounds
+        self._lost = dict.fromkeys((1, max_depth), 0.0)  # those that exploring has cost, by how much deeper it went
         # Counted over all requests. One success and one failure to begin with: one round alone says little.
         self._all_tried = np.full(max_depth, 2.0)
         self._all_right = np.full(max_depth, 1.0)
 
     def admit(self, slot: int) -> None:
         """Begin with what is known of all requests."""
-        self._tried[slot] = self._right[slot] = self._rounds[slot] = 0
+        self._tried[slot] = self._right[slot] = 0
 
     def depths(self, slots: Int[np.ndarray, " batch"]) -> Int[np.ndarray, " batch"]:
         """Returns for every request the depth that is best for a batch of requests like it."""
         assert self.costs is not None, "checked by bind"
         emitted = np.concatenate([np.ones((len(slots), 1)), 1 + self.survival(slots).cumsum(axis=1)], axis=1)
-        best = (emitted / self.costs.seconds(len(slots), self._max_depth)).argmax(axis=1)
-        due = (self._rounds[slots] + 1) % self.explore == 0 if self.explore else np.zeros(len(slots), dtype=bool)
-        return np.where(due, self._max_depth, best)
+        seconds = self.costs.seconds(len(slots), self._max_depth)
+        speed = emitted / seconds
+        chosen = speed.argmax(axis=1)
+        deeper = self._deeper()
+        if deeper:
+            chosen = np.minimum(chosen + deeper, self._max_depth)
+            # A deeper draft emits more, too: lost is the time in which the best depth would have emitted as much.
+            share = 1 - (speed[np.arange(len(slots)), chosen] / speed.max(axis=1)).mean()
+            if self._played >= _FIRST:
+                self._lost[deeper] += float(seconds[chosen.max()] * share)
+        self._spent += float(seconds[chosen.max()])
+        return chosen
+
+    def _deeper(self) -> int:
+        """Returns how much deeper than is best the next round's drafts are, to learn of these depths."""
+        if not self.explore:
+            return 0
+        if self._played < _FIRST:
+            return self._max_depth
+        turn, rest = divmod(self._played + 1, self.explore)
+        # Where nothing is drafted, nothing is learned: one token more is affordable soon, whole drafts may not be.
+        for deeper in (1, self._max_depth) if turn % 2 else (self._max_depth, 1):
+            if not rest and self._lost[deeper] <= self.budget * self._spent:
+                return deeper
+        return 0
 
     def survival(self, slots: Int[np.ndarray, " batch"]) -> Float[np.ndarray, "batch depth"]:
         """Returns the estimated probability that k tokens or more are accepted, for k from 1 on.
@@ -100,6 +133,6 @@ class CostAwareLength(LengthPolicy):
         right = accepted[:, None] >= position
         self._tried[slots] = self._tried[slots] * self._keep + tried
         self._right[slots] = self._right[slots] * self._keep + right
-        self._rounds[slots] += 1
+        self._played += 1
         self._all_tried = self._all_tried * self._keep + tried.sum(0)
         self._all_right = self._all_right * self._keep + right.sum(0)
