@@ -78,8 +78,8 @@ def check_reachable(pair: str, names: Sequence[str]) -> None:
             continue
         if _refused(error):
             raise ValueError(
-                f"pair={pair}: the hub does not give {name} away: accept its terms at huggingface.co/{name}, and then "
-                f"log in with 'hf auth login'"
+                f"pair={pair}: the hub has no {name} for you: accept its terms at huggingface.co/{name} and log in "
+                f"with 'hf auth login', or correct the name"
             )
         commands = " and ".join(f"'hf download {each}'" for each in away)
         raise ValueError(
