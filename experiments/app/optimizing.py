@@ -96,7 +96,7 @@ def _measured_costs(
 
     def make(shape: TreeShape) -> Engine:
         section = OmegaConf.create({**changed, "drafter": _with_shape(changed.drafter, shape)})
-        return new_engine(changed, target, build(section, "drafter"), build(changed, "verifier"))  # type: ignore[arg-type]
+        return new_engine(changed, target, build(section, "drafter"), build(changed, "verifier"))
 
     chosen, _ = choose(build(changed, "dataset"))
     length = changed.engine.max_length or target.max_length
@@ -138,7 +138,7 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     folder = out / f"measured_T{optimized.temperature:g}"
     config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
     summary = measure_methods(
-        config,  # type: ignore[arg-type]
+        config,
         known=SHAPES,
         methods={name: f"methods.{name}" for name in methods},
         report=Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS),

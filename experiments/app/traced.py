@@ -70,7 +70,7 @@ def read_traces(config: DictConfig) -> Traced:
         if drafts.method == method:
             by_temperature.setdefault(drafts.temperature, []).append(drafts)
     rule = build(OmegaConf.create({"verifier": rules[0]}), "verifier")
-    return Traced(by_temperature, first, manifests[0], rule)  # type: ignore[arg-type]
+    return Traced(by_temperature, first, manifests[0], rule)
 
 
 def _drafter_of(config: Mapping[str, Any], method: str) -> dict[str, Any] | None:

@@ -9,11 +9,11 @@ import torch
 
 from experiments.results.manifest import device_name
 from specdec.drafting.best_shapes import PlannedShape
-from specdec.drafting.costs import smallest
 from specdec.drafting.tree_costs import TreeCosts
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.shape import TreeShape
+from specdec.types import Step
 
 _WARM = 3
 """Rounds before any is timed."""
@@ -115,20 +115,36 @@ def _round_seconds(engine: Engine, setting: Setting, most: int, *, speculate: bo
         seed=0,
     )
     ids = [engine.submit(prompt, sampling, speculate=speculate) for prompt in given]
-    while not any(step.round for step in engine.step()):
+    while not any(step.round for step in _stepped(engine)):
         pass  # the prompts are in the cache after this
     times: list[float] = []
-    for turn in range(setting.rounds + _WARM):
-        if engine.unfinished < len(given) and times:
-            break  # no room for more
+    while len(times) < setting.rounds + _WARM and engine.unfinished == len(given):
         begin = time.perf_counter()
-        engine.step()
+        _stepped(engine)
         _synchronize(engine.target.device)
-        if turn >= _WARM or engine.unfinished < len(given):
-            times.append(time.perf_counter() - begin)
+        times.append(time.perf_counter() - begin)
     for each in ids:
         engine.abort(each)
-    return smallest(times)
+    if not times:
+        raise ValueError(
+            f"engine.max_length={engine.max_length} leaves no room to time rounds behind prompts of "
+            f"{max(map(len, given))} tokens: give a larger one, or shorter prompts"
+        )
+    # What else the machine does can only make a round slower.
+    return min(times[min(_WARM, len(times) - 1) :])
+
+
+def _stepped(engine: Engine) -> list[Step]:
+    """A step of the engine.
+
+    Raises:
+        ValueError: A request has ended with an error, or none is left.
+    """
+    steps = engine.step()
+    errors = [step.error for step in steps if step.error is not None]
+    if errors or not (steps or engine.unfinished):
+        raise ValueError(f"rounds could not be timed: {errors[0] if errors else 'the output has ended'}")
+    return steps
 
 
 def _synchronize(device: torch.device) -> None:

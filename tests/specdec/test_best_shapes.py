@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +146,11 @@ def test_bad_bounds(options: dict[str, int], words: str) -> None:
         best_shapes(AcceptanceRates.of([[0.5], [0.5]]), **options)
 
 
-def costs_of(seconds, sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32), depths: tuple[int, ...] = (1, 2, 4)) -> TreeCosts:
+def costs_of(
+    seconds: Callable[[int, int], float],
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
+    depths: tuple[int, ...] = (1, 2, 4),
+) -> TreeCosts:
     trees = tuple((nodes, depth) for nodes in sizes for depth in depths if nodes >= depth)
     return TreeCosts(trees=trees, seconds=tuple(seconds(*tree) for tree in trees), plain=0.01)
 
