@@ -39,6 +39,12 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
             f"{name}: its queries have {queries.shape[0]} channels and its keys {keys.shape[0]}, which are no whole "
             f"numbers of heads of {head_dim}: correct head_dim or num_attention_heads in its config.json"
         )
+    reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
+    if width != reads:  # transformers would speak of its own checks
+        raise ValueError(
+            f"{name}: the tensor {layer}self_attn.o_proj.weight is for hidden states of width {width}, and "
+            f"{layer}mlp.gate_proj.weight reads {reads} channels: they belong to different checkpoints"
+        )
     kind = LlamaConfig if norm is None else Qwen3Config
     config = kind(
         vocab_size=stored.get("vocab_size") or 1,
