@@ -124,8 +124,8 @@ def test_a_markov_head_of_another_vocabulary(model: PreTrainedModel) -> None:
 
 
 def test_a_module_of_another_width(model: PreTrainedModel, tmp_path: Path) -> None:
-    config: Any = type(model.config)(**model.config.to_dict() | {"hidden_size": 16, "head_dim": 4})
-    save_mtp(MTPHead.for_target(type(model)(config)), tmp_path)
+    narrow: dict[str, Any] = model.config.to_dict() | {"hidden_size": 16, "head_dim": 4}
+    save_mtp(MTPHead.for_target(type(model)(type(model.config)(**narrow))), tmp_path)
     drafter = MTPDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is 16 wide and the target's hidden states are 32 wide: give a module that"):
         drafter.bind(Target(model, name="target"), max_batch_size=1, max_length=32)

@@ -148,7 +148,7 @@ def shifted_states(head: Any, *, before_norm: bool) -> MTPHead:
     return head
 
 
-def swapped(head: MTPHead) -> MTPHead:
+def swapped(head: Any) -> MTPHead:
     head.model.hidden_first = not head.model.hidden_first
     return head
 
@@ -159,7 +159,7 @@ def ones(head: Any) -> Any:
 
 
 HALVES = tuple(f"midlayer.self_attn.{part}_proj.weight" for part in "qkv")
-ROPE = {"rope_parameters": None, "rope_theta": None}
+ROPE: dict[str, Any] = {"rope_parameters": None, "rope_theta": None}
 Plant = Callable[[Seen, Path], Drafter]
 
 WRONG: dict[str, tuple[Plant, int, Mistake, str]] = {
