@@ -18,7 +18,7 @@ from specdec.arguments import instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.vocabulary import VocabularyMap
+from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.modeling.runner import ModelRunner
@@ -254,6 +254,16 @@ class BlockDrafter(OwnModelDrafter):
                 f"the head {self.name} is {config.hidden_size} wide and borrows the embeddings or the output layer of "
                 f"the target {target.name}, which is {text.hidden_size} wide: give a head that was trained on this "
                 f"target"
+            )
+        output = target.model.get_output_embeddings() if head.lm_head is None else head.lm_head
+        columns = output.weight.shape[0]  # type: ignore[union-attr]
+        full = head.draft_ids is None
+        if full and (
+            abs(columns - target.vocab_size) > MOST_PADDING or (config.markov_rank and columns != config.columns)
+        ):
+            raise ValueError(
+                f"the head {self.name} drafts {config.columns} tokens and the target {target.name} has "
+                f"{target.vocab_size}: give a head that was trained on this target"
             )
         if head.draft_ids is not None and int(head.draft_ids[-1]) >= target.vocab_size:
             raise ValueError(

@@ -172,10 +172,13 @@ class MedusaHeads(nn.Module):
             )
         state = {f"{head}.{layer}.{name}": tensor for (head, layer, name), tensor in layers.items()}
         state |= {f"{head}.{num_layers}.weight": tensor for head, tensor in outputs.items()}
-        try:
-            heads.heads.load_state_dict(state, assign=True)
-        except RuntimeError as error:
-            raise ValueError(f"{file} holds tensors of unequal widths: {error}") from error
+        for key, wanted in heads.heads.state_dict().items():
+            if state[key].shape != wanted.shape:
+                raise ValueError(
+                    f"{file} holds tensors of unequal widths: {key} has the shape {list(state[key].shape)} and the "
+                    f"others call for {list(wanted.shape)}"
+                )
+        heads.heads.load_state_dict(state, assign=True)
         return heads.to(device=where, dtype=dtype or outputs[0].dtype).eval()
 
 

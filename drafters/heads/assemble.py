@@ -24,6 +24,12 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
         ValueError: A tensor that is needed is missing, or widths do not fit each other.
     """
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
+    reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
+    if width != reads:  # transformers would speak of its own checks
+        raise ValueError(
+            f"{name}: the tensor {layer}self_attn.o_proj.weight is for hidden states of width {width}, and "
+            f"{layer}mlp.gate_proj.weight reads {reads} channels: they belong to different checkpoints"
+        )
     kind = Qwen3Config if norms_queries(tensors, layer) else LlamaConfig
     config = kind(
         vocab_size=stored.get("vocab_size") or 1,

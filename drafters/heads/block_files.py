@@ -282,7 +282,13 @@ def _ordered(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
     ordered, order = ids.sort()
     if bool((ordered.diff() == 0).any()) or int(ordered[0]) < 0:
         raise ValueError(f"{name}: d2t gives several columns the same token, or tokens below 0: it is damaged")
-    if marks is not None and not torch.equal(marks.nonzero()[:, 0], ordered):
+    marked = None if marks is None else marks.nonzero()[:, 0]
+    if marked is not None and not torch.equal(marked, ordered):
+        if offsets is not None and torch.equal(offsets.long().sort().values, marked):
+            raise ValueError(
+                f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
+                f"d2t - torch.arange(len(d2t))"
+            )
         raise ValueError(f"{name}: d2t and t2d name different tokens: they belong to different heads")
     if "lm_head.weight" not in tensors:
         raise ValueError(

@@ -57,7 +57,7 @@ def load_eagle(
     checkpoint = Checkpoint(path, **where)
     tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
     ours = checkpoint.json(OURS) or {}
-    if any(_LAYER.match(name) and name.endswith(".hidden_norm.weight") for name in tensors):
+    if _fuses(tensors):
         head = _eagle3(checkpoint, tensors, ours, hidden_layers, embeddings)
     elif "fc.weight" in tensors and any(_LAYER.match(name) for name in tensors):
         if hidden_layers is not None:
@@ -74,6 +74,14 @@ def load_eagle(
         )
     move(head, place, resolved if isinstance(resolved, torch.dtype) else head.dtype)
     return head
+
+
+def _fuses(tensors: Mapping[str, Tensor]) -> bool:
+    """Returns whether tensors are EAGLE-3's, whatever may be missing: its first layer reads two widths side by side."""
+    if any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in tensors):
+        return True
+    queries, output = (tensors.get(f"layers.0.self_attn.{part}_proj.weight") for part in "qo")
+    return queries is not None and output is not None and queries.shape[1] == 2 * output.shape[0]
 
 
 def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor], embeddings: str) -> EagleHead:
@@ -93,7 +101,8 @@ def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor], embeddings: str)
         head = EagleHead(config, fusion_bias="fc.bias" in tensors, owns_embeddings=own)
     kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
     names = {f"model.{key}": key for key in kept}
-    fill(name, head, {ours: kept[theirs] for ours, theirs in names.items()}, names)
+    wanted = {key: key.removeprefix("model.") for key in head.state_dict()}
+    fill(name, head, {ours: kept[theirs] for ours, theirs in names.items()}, wanted | names)
     return head
 
 
@@ -131,6 +140,12 @@ def _eagle3(
         )
     ids = _draft_ids(name, tensors)
     if ids is not None and "lm_head.weight" in tensors:
+        rows = tensors["lm_head.weight"].shape[0]
+        if rows != len(ids):
+            raise ValueError(
+                f"{name}: its output layer has {rows} columns, and d2t or t2d names {len(ids)} tokens: one of them "
+                f"belongs to another checkpoint"
+            )
         order = ids.argsort()
         ids, tensors["lm_head.weight"] = ids[order], tensors["lm_head.weight"][order]
     if ids is not None and "lm_head.weight" not in tensors:
@@ -223,6 +238,11 @@ def _draft_ids(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
     if marks is not None:
         marked = marks.bool().nonzero()[:, 0]
         if ids is not None and not torch.equal(ids.sort().values, marked):
+            if offsets is not None and torch.equal(offsets.long().sort().values, marked):
+                raise ValueError(
+                    f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
+                    f"d2t - torch.arange(len(d2t))"
+                )
             raise ValueError(f"{name}: d2t and t2d name different tokens: one of the two belongs to another checkpoint")
         ids = marked if ids is None else ids
     return ids

@@ -191,6 +191,13 @@ def _assembled(
             mine = f"model.layers.0.{theirs.removeprefix(block)}"
         tensors[mine], names[mine] = tensor, prefix + theirs
     tensors = _stacked(tensors)
+    width = target.config.get_text_config(decoder=True).hidden_size
+    sizes = {tensors[key].shape[0] for key in ("model.norm.weight", "model.proj.weight") if key in tensors}
+    if len(sizes) == 1 and sizes != {width}:  # all of it is of another width, not one tensor
+        raise ValueError(
+            f"the MTP module {name} is {sizes.pop()} wide and the target's hidden states are {width} wide: give a "
+            f"module that was trained on this target"
+        )
     with torch.device("meta"):
         head = MTPHead(
             target,

@@ -10,10 +10,14 @@ from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import save_mtp
 from experiments.inspect_drafter import inspect
 from experiments.inspecting.wiring import Mistake
-from tests.experiments.inspecting.toys import Seen, toy_block, toy_eagle3, toy_medusa, toy_model, toy_mtp
+from tests.experiments.inspecting.toys import Seen, toy_block, toy_eagle3, toy_medusa, toy_model, toy_mtp, toy_tokenizer
 
 Configure = Callable[..., DictConfig]
-SMALL = ("tokens=32", "places=96", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu")
+PROMPTS = ",".join(" ".join(f"w{7 * row + 5 * place * row % 63}" for place in range(9)) for row in range(1, 9))
+SMALL = (
+    *("tokens=32", "places=96", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu"),
+    f"prompts=[{PROMPTS}]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +25,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders with the toy target and heads of it."""
     folder, seen = tmp_path_factory.mktemp("toys"), Seen(toy_model())
     seen.model.save_pretrained(folder / "target")
+    toy_tokenizer().save_pretrained(folder / "target")
     save_eagle(toy_eagle3(seen), folder / "eagle", notes={"target": "someone/target"})
     save_mtp(toy_mtp(seen), folder / "mtp", notes={"target": "another/model"})
     toy_block(seen).save_pretrained(folder / "block")
@@ -95,7 +100,6 @@ def test_other_kinds(composed: Configure, kind: str, words: list[str], capsys: p
         (["prompts=abc"], r"^prompts='abc': give a list of texts, or null"),
         (["drafter=none"], r"^drafter=none drafts nothing, so there is nothing to inspect"),
         (["drafter=eagle"], r"^drafter\.name has no value: give drafter\.name=…"),
-        (["drafter=eagle", "drafter.name=/nowhere"], r"^no checkpoint at '/nowhere': there is no such folder"),
     ],
 )
 def test_bad_settings(configure: Configure, overrides: list[str], words: str) -> None:

@@ -6,7 +6,7 @@ that with two dozen alternatives fewer than one right head in a thousand is accu
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,22 @@ RIGHT: dict[str, tuple[Callable[[Seen], Drafter], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+FULL = {
+    *("EAGLE-1 with noise", "EAGLE-3 with noise", "EAGLE-3.1", "MTP before the norm", "block with noise", "model"),
+    *("layers one too high", "layers in another order", "a block's layers", "norm weights centred at zero"),
+    *("an MTP module that was made for its output before the norm", "an MTP module that reads after the norm"),
+    *("an EAGLE-1 head that reads before the norm", "pairs of a state and its own token, which predict the next one"),
+    *("MTP with the hidden state first", "EAGLE-1 with the hidden state first", "an output layer of another model"),
+    *("EAGLE-1, untrained", "MTP, untrained", "Medusa"),
+}
+"""Cases beside which another one tries the same thing."""
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.full) if name in FULL else name for name in names]
+
+
+@pytest.mark.parametrize("name", cases(RIGHT))
 def test_a_right_head_is_not_accused(name: str, target: Target, seen: Seen, texts: dict[int, Text]) -> None:
     make, depth = RIGHT[name]
     found = inspected(make(seen), target, texts[depth])
@@ -133,7 +148,7 @@ def shifted_states(head: Any, *, before_norm: bool) -> MTPHead:
     return head
 
 
-def swapped(head: MTPHead) -> MTPHead:
+def swapped(head: Any) -> MTPHead:
     head.model.hidden_first = not head.model.hidden_first
     return head
 
@@ -144,7 +159,7 @@ def ones(head: Any) -> Any:
 
 
 HALVES = tuple(f"midlayer.self_attn.{part}_proj.weight" for part in "qkv")
-ROPE = {"rope_parameters": None, "rope_theta": None}
+ROPE: dict[str, Any] = {"rope_parameters": None, "rope_theta": None}
 Plant = Callable[[Seen, Path], Drafter]
 
 WRONG: dict[str, tuple[Plant, int, Mistake, str]] = {
@@ -330,7 +345,7 @@ WRONG: dict[str, tuple[Plant, int, Mistake, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", cases(WRONG))
 def test_a_mistake_is_named(name: str, target: Target, seen: Seen, texts: dict[int, Text], tmp_path: Path) -> None:
     plant, depth, mistake, words = WRONG[name]
     found = inspected(plant(seen, tmp_path), target, texts[depth])
@@ -358,12 +373,13 @@ def stranger() -> tuple[Target, Text]:
     return target, text_of(target, prompts_of(target, None, 0), tokens=40, depths=2, places=160, seed=0)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", cases(OTHERS))
 def test_a_head_of_another_target(name: str, seen: Seen, stranger: tuple[Target, Text]) -> None:
     found = inspected(OTHERS[name](seen), *stranger)
     assert found.names == [Mistake.TARGET], [each.variation.name for each in found.mistakes]
 
 
+@pytest.mark.full
 def test_two_mistakes_at_once(target: Target, seen: Seen, texts: dict[int, Text]) -> None:
     """Each is found on top of the other."""
     drafter = BlockDrafter(toy_block(seen), hidden_layers=(3, 5, 6), mask_token_id=5)
@@ -379,6 +395,7 @@ def test_a_drafter_without_a_trained_head(target: Target) -> None:
         family_of(drafter, target)
 
 
+@pytest.mark.full
 def test_kinds_have_names(target: Target, seen: Seen) -> None:
     names = []
     for make, _ in RIGHT.values():

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drafters.heads.block import BlockHead
 from drafters.heads.eagle import EagleHead
@@ -80,6 +83,14 @@ def reordered(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
         rows = name.endswith(("o_proj.weight", "down_proj.weight"))
         parameter.data = parameter.data[order] if rows or parameter.ndim == 1 else parameter.data[:, order]
     return model
+
+
+def toy_tokenizer() -> PreTrainedTokenizerFast:
+    """A word per token."""
+    words = {**{f"w{token}": token for token in range(MASK)}, "[MASK]": MASK}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]")
 
 
 def toy_target(seed: int = 0) -> Target:
