@@ -71,8 +71,9 @@ def replay_files(config: DictConfig, sections_of: Mapping[str, DictConfig], boot
     target = TextTarget(tokenizer, str(config.tokenizer))
     made = {label: Forced(_built(section), target, longest) for label, section in sections_of.items()}
     done: list[LookUp] = []
+    screen = Console(stderr=True)
     for label, forced in made.items():
-        shown = track(encoded, label, console=Console(stderr=True), transient=True)
+        shown = track(encoded, label, console=screen, transient=True, disable=not screen.is_terminal)
         played = [(category, forced.replay(prompt, answer)) for category, prompt, answer in shown]
         counted = [Rounds(name, len(each.accepted), each.tokens, sum(each.nodes)) for name, each in played]
         done.append(look_up(label, counted, bootstrap))
