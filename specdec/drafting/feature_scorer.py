@@ -108,12 +108,20 @@ class FeatureScorer(Scorer):
         if nodes is None:
             self._forward(tokens, features, slots, committed.starts)
             self._known[slots] = ends
-        else:
-            late = slots[ends - self._known[slots] > self._window]
+            self._push(committed.slots, features, tokens, counts)
+            self._pairs[slots] = ends
+            return
+        # Where another drafter has drafted, too, more pairs may be new than a window holds: they come in pieces.
+        for begin in range(0, int(committed.counts.max()), self._window):
+            piece = slice(begin, begin + self._window)
+            new = np.clip(committed.counts - begin, 0, self._window)
+            ends = committed.starts + np.minimum(committed.counts, begin + self._window)
+            late = slots[(new > 0) & (ends - self._known[slots] > self._window)]
             if len(late):
                 self._flush(late)
-        self._push(committed.slots, features, tokens, counts)
-        self._pairs[slots] = ends
+            on_device = torch.from_numpy(new).to(device, non_blocking=True)
+            self._push(committed.slots, features[:, piece], tokens[:, piece], on_device)
+            self._pairs[slots] = ends
 
     def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
         """Keep the pairs of a round, on the device."""
