@@ -96,7 +96,7 @@ def head_card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) 
     """
     config, versions = manifest["config"], manifest["versions"]
     given = " ".join(text for text in manifest["overrides"] if not text.startswith(_OWN))
-    recipe = yaml.safe_dump({key: config[key] for key in _RECIPE if key in config}, sort_keys=False)
+    recipe = yaml.safe_dump(_portable({key: config[key] for key in _RECIPE if key in config}), sort_keys=False)
     rows = [
         ("what", f"{KINDS[facts['head']].says} for {facts['target']}, {facts['parameters']:,} parameters, bfloat16"),
         ("data", f"{facts['tokens']:,} tokens in {facts['documents']:,} documents, see [the target's card](../{CARD})"),
@@ -119,6 +119,13 @@ most probable token is the target's, by depth, when the tokens before it are giv
 ```yaml
 {recipe}```
 """
+
+
+def _portable(value: Any) -> Any:
+    """Returns settings without the folders of the machine that they were used on."""
+    if isinstance(value, dict):
+        return {key: _portable(inner) for key, inner in value.items()}
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
