@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _Head = TypeVar("_Head", bound=PreTrainedModel)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
@@ -95,6 +96,11 @@ def rope_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     parameters = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
     kind = parameters.pop("type", None)
     parameters["rope_type"] = parameters.get("rope_type") or kind or "default"
+    if parameters["rope_type"] not in ("default", *ROPE_INIT_FUNCTIONS):
+        raise ValueError(
+            f"its config.json has the rope_type {parameters['rope_type']!r}, which is unknown: give one "
+            f"of default, {', '.join(ROPE_INIT_FUNCTIONS)}"
+        )
     parameters["rope_theta"] = float(parameters.get("rope_theta") or stored.get("rope_theta") or _PLAIN_THETA)
     return parameters
 

@@ -237,6 +237,8 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
     mask, vocabulary = settings.get("mask_token_id"), settings["vocab_size"]
     if mask is None:
         raise ValueError(f"{name}: its config.json has no mask_token_id: give mask_token_id=…, as in training")
+    if type(mask) is not int:
+        raise ValueError(f"{name}: mask_token_id={mask!r} is no whole number: give the number of a token")
     if not 0 <= mask < vocabulary:
         raise ValueError(
             f"{name}: its mask token {mask} is outside of the vocabulary of {vocabulary} tokens: give mask_token_id=…, "
@@ -247,6 +249,8 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
         raise ValueError(
             f"{name}: its config.json does not say which hidden states of the target it reads: give hidden_layers=…"
         )
+    if not isinstance(ids, list | tuple) or any(type(layer) is not int for layer in ids):
+        raise ValueError(f"{name}: {ids!r} are no numbers of hidden states: give hidden_layers=[…]")
     if min(ids) < 0:
         raise ValueError(f"{name} reads the hidden states {ids}, and there are none before 0: give hidden_layers=…")
     width = settings.get("target_hidden_size") or settings["hidden_size"]

@@ -87,9 +87,12 @@ class Checkpoint:
         if found is None:
             return None
         try:
-            return json.loads(found.read_text())
+            stored = json.loads(found.read_text())
         except json.JSONDecodeError as error:
             raise ValueError(f"{self.name}: {file} is not JSON: {error}") from error
+        if not isinstance(stored, dict):
+            raise ValueError(f"{self.name}: {file} holds no settings by name, but a {type(stored).__name__}")
+        return stored
 
     def names(self) -> list[str]:
         """Returns the names of all tensors, which are not read as far as the files allow it.

@@ -113,6 +113,41 @@ def test_files_that_contradict_themselves(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mask_token_id": "x"}, r"mask_token_id='x' is no whole number: give the number of a token"),
+        ({"hidden_layers": ("a",)}, r"\['a'\] are no numbers of hidden states: give hidden_layers="),
+    ],
+)
+def test_options_that_are_no_numbers(
+    model: PreTrainedModel, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    saved_block(model, tmp_path)
+    with pytest.raises(ValueError, match=words):
+        BlockDrafter.from_pretrained(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: "[]", r"config\.json holds no settings by name, but a list"),
+        (
+            lambda text: text.replace('"rope_type": "default"', '"rope_type": "odd"'),
+            "rope_type .odd., which is unknown",
+        ),
+    ],
+)
+def test_a_config_that_describes_nothing(
+    model: PreTrainedModel, change: Callable[[str], str], words: str, tmp_path: Path
+) -> None:
+    saved_eagle3(model, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(change(file.read_text()))
+    with pytest.raises(ValueError, match=words):
+        EagleDrafter.from_pretrained(tmp_path)
+
+
 def test_a_markov_head_of_another_vocabulary(model: PreTrainedModel) -> None:
     """Its own table and the target's output layer, which it borrows, have different columns."""
     drafter = BlockDrafter(markov_head(model))
