@@ -14,6 +14,7 @@ from experiments.app.pairs import check_files
 from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table
 from specdec.drafter_checks import Finding, Status, check_drafter
+from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 
 
@@ -32,10 +33,16 @@ def try_drafter(config: DictConfig) -> list[Finding]:
     engine = plain(config, "engine")
     sampling = build(config, "sampling")
     target: Target = build(config, "target")
+
+    def make() -> Drafter:
+        drafter = paced(build(config, "drafter"), build(config, "policy"))
+        assert drafter is not None, "refused above"
+        return drafter
+
     screen = Console(stderr=True)
     with screen.status("drafter") as status:
         findings = check_drafter(
-            lambda: paced(build(config, "drafter"), build(config, "policy")),
+            make,
             target,
             rules=None if config.every_rule else (),
             prompts=config.prompts,

@@ -10,6 +10,7 @@ from drafters.heads.files import Checkpoint
 from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.pairs import check_files
 from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.families import USUAL, family_of, kind_of
 from experiments.inspecting.search import Inspection, inspect
@@ -34,6 +35,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
     name = options.get("_target_")
     if name is None:
         raise ValueError("drafter=none drafts nothing, so there is nothing to inspect: give another drafter")
+    check_files(config)
     drafter: Drafter = build(config, "drafter")
     target: Target = build(config, "target")
     screen = Console(stderr=True)

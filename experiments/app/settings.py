@@ -303,6 +303,7 @@ INSPECT_DRAFTER: dict[str, Check] = {
     "tokens": integer(8),
     "places": integer(8),
     "depths": integer(1, optional=True),
+    "chat_template": optional_section,
     "seed": integer(0),
     "threads": integer(1, optional=True),
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class BlockFamily(Family):
         """Yields other tokens that its places may hold: special ones, and those that no text has."""
         own = wiring.head.config.mask_token_id
         rows = wiring.head.get_input_embeddings().weight.shape[0]
-        tokenizer: Any = self.target.tokenizer
+        tokenizer = cast(Any, self.target.tokenizer)
         found: list[int] = [rows - 1, self.target.vocab_size - 1]
         if tokenizer is not None:
             named = [tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id]
