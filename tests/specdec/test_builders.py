@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafters.model import ModelDrafter
-from specdec.drafting.builders import ExpansionTree, Grown, StaticTree
+from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
@@ -68,9 +68,7 @@ class Table(Scorer):
         return 0
 
 
-def grown(
-    builder: ExpansionTree | StaticTree, scorer: Scorer, depth: int = DEPTH, *, max_depth: int | list[int] = 100
-) -> Grown:
+def grown(builder: TreeBuilder, scorer: Scorer, depth: int = DEPTH, *, max_depth: int | list[int] = 100) -> Grown:
     slots = slots_of(ROOTS, vocab_size=VOCAB, max_depth=max_depth)
     builder.bind(slots.device)
     drawing = Drawing.of(slots, VocabularyMap(VOCAB, VOCAB), DraftSampling.DETERMINISTIC, None)
@@ -124,10 +122,13 @@ def test_narrow_expansion_goes_on_from_the_best_of_every_level() -> None:
         assert set(paths_of(result.tree, row)) - {()} == wanted
 
 
+@pytest.mark.parametrize("kind", [ExpansionTree, SampledTree])
 @pytest.mark.parametrize("room", [1, 2])
-def test_nodes_too_deep_for_a_row_take_no_other_nodes_place(room: int) -> None:
+def test_nodes_too_deep_for_a_row_take_no_other_nodes_place(
+    room: int, kind: type[ExpansionTree] | type[SampledTree]
+) -> None:
     """A row near its end has the same tree beside a longer row as alone, where no level is grown beyond its room."""
-    builder = ExpansionTree(5, DEPTH, width=5)
+    builder = kind(5, DEPTH, width=5)
     together = grown(builder, Table(), max_depth=[room, DEPTH]).tree
     alone = grown(builder, Table(), room, max_depth=room).tree
     assert paths_of(together, 0) == paths_of(alone, 0)

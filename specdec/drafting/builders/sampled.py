@@ -95,6 +95,8 @@ class SampledTree(TreeBuilder):
             else:
                 logits = scorer.level_logits(slots, tokens[-1], topology, level)
             found = self._level(logits, drawing, torch.cat(tokens, dim=1), topology, worth, uniform, offered)
+            # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
+            found.slot = found.slot.where((slots.max_depth > level)[:, None], 0.0)
             confidence = None
             if drawing.rater is not None:
                 confidence = drawing.rater.confidence(tokens[-1], found.scores, level).expand(-1, worth.shape[1])
