@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.results import timing
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap, Interval
-from specdec.drafting.costs import RoundCosts
+
+if TYPE_CHECKING:
+    from specdec.drafting.costs import RoundCosts
 
 EVERYTHING = "all"
 """Stands for all categories."""
@@ -48,7 +51,7 @@ def policy_losses(
     fixed: Sequence[str],
     by_depth: Sequence[str],
     others: Sequence[str],
-    costs: RoundCosts | None,
+    costs: "RoundCosts | None",
     rows: int,
     bootstrap: Bootstrap,
 ) -> list[PolicyLoss]:
@@ -111,7 +114,7 @@ def policy_losses(
     return found
 
 
-def _modelled(records: Sequence[Record], costs: RoundCosts | None, rows: int) -> float | None:
+def _modelled(records: Sequence[Record], costs: "RoundCosts | None", rows: int) -> float | None:
     """Returns the tokens per second of rounds that take what was measured for their depth."""
     depths = [depth for record in records if not record.failed for depth in record.proposed_depth]
     if costs is None or costs.nodes is not None or not depths or max(depths) > costs.max_depth:
