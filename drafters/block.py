@@ -13,7 +13,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
 from drafters.heads.block_wide import widened
 from drafters.heads.bound import lengthen, row_of
-from drafters.own_model import OwnModelDrafter
+from drafters.own_model import OwnModelDrafter, layers_given
 from specdec.arguments import instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
@@ -89,7 +89,8 @@ class BlockDrafter(OwnModelDrafter):
             builder, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
         )
         self.head = head
-        self.hidden_layers = head.hidden_layers if hidden_layers is None else tuple(hidden_layers)
+        chosen = layers_given(hidden_layers)
+        self.hidden_layers = head.hidden_layers if chosen is None else chosen
         # A leaf's law is said by one more place.
         self.has_leaf_probs = builder.has_leaf_probs and builder.max_depth < self.tokens
 
@@ -146,7 +147,7 @@ class BlockDrafter(OwnModelDrafter):
             path,
             dtype=dtype,
             device=device or "cpu",
-            hidden_layers=None if hidden_layers is None else tuple(hidden_layers),
+            hidden_layers=layers_given(hidden_layers),
             mask_token_id=mask_token_id,
             revision=revision,
             subfolder=subfolder,
@@ -264,6 +265,11 @@ class BlockDrafter(OwnModelDrafter):
             raise ValueError(
                 f"the head {self.name} drafts {config.columns} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give a head that was trained on this target"
+            )
+        if abs(config.vocab_size - target.vocab_size) > MOST_PADDING:  # as its files state it, if it borrows all layers
+            raise ValueError(
+                f"the head {self.name} is for a vocabulary of {config.vocab_size} tokens and the target {target.name} "
+                f"has {target.vocab_size}: give a head that was trained on this target"
             )
         if head.draft_ids is not None and int(head.draft_ids[-1]) >= target.vocab_size:
             raise ValueError(

@@ -13,6 +13,7 @@ from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
 from drafters.heads.eagle_files import load_eagle
+from drafters.own_model import layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
 from specdec.modeling.target import Target
@@ -53,7 +54,7 @@ class EagleDrafter(FeatureDrafter):
         kv_cache: str | None = None,
     ):
         instance("head", head, (EagleHead, Eagle3Head), "a head, or load one with EagleDrafter.from_pretrained(…)")
-        self._layers = hidden_layers
+        self._layers = layers_given(hidden_layers)
         super().__init__(
             head,
             ExpansionTree() if shape is None else tree_of(shape),
@@ -114,7 +115,7 @@ class EagleDrafter(FeatureDrafter):
         """
         head = load_eagle(
             path,
-            hidden_layers=None if hidden_layers is None else tuple(hidden_layers),
+            hidden_layers=layers_given(hidden_layers),
             embeddings=embeddings,
             dtype=dtype,
             device=device or "cpu",
@@ -139,7 +140,7 @@ class EagleDrafter(FeatureDrafter):
     def layers_for(self, target: Target) -> tuple[int, ...]:
         """Returns those that were given, else the head's own, else the usual ones."""
         if self._layers is not None:
-            return tuple(self._layers)
+            return self._layers
         if self.head.hidden_layers is not None:
             return self.head.hidden_layers
         assert target.num_layers is not None

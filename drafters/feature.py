@@ -120,6 +120,11 @@ class FeatureDrafter(OwnModelDrafter):
         return head
 
     def _check_vocabulary(self, head: FeatureHead, target: Target) -> None:
+        """Compare what the head has of the vocabulary with the target's: layers, or else what its files state.
+
+        Raises:
+            ValueError: They differ by more than padding.
+        """
         remedy = "give a head that was trained on this target"
         ids, output, embeddings = head.draft_ids, head.lm_head, head.model.embed_tokens
         if ids is not None and int(ids.max()) >= target.vocab_size:
@@ -131,6 +136,8 @@ class FeatureDrafter(OwnModelDrafter):
             "output layer": None if output is None or ids is not None else output.weight.shape[0],  # type: ignore[union-attr]
             "embeddings": None if embeddings is None else embeddings.weight.shape[0],  # type: ignore[union-attr]
         }
+        if embeddings is None and (output is None or ids is not None) and head.config.vocab_size > 1:  # 1: not stated
+            widths["vocabulary"] = head.config.vocab_size
         for part, tokens in widths.items():
             if isinstance(tokens, int) and abs(tokens - target.vocab_size) > MOST_PADDING:
                 raise ValueError(

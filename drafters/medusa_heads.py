@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from drafters.heads.assemble import check_finite
 from specdec.arguments import whole
 from specdec.modeling.loading import looks_local, resolve_device
 
@@ -159,6 +160,8 @@ class MedusaHeads(nn.Module):
             local_files_only=local_files_only,
         )
         tensors = _read(file)
+        for key, tensor in tensors.items():
+            check_finite(str(file), key, tensor)
         layers, outputs = _sort(tensors, file)
         num_heads, num_layers = len(outputs), len(layers) // (2 * len(outputs))
         vocab_size, hidden_size = outputs[0].shape

@@ -2,12 +2,22 @@
 
 from transformers import PreTrainedModel
 
-from specdec.arguments import flag
+from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
 from specdec.drafting.scored import ScoredDrafter
 from specdec.modeling.runner import ModelRunner
 from specdec.types import DraftSampling
+
+
+def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
+    """Returns the hidden states that a user asked for; None if none were.
+
+    Raises:
+        ValueError: They are no numbers.
+    """
+    remedy = "give the numbers of hidden states, such as [2, 16, 29]"
+    return None if hidden_layers is None else wholes("hidden_layers", hidden_layers, remedy)
 
 
 class OwnModelDrafter(ScoredDrafter):

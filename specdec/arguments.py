@@ -2,6 +2,7 @@
 
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,20 @@ def whole(name: str, value: object, *, least: int | None = None, remedy: str = W
     if least is not None and converted < least:
         raise ValueError(f"{name}={converted}: {few or f'give at least {least}'}")
     return converted
+
+
+def wholes(name: str, values: object, remedy: str) -> tuple[int, ...]:
+    """Returns the values as a tuple of ints; a number by itself and text are not accepted.
+
+    Raises:
+        ValueError: They are no list of integers.
+    """
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        try:
+            return tuple(whole(name, value) for value in values)
+        except ValueError:
+            pass  # the message shows all of them
+    raise ValueError(f"{name}={shown(values)}: {remedy}")
 
 
 def flag(name: str, value: object) -> bool:

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from specdec.arguments import number, shown, whole
+
 _Head = TypeVar("_Head", bound=PreTrainedModel)
+_Config = TypeVar("_Config", bound=PreTrainedConfig)
 _PLAIN_THETA = 10000.0  # what a configuration without a rope_theta means, whatever the target's is
 
 
@@ -22,7 +26,8 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
         layer: What the names of the first layer's tensors begin with.
 
     Raises:
-        ValueError: A tensor that is needed is missing, or widths do not fit each other.
+        ValueError: A tensor that is needed is missing, or widths do not fit each other, or a setting is of the wrong
+            type.
     """
     width = needed(name, tensors, f"{layer}self_attn.o_proj.weight").shape[0]
     reads = needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[1]
@@ -32,15 +37,17 @@ def config_of(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor
             f"{layer}mlp.gate_proj.weight reads {reads} channels: they belong to different checkpoints"
         )
     kind = Qwen3Config if norms_queries(tensors, layer) else LlamaConfig
-    config = kind(
-        vocab_size=stored.get("vocab_size") or 1,
+    config = made(
+        name,
+        kind,
+        vocab_size=count_of(name, stored, "vocab_size") or 1,
         hidden_size=width,
         intermediate_size=needed(name, tensors, f"{layer}mlp.gate_proj.weight").shape[0],
         **heads_of(name, stored, tensors, layer, width),
         hidden_act=stored.get("hidden_act") or "silu",
         max_position_embeddings=stored.get("max_position_embeddings") or 2048,
         rms_norm_eps=stored.get("rms_norm_eps") or 1e-6,
-        rope_parameters=rope_of(stored),
+        rope_parameters=rope_of(name, stored),
         attention_bias=f"{layer}self_attn.q_proj.bias" in tensors,
         num_hidden_layers=1,
         bos_token_id=None,
@@ -73,8 +80,8 @@ def heads_of(
     """
     queries = needed(name, tensors, f"{layer}self_attn.q_proj.weight").shape[0]
     keys = needed(name, tensors, f"{layer}self_attn.k_proj.weight").shape[0]
-    stated = stored.get("num_attention_heads")
-    head_dim = stored.get("head_dim") or (width // stated if stated else None)
+    stated = count_of(name, stored, "num_attention_heads")
+    head_dim = count_of(name, stored, "head_dim") or (width // stated if stated else None)
     if norms_queries(tensors, layer):
         head_dim = tensors[f"{layer}self_attn.q_norm.weight"].shape[0]
     if not head_dim:
@@ -91,17 +98,52 @@ def heads_of(
     }
 
 
-def rope_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+def count_of(name: str, stored: Mapping[str, Any], key: str) -> int | None:
+    """Returns a positive number that a ``config.json`` states; None if it does not, or states 0.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    return whole(f"{name}: its config.json has {key}", stored[key], least=1) if stored.get(key) else None
+
+
+def section(name: str, stored: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns a group of settings within a ``config.json``; an empty one if there is none.
+
+    Raises:
+        ValueError: There are no settings by name.
+    """
+    found = stored.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name}: its config.json has {key}={shown(found)}: it must hold settings by name")
+    return found
+
+
+def made(name: str, kind: type[_Config], **settings: Any) -> _Config:
+    """Returns a configuration.
+
+    Raises:
+        ValueError: A setting is of the wrong type.
+    """
+    try:
+        return kind(**settings)
+    except StrictDataclassError as error:
+        reason = " ".join(str(error).replace("TypeError: ", "").split())
+        raise ValueError(f"{name}: its config.json cannot be used: {reason}") from error
+
+
+def rope_of(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the rotary embedding that a configuration describes, in the words of any version of transformers."""
-    parameters = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    parameters = {**section(name, stored, "rope_scaling"), **section(name, stored, "rope_parameters")}
     kind = parameters.pop("type", None)
     parameters["rope_type"] = parameters.get("rope_type") or kind or "default"
     if parameters["rope_type"] not in ("default", *ROPE_INIT_FUNCTIONS):
         raise ValueError(
-            f"its config.json has the rope_type {parameters['rope_type']!r}, which is unknown: give one "
+            f"{name}: its config.json has the rope_type {parameters['rope_type']!r}, which is unknown: give one "
             f"of default, {', '.join(ROPE_INIT_FUNCTIONS)}"
         )
-    parameters["rope_theta"] = float(parameters.get("rope_theta") or stored.get("rope_theta") or _PLAIN_THETA)
+    theta = parameters.get("rope_theta") or stored.get("rope_theta") or _PLAIN_THETA
+    parameters["rope_theta"] = float(number(f"{name}: its config.json has rope_theta", theta))
     return parameters
 
 
@@ -129,7 +171,8 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[s
         The head, on the CPU.
 
     Raises:
-        ValueError: Tensors are missing, or superfluous, or of another shape; names them as the checkpoint does.
+        ValueError: Tensors are missing, or superfluous, or of another shape, or not finite; names them as the
+            checkpoint does.
     """
     wanted = head.state_dict()
     missing = [names.get(key, key) for key in wanted if key not in tensors]
@@ -147,6 +190,7 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[s
                 f"{name}: the tensor {names.get(key, key)} has the shape {list(tensor.shape)} and the others call for "
                 f"{list(wanted[key].shape)}"
             )
+        check_finite(name, names.get(key, key), tensor)
     head.load_state_dict(dict(tensors), assign=True, strict=False)
     # Frequencies are no weights, and were not computed on the meta device.
     body: Any = head.base_model
@@ -163,4 +207,27 @@ def _listed(names: list[str], *, verb: bool = True) -> str:
 
 def finite(tensor: Tensor | None) -> bool:
     """Returns whether a tensor is there and has no NaN, which some trainings leave where they borrow, nor infinity."""
-    return tensor is not None and bool(torch.isfinite(tensor).all())
+    if tensor is None:
+        return False
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.dtype.itemsize == 1:  # no aminmax for fp8
+        return True
+    # One pass without a mask as large as the tensor; NaN makes both ends NaN.
+    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))
+
+
+def check_finite(name: str, key: str, tensor: Tensor) -> None:
+    """Refuse weights that would make all drafts worthless, and nothing else would tell.
+
+    Args:
+        name: The checkpoint's, for messages.
+        key: What the checkpoint calls the tensor.
+        tensor: The tensor.
+
+    Raises:
+        ValueError: It holds NaN or infinity.
+    """
+    if not finite(tensor):
+        raise ValueError(
+            f"{name}: the tensor {key} holds NaN or infinity: its training diverged or the file is damaged, give "
+            f"another checkpoint"
+        )

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafters.heads.assemble import fill, heads_of, needed, norms_queries, rope_of
+from drafters.heads.assemble import count_of, fill, finite, heads_of, made, needed, norms_queries, rope_of, section
 from drafters.heads.block import BlockConfig, BlockHead, default_layers
 from drafters.heads.bound import move
 from drafters.heads.files import Checkpoint
 from drafters.heads.markov import KINDS
+from specdec.arguments import whole, wholes
 from specdec.modeling.loading import resolve_device, resolve_dtype
 
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
@@ -72,7 +73,7 @@ def load_block(
         )
     reduced = {} if ids is None or settings["draft_vocab_size"] is None else {"draft_ids": ids}
     with torch.device("meta"):
-        head = BlockHead(BlockConfig(**settings))
+        head = BlockHead(made(name, BlockConfig, **settings))
     head = _filled(name, head, tensors | reduced)
     move(head, place, resolved if isinstance(resolved, torch.dtype) else None)
     return head
@@ -83,7 +84,7 @@ def _described(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Returns what a ``config.json`` says of the layers, and what of the block, as fields of ``BlockConfig``."""
     kind = stored.get("speculators_model_type")
-    inner = stored.get("dflash_config") or {}
+    inner = section(name, stored, "dflash_config")
     architecture = (stored.get("architectures") or [""])[0]
     if any("_conv." in key or key.startswith("candidate_selector.") for key in tensors):
         raise ValueError(
@@ -98,23 +99,24 @@ def _described(
             raise ValueError(
                 f"{name} is a speculators folder of the type {kind!r}: BlockDrafter takes dflash and dspark"
             )
-        layers = stored.get("transformer_layer_config") or {}
+        layers = section(name, stored, "transformer_layer_config")
         shifted = bool(stored.get("sample_from_anchor", kind == "dspark"))
-        ids = _first(stored, "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
+        ids = _first(name, stored, "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
         block = _block(name, stored, stored, shifted=shifted)
         sliding = not stored.get("sliding_window_non_causal", False)
         return layers, block | {"hidden_layers": ids, "causal": _causal(name, layers, full=False, sliding=sliding)}
     if "target_layer_ids" in stored and not inner:  # DeepSpec's, whatever its name: "DFlash", too, is shifted there
         block = _block(name, stored, stored, shifted=True)
-        ids = [layer + 1 for layer in stored["target_layer_ids"]]
+        ids = _first(name, stored, "target_layer_ids")
+        ids = None if ids is None else [layer + 1 for layer in ids]
         return stored, block | {"hidden_layers": ids, "causal": _one_way(name, stored, stored.get("is_causal"))}
     if inner or architecture.startswith("DFlash"):
         projector = inner.get("projector_type") or "dflash"
         if projector not in ("dflash", "dspark"):
             raise ValueError(f"{name} has the projector_type {projector!r}: BlockDrafter takes dflash and dspark")
         block = _block(name, inner, stored, shifted=projector == "dspark")
-        ids = _first(inner, "target_layer_ids", otherwise=stored.get("target_layer_ids"))
-        total = stored.get("num_target_layers")
+        ids = _first(name, inner, "target_layer_ids") or _first(name, stored, "target_layer_ids")
+        total = count_of(name, stored, "num_target_layers")
         if ids is None and total is not None:
             ids = default_layers(total, 1 + max((int(m[1]) for m in map(_LAYER.match, tensors) if m), default=0))
         causal = _one_way(name, stored, inner.get("is_causal", stored.get("is_causal")))
@@ -165,8 +167,15 @@ def _one_way(name: str, layers: Mapping[str, Any], causal: bool | None) -> bool:
     return _causal(name, layers, full=bool(causal), sliding=causal is None or causal)
 
 
-def _first(stored: Mapping[str, Any], *keys: str, otherwise: Any = None) -> list[int] | None:
-    return next((list(stored[key]) for key in keys if stored.get(key) is not None), otherwise)
+def _first(name: str, stored: Mapping[str, Any], *keys: str) -> list[int] | None:
+    """Returns the layer ids under the first of some keys that a ``config.json`` has; None if it has none.
+
+    Raises:
+        ValueError: They are no numbers.
+    """
+    key = next((key for key in keys if stored.get(key) is not None), None)
+    remedy = "correct it to a list of whole numbers"
+    return None if key is None else list(wholes(f"{name}: its config.json has {key}", stored[key], remedy))
 
 
 def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], ids: Tensor | None) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     heads = heads_of(name, layers, tensors, first, width)
     found: dict[str, Any] = {key: layers[key] for key in _COPIED if layers.get(key) is not None}
     embeddings, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
-    owns_embeddings = embeddings is not None and bool(torch.isfinite(embeddings).all())
+    owns_embeddings = embeddings is not None and finite(embeddings)
     if embeddings is not None and owns_embeddings:
         found["vocab_size"] = embeddings.shape[0]
     markov = tensors.get("markov_head.markov_w1.weight")
@@ -203,7 +212,7 @@ def _sizes(name: str, layers: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         "attention_bias": f"{first}self_attn.q_proj.bias" in tensors,
         "mlp_bias": f"{first}mlp.gate_proj.bias" in tensors,
         "use_sliding_window": "sliding_attention" in (layers.get("layer_types") or ()),
-        "rope_parameters": rope_of(layers),
+        "rope_parameters": rope_of(name, layers),
         "draft_vocab_size": None if columns == found["vocab_size"] else columns,
         "owns_embeddings": owns_embeddings,
         "owns_output": output is not None,
@@ -234,6 +243,8 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
     Raises:
         ValueError: Says which, and what to give.
     """
+    places = settings.get("block_size", 2)
+    whole(f"{name}: its config.json has block_size", places, least=1 if settings.get("shifted") else 2)
     mask, vocabulary = settings.get("mask_token_id"), settings["vocab_size"]
     if mask is None:
         raise ValueError(f"{name}: its config.json has no mask_token_id: give mask_token_id=…, as in training")
@@ -253,7 +264,7 @@ def _check(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
         raise ValueError(f"{name}: {ids!r} are no numbers of hidden states: give hidden_layers=[…]")
     if min(ids) < 0:
         raise ValueError(f"{name} reads the hidden states {ids}, and there are none before 0: give hidden_layers=…")
-    width = settings.get("target_hidden_size") or settings["hidden_size"]
+    width = count_of(name, settings, "target_hidden_size") or settings["hidden_size"]
     if joined != len(ids) * width:
         raise ValueError(
             f"{name}: fc.weight reads {joined} channels, and {len(ids)} hidden states of width {width} have "

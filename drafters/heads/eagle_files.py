@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafters.heads.assemble import config_of, fill, finite, needed
+from drafters.heads.assemble import config_of, count_of, fill, finite, needed, section
 from drafters.heads.bound import move
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.files import OURS, Checkpoint
+from specdec.arguments import wholes
+from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.modeling.loading import resolve_device, resolve_dtype
 
 EMBEDDINGS = ("auto", "own", "target")
@@ -114,7 +116,7 @@ def _eagle3(
     embeddings: str,
 ) -> Eagle3Head:
     name, stored = checkpoint.name, checkpoint.config
-    layers = stored.get("transformer_layer_config") or stored
+    layers = section(name, stored, "transformer_layer_config") or stored
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
     config = config_of(name, layers, tensors, first)
     config.num_hidden_layers = _count_layers(tensors)
@@ -125,13 +127,13 @@ def _eagle3(
             f"{name}: its embeddings have width {tensors['embed_tokens.weight'].shape[1]} and its layers {width}"
         )
     joined = needed(name, tensors, "fc.weight").shape[1]
-    captured_width = ours.get("captured_width") or stored.get("target_hidden_size") or width
+    captured_width = ours.get("captured_width") or count_of(name, stored, "target_hidden_size") or width
     if joined % captured_width:
         raise ValueError(
             f"{name}: fc.weight reads {joined} channels, which are no whole number of hidden states of "
             f"{captured_width}: correct target_hidden_size in its config.json"
         )
-    chosen = hidden_layers or layers_of(stored, ours)
+    chosen = hidden_layers or layers_of(stored, ours, name=name)
     captured = joined // captured_width
     if chosen is not None and len(chosen) != captured:
         raise ValueError(
@@ -157,6 +159,8 @@ def _eagle3(
         config.vocab_size = tensors["embed_tokens.weight"].shape[0]
     elif ids is None and "lm_head.weight" in tensors:
         config.vocab_size = tensors["lm_head.weight"].shape[0]
+    if "t2d" in tensors:
+        _check_marks(name, len(tensors["t2d"]), config, own=own)
     with torch.device("meta"):
         head = Eagle3Head(
             config,
@@ -177,6 +181,21 @@ def _eagle3(
     wanted = {key: _outside(key, first) for key, _ in head.named_parameters()}
     fill(name, head, {mine: kept[theirs] for mine, theirs in names.items()}, wanted | names)
     return head
+
+
+def _check_marks(name: str, marks: int, config: Any, *, own: bool) -> None:
+    """Compare the length of t2d with the embeddings, or take it for the vocabulary's size where there are none.
+
+    Raises:
+        ValueError: They are for different vocabularies.
+    """
+    if not own:
+        config.vocab_size = marks
+    elif abs(marks - config.vocab_size) > MOST_PADDING:
+        raise ValueError(
+            f"{name}: its t2d marks the tokens of a vocabulary of {marks} and its embeddings have {config.vocab_size}: "
+            f"one of them belongs to another checkpoint"
+        )
 
 
 def _inside(key: str) -> str:
@@ -248,21 +267,29 @@ def _draft_ids(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
     return ids
 
 
-def layers_of(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[int, ...] | None:
+def layers_of(
+    stored: Mapping[str, Any], ours: Mapping[str, Any], *, name: str = "the checkpoint"
+) -> tuple[int, ...] | None:
     """Returns the hidden states of the target that a checkpoint names, numbered as inputs of layers; None if none.
 
     The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
     ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
     first number of 1 tells.
+
+    Raises:
+        ValueError: What it names are no numbers.
     """
+    remedy = "correct it to a list of whole numbers, or give hidden_layers=[…]"
     if ours.get("hidden_layers") is not None:
-        return tuple(ours["hidden_layers"])
+        return wholes(f"{name}: its {OURS} has hidden_layers", ours["hidden_layers"], remedy)
+    said = f"{name}: its config.json has"
     if stored.get("target_layer_ids") is not None:
-        return tuple(layer + 1 for layer in stored["target_layer_ids"])
+        return tuple(layer + 1 for layer in wholes(f"{said} target_layer_ids", stored["target_layer_ids"], remedy))
     key = "eagle_aux_hidden_state_layer_ids"
-    ids = (stored.get("eagle_config") or {}).get(key) or stored.get(key)
+    ids = section(name, stored, "eagle_config").get(key) or stored.get(key)
     if not ids:
         return None
+    ids = wholes(f"{said} {key}", ids, remedy)
     return tuple(layer + (ids[0] == 1) for layer in ids)
 
 

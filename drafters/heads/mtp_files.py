@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafters.heads.assemble import fill
+from drafters.heads.assemble import count_of, fill, section
 from drafters.heads.files import OURS, Checkpoint
 from drafters.heads.mtp import MTPHead
 from specdec.arguments import whole
+from specdec.drafting.vocabulary import MOST_PADDING
 
 
 class Family(NamedTuple):
@@ -75,6 +76,7 @@ FAMILIES = {
 """DeepSeek's names are GLM's, too; MiMo's are those of speculators, which joins the two in the other order."""
 
 HIDDEN = ("auto", "after_norm", "before_norm")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -148,6 +150,8 @@ def load_mtp(
             prefix = pattern.format(layer=layers + module, module=module)
             found = checkpoint.tensors(lambda name, prefix=prefix: name.startswith(prefix))
             if found:
+                _check_vocabulary(checkpoint, target)
+                found = _of_module(checkpoint.name, found, prefix, family, module)
                 speculators = checkpoint.config.get("speculators_model_type") is not None
                 state = (checkpoint.json(OURS) or {}).get("hidden_state") if hidden_state == "auto" else hidden_state
                 return _assembled(
@@ -165,6 +169,43 @@ def load_mtp(
         f"{checkpoint.name} has no MTP module {module} for a target of {layers} layers: no tensor begins with "
         f"{shown}; give a checkpoint that has one"
     )
+
+
+def _check_vocabulary(checkpoint: Checkpoint, target: PreTrainedModel) -> None:
+    """Compare the vocabulary that a checkpoint states with the target's, from which modules borrow nearly always.
+
+    Raises:
+        ValueError: They differ by more than padding.
+    """
+    name, stored = checkpoint.name, checkpoint.config
+    parts = [stored, section(name, stored, "text_config"), section(name, stored, "transformer_layer_config")]
+    stated = next((count for count in (count_of(name, part, "vocab_size") for part in parts) if count), None)
+    tokens = target.config.get_text_config(decoder=True).vocab_size
+    if stated is not None and abs(stated - tokens) > MOST_PADDING:
+        raise ValueError(
+            f"the MTP module {name} is for a vocabulary of {stated} tokens and the target's has {tokens}: give a "
+            f"module that was trained on this target"
+        )
+
+
+def _of_module(
+    name: str, found: Mapping[str, Tensor], prefix: str, family: Family, module: int
+) -> Mapping[str, Tensor]:
+    """Returns a module's tensors, where a family stores all modules under one prefix: without the others' layers.
+
+    Raises:
+        ValueError: There are layers of other modules, and none of this one.
+    """
+    if not family.block:
+        return found
+    modules = {key: int(match[1]) for key in found if (match := _LAYER.match(key.removeprefix(prefix)))}
+    if modules and module not in modules.values():
+        there = sorted(set(modules.values()))
+        raise ValueError(
+            f"{name} has no MTP module {module}: it has {there[0] if len(there) == 1 else there}, give module="
+            f"{there[0]} or another checkpoint"
+        )
+    return {key: tensor for key, tensor in found.items() if modules.get(key, module) == module}
 
 
 def _assembled(

@@ -23,7 +23,10 @@ def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Tab
         Column("what was found", "left", fold=True),
     ]
     counted = any("p-value" in finding.detail for finding in findings)
-    notes = [f"p-values below the limit are mistakes: one right drafter in {1 / LEVEL:,.0f} has one, by chance"]
+    by_chance = 2 * LEVEL * 100_000  # LEVEL for what is drawn, and as much for outputs
+    notes = [
+        f"p-values below the limit are mistakes: at most {by_chance:.0f} of 100,000 right drafters have one, by chance"
+    ]
     table = Table(columns, f"{drafter}, tried with {target}", notes if counted else [])
     for finding in findings:
         emphasis = _EMPHASIS.get(finding.status, Emphasis.NONE)

@@ -1,5 +1,6 @@
 """Weights that do not fit, each other or the target: one sentence each, which names the tensor as the files do."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from drafters.eagle import EagleDrafter
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
-from drafters.heads.mtp_files import save_mtp
+from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.medusa_heads import MedusaHeads
 from drafters.mtp import MTPDrafter
 from specdec.modeling.target import Target
@@ -36,6 +37,10 @@ def saved_eagle3(model: PreTrainedModel, folder: Path) -> None:
     save_eagle(Eagle3Head.for_target(model, hidden_layers=(0, 1, 2), draft_ids=IDS), folder)
 
 
+def saved_mtp(model: PreTrainedModel, folder: Path) -> None:
+    save_mtp(MTPHead.for_target(model), folder)
+
+
 def saved_block(model: PreTrainedModel, folder: Path) -> None:
     block_head(model, draft_ids=torch.tensor(list(IDS))).save_pretrained(folder)
 
@@ -46,6 +51,20 @@ SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[[Path
     "block": (saved_block, BlockDrafter.from_pretrained),
     "medusa": (lambda model, folder: medusa_heads(model).save_pretrained(folder), MedusaHeads.from_pretrained),
 }
+
+
+def spoilt(name: str) -> Callable[[dict[str, Tensor]], object]:
+    """Makes one of a tensor's weights NaN."""
+    return lambda tensors: tensors[name].view(-1)[-1:].fill_(torch.nan)
+
+
+def infinite(tensors: dict[str, Tensor]) -> None:
+    tensors["fc.weight"][0, 0] = -torch.inf
+
+
+def longer_marks(tensors: dict[str, Tensor]) -> None:
+    """The marks of a larger vocabulary, and the same tokens marked."""
+    tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(2000, dtype=torch.bool)])
 
 
 def cut(name: str) -> Callable[[dict[str, Tensor]], None]:
@@ -97,6 +116,15 @@ def with_public_map(tensors: dict[str, Tensor]) -> None:
             r"its d2t holds tokens, and must hold differences.*store d2t - torch\.arange\(len\(d2t\)\)",
         ),
         ("block", with_public_map, r"its d2t holds tokens, and must hold differences.*store d2t - torch\.arange"),
+        (
+            "eagle",
+            spoilt("fc.weight"),
+            r"the tensor fc\.weight holds NaN or infinity: its training diverged or the file",
+        ),
+        ("eagle3", infinite, r"the tensor fc\.weight holds NaN or infinity"),
+        ("eagle3", spoilt("midlayer.mlp.up_proj.weight"), r"the tensor midlayer\.mlp\.up_proj\.weight holds NaN"),
+        ("block", spoilt("layers.0.mlp.up_proj.weight"), r"the tensor layers\.0\.mlp\.up_proj\.weight holds NaN"),
+        ("medusa", spoilt("0.0.linear.bias"), r"the tensor 0\.0\.linear\.bias holds NaN or infinity"),
         ("medusa", cut("1.1.weight"), r"unequal widths: 1\.1\.weight has the shape \[63, 32\] and .* \[64, 32\]$"),
     ],
 )
@@ -118,15 +146,75 @@ def test_files_that_contradict_themselves(
     ("options", "words"),
     [
         ({"mask_token_id": "x"}, r"mask_token_id='x' is no whole number: give the number of a token"),
-        ({"hidden_layers": ("a",)}, r"\['a'\] are no numbers of hidden states: give hidden_layers="),
+        ({"hidden_layers": ("a",)}, r"^hidden_layers=\('a',\): give the numbers of hidden states"),
+        ({"hidden_layers": 3}, "^hidden_layers=3: give the numbers of hidden states"),
     ],
 )
 def test_options_that_are_no_numbers(
     model: PreTrainedModel, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    saved_block(model, tmp_path)
-    with shapes_unchecked(), pytest.raises(ValueError, match=words):
-        BlockDrafter.from_pretrained(tmp_path, **options)
+    saved_block(model, tmp_path / "block")
+    saved_eagle3(model, tmp_path / "eagle3")
+    with shapes_unchecked():  # the annotations' check would refuse them, too
+        with pytest.raises(ValueError, match=words):
+            BlockDrafter.from_pretrained(tmp_path / "block", **options)
+        if "hidden_layers" in options:
+            with pytest.raises(ValueError, match=words):
+                EagleDrafter.from_pretrained(tmp_path / "eagle3", **options)
+            with pytest.raises(ValueError, match=words):
+                EagleDrafter(eagle_head(model), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "changes", "words"),
+    [
+        (
+            "eagle3",
+            "specdec.json",
+            {"hidden_layers": "abc"},
+            r"its specdec\.json has hidden_layers='abc': correct it to a",
+        ),
+        (
+            "eagle3",
+            "specdec.json",
+            {"hidden_layers": [0, "b", 2]},
+            r"hidden_layers=\[0, 'b', 2\]: correct it to a list",
+        ),
+        ("deepspec", "config.json", {"target_layer_ids": ["a", 1, 2]}, r"has target_layer_ids=\['a', 1, 2\]: correct"),
+        (
+            "deepspec",
+            "config.json",
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "2, 16, 29"}},
+            r"config\.json has eagle_aux_hidden_state_layer_ids='2, 16, 29': correct it",
+        ),
+        ("deepspec", "config.json", {"eagle_config": "x"}, r"eagle_config='x': it must hold settings by name"),
+        ("eagle3", "config.json", {"rope_parameters": {"rope_theta": "x"}}, "has rope_theta='x': give a number"),
+        (
+            "eagle3",
+            "config.json",
+            {"num_attention_heads": "x", "head_dim": None},
+            "num_attention_heads='x': give a whole",
+        ),
+        ("eagle3", "config.json", {"rms_norm_eps": "x"}, r"cannot be used: Validation error for field 'rms_norm_eps'"),
+        ("block", "config.json", {"block_size": "x"}, r"config\.json has block_size='x': give a whole number"),
+        ("block", "config.json", {"block_size": 0}, r"config\.json has block_size=0: give at least"),
+        ("block", "config.json", {"rope_parameters": "x"}, "has rope_parameters='x': it must hold settings by name"),
+        ("block", "config.json", {"causal": "x"}, "cannot be used: Validation error for field 'causal'"),
+        ("block", "config.json", {"target_hidden_size": "x"}, "has target_hidden_size='x': give a whole number"),
+    ],
+)
+def test_settings_of_the_wrong_type(
+    model: PreTrainedModel, kind: str, file: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    save, load = SAVED["eagle3" if kind == "deepspec" else kind]
+    save(model, tmp_path)
+    if kind == "deepspec":  # without our own file, which comes first
+        (tmp_path / "specdec.json").unlink()
+    stored = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps(stored | changes))
+    with shapes_unchecked(), pytest.raises(ValueError, match=words) as raised:
+        load(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +253,68 @@ def test_a_module_of_another_width(model: PreTrainedModel, tmp_path: Path) -> No
     drafter = MTPDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is 16 wide and the target's hidden states are 32 wide: give a module that"):
         drafter.bind(Target(model, name="target"), max_batch_size=1, max_length=32)
+
+
+@pytest.fixture(scope="module")
+def larger() -> Target:
+    return Target(tiny_model(vocab_size=VOCAB + 2000), name="larger")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("eagle", {}), ("eagle3", {"embeddings": "target"}), ("block", {"mask_token_id": 1})]
+)
+def test_heads_that_borrow_from_a_target_of_another_vocabulary(
+    model: PreTrainedModel, larger: Target, kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """No tensor contradicts the target: only what the files say of the vocabulary, or the length of t2d."""
+    SAVED[kind][0](model, tmp_path)
+    drafter = (BlockDrafter if kind == "block" else EagleDrafter).from_pretrained(tmp_path, **options)
+    with pytest.raises(ValueError, match="64 tokens and the target larger has 2064: give a head that was trained"):
+        drafter.bind(larger, max_batch_size=1, max_length=32)
+
+
+def test_a_module_of_another_vocabulary(model: PreTrainedModel, larger: Target, tmp_path: Path) -> None:
+    saved_mtp(model, tmp_path)
+    with pytest.raises(
+        ValueError, match="is for a vocabulary of 64 tokens and the target's has 2064: give a module that"
+    ):
+        MTPDrafter.from_pretrained(tmp_path).bind(larger, max_batch_size=1, max_length=32)
+
+
+def test_marks_of_another_vocabulary(model: PreTrainedModel, tmp_path: Path) -> None:
+    """The length of t2d is the only thing that tells; the tokens that it marks all exist."""
+    saved_eagle3(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    longer_marks(tensors)
+    own = tensors | {"embed_tokens.weight": torch.ones(VOCAB, model.config.hidden_size)}
+    for stored, there in ((tensors, False), (own, True)):
+        save_file(
+            {key: each for key, each in stored.items() if there or key != "embed_tokens.weight"},
+            tmp_path / "model.safetensors",
+        )
+        with pytest.raises(ValueError, match="2064"):
+            EagleDrafter.from_pretrained(tmp_path).bind(Target(model, name="t"), max_batch_size=1, max_length=32)
+
+
+def test_a_module_that_is_not_there(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Qwen's names share a prefix among modules: layers of others are left out, and one that is missing is named."""
+    saved_mtp(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match="has no MTP module 1: it has 0, give module=0 or another checkpoint"):
+        load_mtp(tmp_path, model, module=1)
+    tensors = load_file(file)
+    second = {key.replace("layers.0", "layers.1"): each + 1 for key, each in tensors.items() if "layers.0" in key}
+    save_file(tensors | second, file)
+    first, other = (load_mtp(tmp_path, model, module=module).state_dict() for module in (0, 1))
+    assert first.keys() == other.keys()
+    for key, value in first.items():
+        torch.testing.assert_close(other[key], value + 1 if ".layers.0." in key else value, rtol=0, atol=0)
+
+
+def test_nan_in_a_module(model: PreTrainedModel, tmp_path: Path) -> None:
+    saved_mtp(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    spoilt("mtp.fc.weight")(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"the tensor mtp\.fc\.weight holds NaN or infinity"):
+        load_mtp(tmp_path, model)
