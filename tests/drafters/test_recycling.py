@@ -90,19 +90,46 @@ def test_nothing_is_drafted_from_an_empty_table() -> None:
         assert drafter.propose(slots_of([[1, 2], [3, 4]])).valid.sum() == 2
 
 
-def test_padding_does_not_overwrite_the_root() -> None:
+def successors(drafter: TokenRecyclingDrafter, tokens: list[int]) -> list[list[int]]:
+    """What each row drafts behind such a root; empty where nothing is known."""
+    with shapes_unchecked():
+        tree = drafter.propose(slots_of([[1, token] for token in tokens]))
+    return [row[1:][known[1:]].tolist() for row, known in zip(tree.tokens, tree.valid, strict=True)]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_padding_does_not_overwrite_the_root(slots: int) -> None:
     """Invalid nodes carry the root's token, and the target's successors there are those of another context."""
-    drafter = bound()
+    drafter = bound([2], slots)
     found = tell(drafter, [[3, 4, 3, 3]])
-    assert drafter._successors[3].tolist() == found[0, 0].tolist()
+    assert successors(drafter, [3] * slots) == [found[0, 0].tolist()] * slots
 
 
 def test_of_rows_that_share_the_last_one_counts_and_rows_that_are_not_told_do_not() -> None:
-    drafter = bound(slots=3)
+    drafter = bound([2], slots=4)
     found = tell(drafter, [[3, 4], [4, 3], [3, 5]], told=[True, True, False])
-    assert drafter._successors[3].tolist() == found[1, 1].tolist()
-    assert drafter._successors[4].tolist() == found[1, 0].tolist()
-    assert (drafter._successors[5] == -1).all()
+    # The third and the fourth row have no successors of their own.
+    for token, expected in {3: found[1, 1].tolist(), 4: found[1, 0].tolist(), 5: []}.items():
+        assert successors(drafter, [token] * 4)[2:] == [expected] * 2
+
+
+def test_other_requests_do_not_overwrite_what_a_request_has_seen() -> None:
+    """In a batch each row drafts what the target said in its own text, and else what it said in another one."""
+    drafter = bound([2], slots=3)
+    found = tell(drafter, [[3, 4, 5], [6, 3, 4]])
+    assert found[0, 0].tolist() != found[1, 1].tolist()
+    own, other = found[0, 0].tolist(), found[1, 1].tolist()
+    assert successors(drafter, [3, 3, 3]) == [own, other, other]
+    assert successors(drafter, [6, 5, 6]) == [found[1, 0].tolist(), found[0, 2].tolist(), found[1, 0].tolist()]
+    drafter.admit(0, [1, 3], SamplingParams())
+    assert successors(drafter, [3, 3, 3]) == [other] * 3
+
+
+@pytest.mark.parametrize(("scope", "slots", "tables"), [("request", 3, 3), ("shared", 3, 4), ("shared", 1, 1)])
+def test_the_memory_is_what_the_docstring_says(scope: str, slots: int, tables: int) -> None:
+    drafter = bound(slots=slots, scope=scope)
+    assert drafter._successors.shape == (tables * VOCAB + 1, drafter.top_tokens)
+    assert drafter._successors.dtype == torch.int32 and len(drafter._writer) <= VOCAB + 1
 
 
 def test_a_request_begins_with_its_own_empty_table() -> None:
@@ -127,6 +154,20 @@ def test_the_second_output_is_found_in_the_table() -> None:
         first, second = (engine.generate([[1, 2, 3]], wanted)[0] for _ in range(2))
     assert first.token_ids == second.token_ids
     assert len(second.steps) < len(first.steps)
+
+
+def test_recorded_rounds_draft_from_the_same_tables() -> None:
+    """A batch whose requests come and go, so that slots are used again."""
+    prompts, done = [[1, 2, 3], [4, 5], [6, 1, 2, 3]], {}
+    params = [SamplingParams(max_new_tokens=tokens, ignore_eos=True) for tokens in (8, 20, 16)]
+    for recording in ("off", "rounds"):
+        drafter = TokenRecyclingDrafter([2, 1, 1])
+        engine = Engine(TARGET, drafter, RejectionVerifier(), max_length=64, max_batch_size=2, recording=recording)
+        with shapes_unchecked(), engine:
+            outputs = engine.generate(prompts, params)
+        done[recording] = [[(step.token_ids, step.proposed_nodes) for step in output.steps] for output in outputs]
+    assert done["off"] == done["rounds"]
+    assert any(len(tokens) > 1 for output in done["off"] for tokens, _ in output)
 
 
 @pytest.mark.parametrize(
