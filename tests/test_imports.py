@@ -38,7 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ROOMS = (
     ("datasets", "results"),
     ("tracing", "training", "grading", "contenders", "exporting"),
-    ("measuring", "bundling"),
+    ("measuring", "bundling", "inspecting"),
     ("reporting", "tracking"),
     ("app",),
 )

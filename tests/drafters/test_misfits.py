@@ -19,10 +19,14 @@ from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.medusa_heads import MedusaHeads
 from drafters.mtp import MTPDrafter
+from specdec.drafting.builders import ExpansionTree
+from specdec.engine import Engine
 from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
 from tests.components import block_head, eagle_head, markov_head, medusa_heads
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
+from verifiers.rejection import RejectionVerifier
 
 VOCAB = 64
 IDS = range(0, VOCAB, 2)
@@ -318,3 +322,12 @@ def test_nan_in_a_module(model: PreTrainedModel, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"the tensor mtp\.fc\.weight holds NaN or infinity"):
         load_mtp(tmp_path, model)
+
+
+def test_a_tree_larger_than_the_room_that_is_left(model: PreTrainedModel) -> None:
+    """Nothing to refuse: a slot has positions for all nodes of a tree beyond ``max_length``, until its last token."""
+    target, prompt, sampling = Target(model, name="t"), [1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True)
+    drafter = EagleDrafter(eagle_head(model), ExpansionTree(nodes=59, depth=8))
+    engine = Engine(target, drafter, RejectionVerifier(), max_length=8)
+    plain = Engine(target, max_length=8).generate([prompt], sampling)
+    assert engine.generate([prompt], sampling)[0].token_ids == plain[0].token_ids
