@@ -167,6 +167,7 @@ EVERY_CASE = (
     ]
     + [("temperature 1", drafters[0], verifier) for verifier, drafters in TRIED_WITH.items()]
     + [("temperature 1", "model_tree_coupled", "target_walk")]
+    + [("temperature 1", "model_by_confidence", "traversal")]
     + [("temperature 1", "block_markov_chain", "block"), ("repetition penalty", "block_markov_tree", "traversal")]
     # With shared noise the output does not depend on the drafter (tests/test_lossless.py): one is enough.
     + [(sampling, "model_tree_coupled", "shared_noise") for sampling in SAMPLINGS]

@@ -55,8 +55,8 @@ def test_the_estimate_grows_with_the_work(configure: Configure, tiny: list[str])
 
 
 def test_a_race_with_a_method_that_is_not_there_is_refused(configure: Configure, tiny: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"race='eagle': give one of ngram, model, medusa, or null"):
-        demo(small(configure, tiny, "race=eagle"))
+    with pytest.raises(ValueError, match=r"race='lookahead': give one of ngram, model, medusa, eagle, or null"):
+        demo(small(configure, tiny, "race=lookahead"))
 
 
 def test_resuming_keeps_what_was_decided(
