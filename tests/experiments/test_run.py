@@ -120,6 +120,7 @@ def test_the_demo(configure: Configure, saved: Path, tiny: list[str], tmp_path: 
         f"methods.model.name={saved / 'drafter'}",
         f"methods.medusa.name={saved / 'medusa'}",
         "methods.medusa.shape=2",
+        "~methods.eagle",  # a head for another target
         "dataset.count=2",
     )
     demo(config)

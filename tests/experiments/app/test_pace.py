@@ -63,7 +63,13 @@ def test_resuming_keeps_what_was_decided(
     configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "seconds_needed", lambda config: 1000.0)
-    more = ["target.dtype=float32", "dataset.count=1", "~methods.medusa", f"methods.model.name={saved / 'drafter'}"]
+    more = [
+        "target.dtype=float32",
+        "dataset.count=1",
+        "~methods.medusa",
+        "~methods.eagle",
+        f"methods.model.name={saved / 'drafter'}",
+    ]
     assert demo(small(configure, tiny, *more)).complete
     monkeypatch.setattr(pace, "seconds_needed", lambda config: 1.0)
     config = small(configure, tiny, *more, "resume=true")

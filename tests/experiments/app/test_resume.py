@@ -114,7 +114,7 @@ def test_the_result_is_the_uninterrupted_one(
 def test_several_temperatures(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any, stop_at: Any
 ) -> None:
-    given = [*tiny, "engine.max_length=128", "dataset.count=2", "warmup_prompts=0", "~methods.medusa"]
+    given = [*tiny, "engine.max_length=128", "dataset.count=2", "warmup_prompts=0", "~methods.medusa", "~methods.eagle"]
     given += ["target.inflate=null", "target.dtype=float32", "race=null"]
     given.append(f"methods.model.name={saved / 'drafter'}")
     demo(configure("demo", *given, f"out={tmp_path / 'whole'}"))
