@@ -75,7 +75,7 @@ def read_traces(config: DictConfig) -> Traced:
 
 def _drafter_of(config: Mapping[str, Any], method: str) -> dict[str, Any] | None:
     """The drafter's section in a traced run's configuration; None if the run has no such method."""
-    if "methods" in config:
+    if config.get("methods"):
         return config["methods"].get(method)
     return config["drafter"]
 

@@ -205,7 +205,8 @@ def _fitting(drafter: Drafter) -> Verifier:
     found = every_rule.exact_rules(drafter)
     if not found:
         raise ValueError(
-            f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: give verifier=…"
+            f"no exact rule that takes drafts of {type(drafter).__name__} has been imported: import one of "
+            f"yours or of the package verifiers, or give verifier=…"
         )
     return found[0]
 

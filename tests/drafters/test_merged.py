@@ -145,7 +145,12 @@ def test_the_model_follows_where_the_look_up_was_accepted() -> None:
     """Drafts do not depend on how rounds went: the model never takes a token for known that it was not shown."""
     model = tiny_model(vocab_size=24, layers=2)
     findings = check_drafter(
-        lambda: lookup_and_model(model, 0.3), Target(model), verifier=RejectionVerifier(), rounds=40, draws=1700
+        lambda: lookup_and_model(model, 0.3),
+        Target(model),
+        verifier=RejectionVerifier(),
+        rules=(),
+        rounds=40,
+        draws=1700,
     )
     assert not [finding for finding in findings if finding.failed]
 

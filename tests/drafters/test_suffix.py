@@ -208,7 +208,7 @@ def test_an_output_that_came_before_is_drafted_whole() -> None:
 def test_paths_of_one_request_keep_the_contract() -> None:
     model = tiny_model(vocab_size=24, layers=2)
     with shapes_unchecked():
-        findings = check_drafter(SuffixDrafter, Target(model), verifier=RejectionVerifier(), rounds=40)
+        findings = check_drafter(SuffixDrafter, Target(model), verifier=RejectionVerifier(), rules=(), rounds=40)
     assert not [finding for finding in findings if finding.failed]
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 from mine.drafter import RepeatDrafter
 
-import verifiers  # noqa: F401 (the rules that outputs are tried with are those that have been imported)
 from specdec import Drafter, Target
 from specdec.drafter_checks import assert_conforms
+from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "repeat": lambda: RepeatDrafter(4),
@@ -23,4 +23,5 @@ def target() -> Target:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_it_conforms(name: str, target: Target) -> None:
     """Everything that docs/write-a-drafter.md lists, with every rule that takes its drafts."""
-    assert_conforms(DRAFTERS[name], target, tokens=16, rounds=40, draws=1600)
+    rules = [RejectionVerifier(), BlockVerifier(), TraversalVerifier()]
+    assert_conforms(DRAFTERS[name], target, rules=rules, tokens=16, rounds=40, draws=1600)
