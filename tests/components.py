@@ -29,7 +29,7 @@ from drafters.recycling import TokenRecyclingDrafter
 from drafters.suffix import SuffixDrafter
 from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.builders import ExpansionTree, SampledTree
-from specdec.drafting.policies import AdditiveLength, ConfidenceNodes
+from specdec.drafting.policies import AdditiveLength, ConfidenceNodes, NodePolicy
 from specdec.interfaces import Drafter, Verifier
 from specdec.types import DraftSampling
 from verifiers.block import BlockVerifier, TraversalVerifier
@@ -243,3 +243,9 @@ def skip_unfit(drafter: Drafter, verifier: Verifier) -> None:
         verifier.check(drafter)
     except ValueError as refusal:
         pytest.skip(str(refusal))
+
+
+def learns(drafter: object) -> bool:
+    """Whether a policy decides how many nodes are drafted by what happened to other requests."""
+    policy = getattr(drafter, "policy", None)
+    return isinstance(policy, NodePolicy) and policy.adapts

@@ -13,7 +13,7 @@ from specdec.interfaces import Verifier
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import DraftSampling, Exactness
-from tests.components import DRAFTERS, STRONGEST, fitting
+from tests.components import DRAFTERS, STRONGEST, fitting, learns
 from tests.models import tiny_model
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
@@ -68,8 +68,7 @@ def test_a_request_does_not_depend_on_its_company(target, drafter) -> None:
     prompts = some_prompts(len(MIXED))
     streams = [SamplingParams(**{**vars(s), "stream": 100 + i}) for i, s in enumerate(MIXED)]
     engine = make(target, drafter)
-    policy = getattr(engine.drafter, "policy", None)
-    if getattr(engine.drafter, "shared", False) or (policy is not None and policy.adapts):
+    if getattr(engine.drafter, "shared", False) or learns(engine.drafter):
         pytest.skip("it learns from other requests, as it was told to")
     alone = [engine.generate([p], s)[0].token_ids for p, s in zip(prompts, streams, strict=True)]
     for batch, chunk, order in ((1, 3, -1), (3, 512, 1), (7, 4, -1)):

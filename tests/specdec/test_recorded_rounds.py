@@ -27,7 +27,7 @@ from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import Decided
-from tests.components import DRAFTERS, VERIFIERS, perturbed, skip_unfit, tried
+from tests.components import DRAFTERS, VERIFIERS, learns, perturbed, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, VOCAB, prompts
 from tests.verifiers.cases import complete
@@ -136,8 +136,7 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
         found = engine.generate(prompts(), sampling)
         assert recorder.compared >= 20
         assert not engine._rounds.recordings._refused  # every stage of this pair can be recorded
-    policy = getattr(made, "policy", None)
-    if policy is not None and policy.adapts:
+    if learns(made):
         return  # it learns from all rounds of the engine, in the order in which they are played: stages are compared
     with Engine(target, made, rule, max_batch_size=3, max_length=64, prefill_chunk=7, recording="off") as plain:
         wanted = plain.generate(prompts(), sampling)
