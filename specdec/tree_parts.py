@@ -9,6 +9,7 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
+_SMALL = 16
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 
@@ -103,6 +104,14 @@ def bucketed(tree: DraftTree, *, max_nodes: int, max_depth: int) -> DraftTree:
 def size_for(nodes: int) -> int:
     """Returns the next of the sizes that batches of trees are padded to; each is at most a quarter above the last."""
     return next((size for size in _SIZES if size >= nodes), -(-nodes // 16) * 16)
+
+
+def common_sizes(nodes: int) -> list[int]:
+    """Returns the numbers of nodes that drafts of at most ``nodes`` nodes usually have, in ascending order.
+
+    Chains may have any length; other trees are padded (``size_for``).
+    """
+    return sorted({size for size in (*range(1, _SMALL + 1), *_SIZES) if size < nodes} | {nodes})
 
 
 def _power(number: int) -> int:

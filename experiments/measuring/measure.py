@@ -96,6 +96,8 @@ def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], 
             batch = prompts[start : start + size]
             own = [replace(sampling, stream=None)] * len(batch)
             contender.engine.generate(batch, own, speculate=contender.speculate)
+        if prompts and isinstance(contender.engine, Engine):
+            contender.engine.warm_up()  # sizes of drafts that the prompts did not show
 
 
 def _measure_batch(

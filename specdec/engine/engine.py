@@ -31,6 +31,7 @@ from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
 from specdec.tree import DraftTree
+from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Step
 
 DEFAULT_MAX_LENGTH = 4096
@@ -207,6 +208,27 @@ class Engine:
     def unfinished(self) -> int:
         """The number of requests that wait or run."""
         return len(self._scheduler) + len(self._occupants)
+
+    def warm_up(self) -> None:
+        """Do now what rounds of a full batch would otherwise have to do once, when their sizes have come often.
+
+        On a CPU, the target's forward is captured for every number of nodes that a round may have. Before a measurement
+        this keeps one-time costs out of it: a twentieth of a second for each size of a model of 110M parameters. On
+        other devices nothing is done.
+
+        Raises:
+            RuntimeError: A request is running or waiting.
+            ValueError: The engine is closed.
+        """
+        self._check_open()
+        if self.unfinished:
+            raise RuntimeError(
+                f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
+            )
+        self.runner.warm_up([1], batch=self.max_batch_size, wants=self._plain.wants)
+        if self.drafter is not None:
+            sizes = [1 + size for size in common_sizes(self.drafter.max_nodes)]
+            self.runner.warm_up([1, *sizes], batch=self.max_batch_size, wants=self._speculative.wants)
 
     def weights_changed(self) -> None:
         """Report that the target's weights were changed in a way that cannot be noticed (see ``ModelRunner``)."""

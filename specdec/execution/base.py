@@ -1,6 +1,7 @@
 """What an executor is: one way of running a model's forward."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -19,7 +20,12 @@ class Executor(ABC):
 
     Args:
         model: The model. The caller of ``run`` holds its lock (``model_lock``).
+
+    Attributes:
+        captures: Whether forwards of a shape that comes often are captured.
     """
+
+    captures: bool = False
 
     def __init__(self, model: nn.Module):
         self.freshness = Freshness(model)
@@ -46,6 +52,10 @@ class Executor(ABC):
         """
         if recording_now() and not self.freshness.known:
             raise UnrecordableError("the model has modules or hooks from elsewhere")
+
+    def at_first_sight(self) -> AbstractContextManager[None]:
+        """Capture forwards, during the ``with`` block, when their shape comes for the first time."""
+        return nullcontext()
 
     @abstractmethod
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:

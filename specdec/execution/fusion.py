@@ -270,7 +270,8 @@ class _Graph:
         """Put new steps in the place of the first of those found, which is the last to run."""
         place = self.steps.index(found[0])
         self.steps[place : place + 1] = new
-        self.steps = [step for step in self.steps if step not in found]
+        gone = set(found)
+        self.steps = [step for step in self.steps if step not in gone]
 
 
 def _ran(function: Callable[..., Any], *arguments: Any) -> Step:

@@ -6,11 +6,11 @@ against 1.18 ms; 122 operations, 0.50 against 0.46 ms; one thread of an AMD EPYC
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 Program = Callable[..., tuple[Tensor, ...]]
 
@@ -31,15 +31,28 @@ class Step:
     named: dict[str, Any]
     outputs: Any
 
-    @property
+    @cached_property
     def reads(self) -> list[Tensor]:
         """The tensors among the arguments."""
-        return [leaf for leaf in tree_leaves((self.arguments, self.named)) if isinstance(leaf, Tensor)]
+        return _tensors_in((self.arguments, self.named), [])
 
-    @property
+    @cached_property
     def makes(self) -> list[Tensor]:
         """The tensors that it returns."""
-        return [leaf for leaf in tree_leaves(self.outputs) if isinstance(leaf, Tensor)]
+        return _tensors_in(self.outputs, [])
+
+
+def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors in nested lists, tuples and mappings. Torch's own function takes a third of a capture."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _tensors_in(part, found)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _tensors_in(part, found)
+    return found
 
 
 def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:

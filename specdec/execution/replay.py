@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,6 +49,8 @@ class ReplayExecutor(Executor):
     keep a state whose changes a capture would not see.
     """
 
+    captures = True
+
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self._packed = packed_linears(model)
@@ -56,6 +59,7 @@ class ReplayExecutor(Executor):
         self._forwards: Counter[_Key] = Counter()
         self._now = _Now()
         self._full = False  # no memory for more captures
+        self._at_first_sight = False
 
     def look(self) -> Change:
         """See ``Executor.look``. Also packs changed weights again, and drops captured forwards."""
@@ -74,6 +78,15 @@ class ReplayExecutor(Executor):
         """See ``Executor.weights_changed``."""
         self._packing = self._packed.refresh(all_values=True)
         self._programs.clear()
+
+    @contextmanager
+    def at_first_sight(self) -> Iterator[None]:
+        """See ``Executor.at_first_sight``."""
+        self._at_first_sight = True
+        try:
+            yield
+        finally:
+            self._at_first_sight = False
 
     def copies(self) -> dict[int, int]:
         """See ``Executor.copies``."""
@@ -104,7 +117,7 @@ class ReplayExecutor(Executor):
         if recording_now() or self._full:
             return
         self._forwards[key] += 1
-        often = self._forwards[key] >= CAPTURE_AFTER and key not in self._programs
+        often = (self._at_first_sight or self._forwards[key] >= CAPTURE_AFTER) and key not in self._programs
         # Prompts are not captured: they have too many lengths.
         if not often or key.wants.logits == 0 or not plan.attention.replayable or not self.freshness.known:
             return

@@ -1,10 +1,13 @@
 """Runs any Hugging Face causal LM over a KV cache, with a plan, a cache and an executor."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
-from specdec.batch import ForwardBatch, ForwardOutput
+from specdec.batch import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.cache.formats import check_format
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
@@ -18,6 +21,7 @@ from specdec.modeling.plan import ModelPlan
 from specdec.modeling.support import check_length, check_model
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
+from specdec.tree import DraftTree
 
 
 class ModelRunner:
@@ -145,6 +149,27 @@ class ModelRunner:
         with self._lock:
             self._look()
             return self.executor.run(self.plan, batch, self.cache)
+
+    def warm_up(self, nodes: Iterable[int], *, batch: int, wants: Wants = LOGITS) -> None:
+        """Capture forwards over some numbers of nodes, where the executor captures any.
+
+        They write into the first slots, none of which may hold a request.
+
+        Args:
+            nodes: The numbers of nodes per row.
+            batch: Rows.
+            wants: What these forwards return.
+        """
+        if not self.executor.captures:
+            return
+        slots, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64)
+        index = torch.from_numpy(slots).to(self.device)
+        with self.executor.at_first_sight():
+            for count in nodes:
+                # All nodes are the root's children: no position is needed that a short model does not have.
+                tree = DraftTree.root_only(torch.zeros_like(index)).padded(count, max_depth=1, max_children=count - 1)
+                host = {"host_slots": slots, "host_lengths": lengths}
+                self.run(ForwardBatch.of_tree(tree, slots=index, lengths=torch.zeros_like(index), wants=wants, **host))
 
     def weights_changed(self) -> None:
         """Tell that weights were changed in a way that cannot be seen (a few values, written through ``.data``)."""

@@ -1,0 +1,80 @@
+"""Warming up an engine: what rounds would capture later is captured now, and nothing else changes."""
+
+import pytest
+import torch
+
+import specdec.execution.replay
+from drafters import ModelDrafter
+from drafters.ngram import NGramDrafter
+from specdec import Drafter, Engine, SamplingParams, Target
+from specdec.tree_parts import common_sizes
+from tests.models import tiny_model
+from verifiers import RejectionVerifier
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9, 8, 1, 2, 3, 1, 2]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def engine_with(drafter: Drafter | None) -> Engine:
+    target = Target(tiny_model("llama"))
+    return Engine(target, drafter, RejectionVerifier() if drafter else None, max_batch_size=2, max_length=64)
+
+
+def sizes(engine: Engine) -> set[tuple[int, int]]:
+    """The rows and nodes of the target's captured forwards."""
+    programs = engine.runner.executor._programs  # type: ignore[attr-defined]
+    return {(key.batch, key.nodes) for key, program in programs.items() if program is not None}
+
+
+def decode(engine: Engine) -> list[tuple[int, ...]]:
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
+    return [done.token_ids for done in engine.generate(PROMPTS, sampling)]
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_rounds_of_a_warm_engine_capture_nothing_more(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specdec.execution.replay, "CAPTURE_AFTER", 2)
+    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
+        if warm:
+            engine.warm_up()
+        assert engine.drafter is not None
+        wanted = {(2, 1), *((2, 1 + size) for size in common_sizes(engine.drafter.max_nodes))}
+        before = sizes(engine)
+        decode(engine)
+        new = {size for size in sizes(engine) - before if size[0] == engine.max_batch_size}
+    assert bool(new) is not warm, "a cold engine captures what a warm one has"
+    assert before == (wanted if warm else set())
+
+
+def test_warming_up_changes_no_output() -> None:
+    with engine_with(NGramDrafter(max_draft_tokens=7)) as cold:
+        expected = decode(cold)
+    with engine_with(NGramDrafter(max_draft_tokens=7)) as warm:
+        warm.warm_up()
+        assert decode(warm) == expected
+        warm.warm_up()  # between requests, too
+        assert decode(warm) == expected
+
+
+def test_a_wide_tree_does_not_need_positions_that_the_model_lacks() -> None:
+    drafter = ModelDrafter(tiny_model("llama"), shape=(40,))
+    with Engine(Target(tiny_model("llama")), drafter, RejectionVerifier(), max_batch_size=1, max_length=24) as engine:
+        engine.warm_up()
+        assert (1, 41) in sizes(engine)
+
+
+def test_it_is_refused_while_requests_run() -> None:
+    with engine_with(None) as engine:
+        engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=4))
+        with pytest.raises(RuntimeError, match="while 1 requests are unfinished: call it before them"):
+            engine.warm_up()
+
+
+def test_common_sizes_end_with_the_largest_tree() -> None:
+    assert common_sizes(1) == [1]
+    assert common_sizes(7) == [1, 2, 3, 4, 5, 6, 7]
+    assert common_sizes(40) == [*range(1, 17), 20, 24, 28, 32, 40]
