@@ -188,25 +188,38 @@ def _timed(
     """
     if not prompts:
         raise ValueError("costs of rounds are measured on prompts, and there are none: give at least one")
-    emitted = (rounds + _WARM) * sum(tokens.values())
+    emitted = sum(tokens.values()) + max(tokens.values())
     table = []
     for count in sorted(set(rows)):
         given = [list(prompts[row % len(prompts)]) for row in range(count)]
-        length = max(map(len, given)) + emitted
-        with Engine(target, drafter, verifier, max_batch_size=count, **{"max_length": length, **options}) as engine:
-            room = engine.max_length - max(map(len, given))
-            for prompt in given:
-                engine.submit(prompt, SamplingParams(max_new_tokens=min(emitted, room), ignore_eos=True))
-            while not any(step.round for step in engine.step()):
-                pass  # the prompts are in the cache after this
+        longest = max(map(len, given))
+        with Engine(
+            target, drafter, verifier, max_batch_size=count, **{"max_length": longest + emitted, **options}
+        ) as engine:
+            engine.warm_up()  # rounds of a run are captured, so these are to be, too
+            sampling = SamplingParams(max_new_tokens=min(emitted, engine.max_length - longest), ignore_eos=True)
             times: dict[int, list[float]] = {size: [] for size in tokens}
             for turn in range(rounds + _WARM):
-                for size in tokens:
+                # Anew every time: behind what was emitted so far, rounds would take longer and longer.
+                ids = [engine.submit(prompt, sampling) for prompt in given]
+                while not any(step.round for step in engine.step()):
+                    pass  # the prompts are in the cache after this
+                # Forwards and backwards in turn: what a drafter has to catch up with depends on the round before.
+                for size in list(tokens)[:: 1 if turn % 2 else -1]:
+                    if engine.unfinished < count:
+                        break  # there is no room for more
                     play(size)
                     begin = time.perf_counter()
                     engine.step()
                     if turn >= _WARM:
                         times[size].append(time.perf_counter() - begin)
+                for each in ids:
+                    engine.abort(each)
+        if not all(times.values()):
+            raise ValueError(
+                f"max_length={engine.max_length} leaves no room to time rounds behind prompts of {longest} tokens: "
+                f"give at least {longest + emitted}, or shorter prompts"
+            )
         table.append(tuple(smallest(each) for each in times.values()))
     return tuple(table)
 

@@ -75,7 +75,7 @@ def measure(
     size = contenders[0].engine.max_batch_size
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     if any(number not in finished for number in range(len(batches))):
-        _warm_up(contenders, warmup, jobs[0].sampling)
+        _warm_up(contenders, warmup, jobs)
     done = 0
     for number, batch in enumerate(batches):
         if number not in finished:
@@ -89,14 +89,19 @@ def failure(contender: Contender, job: Job, error: str) -> Record:
     return _record(contender, _Answer(job, error=error), -1, None)
 
 
-def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
-    size = contenders[0].engine.max_batch_size
+_FEW = 512
+"""Tokens of a run in which hardly any size of drafts comes so often that its forward would be captured."""
+
+
+def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], jobs: Sequence[Job]) -> None:
+    size, sampling = contenders[0].engine.max_batch_size, jobs[0].sampling
+    many = sum(job.sampling.max_new_tokens for job in jobs) >= _FEW
     for contender in contenders:
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
             own = [replace(sampling, stream=None)] * len(batch)
             contender.engine.generate(batch, own, speculate=contender.speculate)
-        if prompts and isinstance(contender.engine, Engine):
+        if prompts and many and isinstance(contender.engine, Engine):
             contender.engine.warm_up()  # sizes of drafts that the prompts did not show
 
 

@@ -77,6 +77,7 @@ def measure_tree_costs(
     for number, shape in enumerate(shapes):
         progress(f"costs of rounds: tree {number + 1} of {len(shapes)}")
         with make(shape) as engine:
+            engine.warm_up([shape.num_nodes])
             trees.append((shape.num_nodes, shape.max_depth))
             seconds.append(_round_seconds(engine, setting, shape.max_depth + 1))
             if number in (0, len(shapes) - 1):

@@ -209,12 +209,15 @@ class Engine:
         """The number of requests that wait or run."""
         return len(self._scheduler) + len(self._occupants)
 
-    def warm_up(self) -> None:
+    def warm_up(self, nodes: Sequence[int] | None = None) -> None:
         """Do now what rounds of a full batch would otherwise have to do once, when their sizes have come often.
 
         On a CPU, the target's forward is captured for every number of nodes that a round may have. Before a measurement
         this keeps one-time costs out of it: a twentieth of a second for each size of a model of 110M parameters. On
         other devices nothing is done.
+
+        Args:
+            nodes: The numbers of drafted nodes, where they are known; None for all that are usual.
 
         Raises:
             RuntimeError: A request is running or waiting.
@@ -222,13 +225,12 @@ class Engine:
         """
         self._check_open()
         if self.unfinished:
-            raise RuntimeError(
-                f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
-            )
-        self.runner.warm_up([1], batch=self.max_batch_size, wants=self._plain.wants)
+            raise RuntimeError(f"warm_up was called while {self.unfinished} requests are unfinished: call it before them")
+        rows = self.max_batch_size
+        self.runner.warm_up([1], batch=rows, wants=self._plain.wants)
         if self.drafter is not None:
-            sizes = [1 + size for size in common_sizes(self.drafter.max_nodes)]
-            self.runner.warm_up([1, *sizes], batch=self.max_batch_size, wants=self._speculative.wants)
+            sizes = common_sizes(self.drafter.max_nodes) if nodes is None else nodes
+            self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
 
     def weights_changed(self) -> None:
         """Report that the target's weights were changed in a way that cannot be noticed (see ``ModelRunner``)."""

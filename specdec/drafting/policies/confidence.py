@@ -21,7 +21,9 @@ class ConfidenceNodes(NodePolicy):
     every branch ends by itself.
 
     Args:
-        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1.
+        threshold: The least survival of a node that is verified; from 0 (all nodes) to 1. A node pays for itself where
+            its survival is more than the tokens that the other nodes bring in the time that it takes: 0.15 where it
+            takes a fifteenth of a round that brings two tokens. ``CostAwareNodes`` measures this.
         source: See ``NodePolicy``.
         calibration: See ``NodePolicy``.
         learn: See ``NodePolicy``.
@@ -33,7 +35,7 @@ class ConfidenceNodes(NodePolicy):
 
     def __init__(
         self,
-        threshold: float = 0.3,
+        threshold: float = 0.15,
         *,
         source: str = "auto",
         calibration: str | Path | None = None,
@@ -41,7 +43,7 @@ class ConfidenceNodes(NodePolicy):
         explore: int = 32,
     ):
         super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
-        self.threshold = number("threshold", threshold, "give a probability, such as 0.3")
+        self.threshold = number("threshold", threshold, "give a probability, such as 0.15")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold={threshold}: give a probability from 0 (all nodes) to 1")
 
