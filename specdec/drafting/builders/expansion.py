@@ -121,8 +121,8 @@ class ExpansionTree(TreeBuilder):
             token: Every candidate's token.
             parent: The number of every candidate's parent among the candidates, which count from 1; 0 is the root.
             shown: The candidates that the scorer was shown, in this order.
-            drawing: The round's.
-            bounds: On the depth and on the number of children.
+            drawing: How this round draws.
+            bounds: The bounds on the depth and on the number of children.
         """
         slots, count = drawing.slots, min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values

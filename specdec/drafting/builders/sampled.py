@@ -125,8 +125,8 @@ class SampledTree(TreeBuilder):
         """Returns the candidates below some nodes.
 
         Args:
-            logits: Of the nodes; one row may serve all.
-            drawing: The round's.
+            logits: The logits of the nodes; one row may serve all.
+            drawing: How this round draws.
             tokens: The tokens that the scorer was shown, these nodes' last.
             topology: How they are connected.
             worth: The worth of the nodes.
@@ -177,7 +177,7 @@ class SampledTree(TreeBuilder):
         Args:
             levels: All candidates.
             shown: The numbers of those that the scorer was shown, in this order.
-            drawing: The round's.
+            drawing: How this round draws.
         """
         slots, vocabulary = drawing.slots, drawing.vocabulary
         slot, token, parent = (
