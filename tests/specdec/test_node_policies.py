@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.adaptive import measure_node_costs, node_sizes
 from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from drafters.round_costs import measure_node_costs, node_sizes
 from experiments.app.pacing import paced
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
