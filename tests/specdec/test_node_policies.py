@@ -25,7 +25,7 @@ from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
-from tests.specdec.test_recorded_rounds import recorded
+from tests.specdec.recorded import recorded
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3], [4, 5]]
