@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_origin
 
-from experiments.app.settings import did_you_mean
+from experiments.app.checking import did_you_mean
 
 Options = TypeVar("Options")
 

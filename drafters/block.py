@@ -42,7 +42,7 @@ class BlockDrafter(OwnModelDrafter):
             ``"deterministic"`` or ``"coupled"``; None for ``"deterministic"`` with a tree of the most probable paths,
             and ``"iid"`` otherwise.
         temperature: The drafter's own; None follows each request.
-        block_size: Slots of a block; None for as many as in training. Fewer work, more do not help.
+        block_size: Places of a block; None for as many as in training. Fewer work, more do not help.
         mask_token_id: The mask token, in place of the one that the head's files name.
         hidden_layers: The target's hidden states that the head reads, numbered as in ``Drafter.hidden_layers``, in
             place of those that its files name.

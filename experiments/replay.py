@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.checking import did_you_mean
 from experiments.app.cli import launch
 from experiments.app.command_line import bare_words
 from experiments.app.config import bootstrap_of, check_early, plain
 from experiments.app.options import option_names, sections
-from experiments.app.settings import REPLAY, did_you_mean
+from experiments.app.settings import REPLAY
 
 if TYPE_CHECKING:
     from experiments.tracing.figures import DraftSetFigures

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from experiments.app.checking import did_you_mean
 from experiments.app.cli import launch
 from experiments.app.config import check_early
-from experiments.app.settings import RUN, did_you_mean
+from experiments.app.settings import RUN
 
 if TYPE_CHECKING:
     from experiments.app.assembly import Report

@@ -7,7 +7,8 @@ from transformers import Qwen3Config
 
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
-from drafters.heads.eagle_files import public_config, save_eagle, write_eagle
+from drafters.heads.eagle_files import save_eagle, write_eagle
+from drafters.heads.eagle_layouts import public_config
 from drafters.heads.served_for import VERSION, ServedFor, speculators_section
 
 LAYOUTS = ("native", "speculators", "sglang")

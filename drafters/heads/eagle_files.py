@@ -17,14 +17,21 @@ from drafters.heads.assemble import config_of, count_of, fill, finite, needed, s
 from drafters.heads.bound import move
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle_layouts import (
+    count_layers,
+    draft_ids_of,
+    flag_of,
+    layers_of,
+    our_name,
+    public_config,
+    public_name,
+)
 from drafters.heads.files import OURS, Checkpoint
-from specdec.arguments import wholes
 from specdec.drafting.vocabulary import MOST_PADDING
 from specdec.modeling.loading import resolve_device, resolve_dtype
 
 EMBEDDINGS = ("auto", "own", "target")
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")
-_LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
 _IGNORED = re.compile(r"d2t|t2d|.*rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
 
 
@@ -89,7 +96,7 @@ def _fuses(tensors: Mapping[str, Tensor]) -> bool:
 def _eagle1(checkpoint: Checkpoint, tensors: dict[str, Tensor], embeddings: str) -> EagleHead:
     name = checkpoint.name
     config = config_of(name, checkpoint.config, tensors, "layers.0.")
-    config.num_hidden_layers = _count_layers(tensors)
+    config.num_hidden_layers = count_layers(tensors)
     own, tensors = _embeddings(name, tensors, embeddings)
     tensors.pop("lm_head.weight", None)  # the target's, where a copy was saved
     joined = needed(name, tensors, "fc.weight").shape
@@ -119,7 +126,7 @@ def _eagle3(
     layers = section(name, stored, "transformer_layer_config") or stored
     first = "midlayer." if any(key.startswith("midlayer.") for key in tensors) else "layers.0."
     config = config_of(name, layers, tensors, first)
-    config.num_hidden_layers = _count_layers(tensors)
+    config.num_hidden_layers = count_layers(tensors)
     own, tensors = _embeddings(name, tensors, embeddings)
     width = config.hidden_size
     if own and tensors["embed_tokens.weight"].shape[1] != width:
@@ -140,7 +147,7 @@ def _eagle3(
             f"{name} fuses {captured} hidden states of width {captured_width}, and {list(chosen)} are {len(chosen)}: "
             f"give hidden_layers with {captured} numbers"
         )
-    ids = _draft_ids(name, tensors)
+    ids = draft_ids_of(name, tensors)
     if ids is not None and "lm_head.weight" in tensors:
         rows = tensors["lm_head.weight"].shape[0]
         if rows != len(ids):
@@ -167,18 +174,18 @@ def _eagle3(
             hidden_layers=chosen,
             captured=captured,
             captured_width=captured_width,
-            norm_before_residual=_flag(stored, ours, "norm_before_residual"),
+            norm_before_residual=flag_of(stored, ours, "norm_before_residual"),
             norm_joined="input_norm.weight" in tensors,
             norm_each="fc_norm.0.weight" in tensors,
-            feeds_normed=_flag(stored, ours, "norm_output"),
+            feeds_normed=flag_of(stored, ours, "norm_output"),
             fusion_bias="fc.bias" in tensors,
             owns_embeddings=own,
             owns_output="lm_head.weight" in tensors,
             draft_ids=ids,
         )
     kept = {key: tensor for key, tensor in tensors.items() if not _IGNORED.fullmatch(key)}
-    names = {_inside(key): key for key in kept}
-    wanted = {key: _outside(key, first) for key, _ in head.named_parameters()}
+    names = {our_name(key): key for key in kept}
+    wanted = {key: public_name(key, first) for key, _ in head.named_parameters()}
     fill(name, head, {mine: kept[theirs] for mine, theirs in names.items()}, wanted | names)
     return head
 
@@ -198,40 +205,6 @@ def _check_marks(name: str, marks: int, config: Any, *, own: bool) -> None:
         )
 
 
-def _inside(key: str) -> str:
-    """Returns our name of a tensor of an EAGLE-3 checkpoint."""
-    if key == "lm_head.weight":
-        return key
-    for theirs, mine in (
-        ("fc.", "fusion.linear."),
-        ("fc_norm.", "fusion.norm.norms."),
-        ("input_norm.", "fusion.norm."),
-        ("midlayer.", "layers.0."),
-    ):
-        if key.startswith(theirs):
-            return f"model.{mine}{key.removeprefix(theirs)}"
-    return f"model.{key}"
-
-
-def _outside(key: str, first: str) -> str:
-    """Returns a checkpoint's name of one of our tensors."""
-    for theirs, mine in (
-        ("fc_norm.", "fusion.norm.norms."),
-        ("input_norm.", "fusion.norm."),
-        ("fc.", "fusion.linear."),
-        (first, "layers.0."),
-    ):
-        if key.startswith(f"model.{mine}"):
-            return theirs + key.removeprefix(f"model.{mine}")
-    return key.removeprefix("model.")
-
-
-def _count_layers(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the number of decoder layers, whatever the configuration says."""
-    numbers = {int(match[1]) for match in map(_LAYER_NUMBER.match, tensors) if match}
-    return 1 + max(numbers, default=0)
-
-
 def _embeddings(name: str, tensors: dict[str, Tensor], embeddings: str) -> tuple[bool, dict[str, Tensor]]:
     """Returns whether a head keeps its own embeddings, and the tensors without those that it does not."""
     stored = tensors.get("embed_tokens.weight")
@@ -239,63 +212,6 @@ def _embeddings(name: str, tensors: dict[str, Tensor], embeddings: str) -> tuple
         raise ValueError(f"embeddings='own' and {name} has none that are finite: give 'target'")
     own = embeddings == "own" or (embeddings == "auto" and finite(stored))
     return own, {key: tensor for key, tensor in tensors.items() if own or key != "embed_tokens.weight"}
-
-
-def _draft_ids(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Returns the target's id of every column of a reduced vocabulary; None if there is none.
-
-    ``d2t`` holds differences: column i is token ``i + d2t[i]``. ``t2d`` marks the same tokens.
-    """
-    offsets, marks = tensors.get("d2t"), tensors.get("t2d")
-    ids = None
-    if offsets is not None:
-        ids = torch.arange(len(offsets)) + offsets.long()
-        if len(ids.unique()) < len(ids) or int(ids.min()) < 0:
-            raise ValueError(
-                f"{name}: d2t does not lead to distinct tokens: it must hold differences, token - column, not tokens"
-            )
-    if marks is not None:
-        marked = marks.bool().nonzero()[:, 0]
-        if ids is not None and not torch.equal(ids.sort().values, marked):
-            if offsets is not None and torch.equal(offsets.long().sort().values, marked):
-                raise ValueError(
-                    f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
-                    f"d2t - torch.arange(len(d2t))"
-                )
-            raise ValueError(f"{name}: d2t and t2d name different tokens: one of the two belongs to another checkpoint")
-        ids = marked if ids is None else ids
-    return ids
-
-
-def layers_of(
-    stored: Mapping[str, Any], ours: Mapping[str, Any], *, name: str = "the checkpoint"
-) -> tuple[int, ...] | None:
-    """Returns the hidden states of the target that a checkpoint names, numbered as inputs of layers; None if none.
-
-    The key's name decides what a number means. ``target_layer_ids`` are outputs of layers. With
-    ``eagle_aux_hidden_state_layer_ids``, published checkpoints mean inputs (2, N/2, N-3) or outputs (1, N/2-1, N-4); a
-    first number of 1 tells.
-
-    Raises:
-        ValueError: What it names are no numbers.
-    """
-    remedy = "correct it to a list of whole numbers, or give hidden_layers=[…]"
-    if ours.get("hidden_layers") is not None:
-        return wholes(f"{name}: its {OURS} has hidden_layers", ours["hidden_layers"], remedy)
-    said = f"{name}: its config.json has"
-    if stored.get("target_layer_ids") is not None:
-        return tuple(layer + 1 for layer in wholes(f"{said} target_layer_ids", stored["target_layer_ids"], remedy))
-    key = "eagle_aux_hidden_state_layer_ids"
-    ids = section(name, stored, "eagle_config").get(key) or stored.get(key)
-    if not ids:
-        return None
-    ids = wholes(f"{said} {key}", ids, remedy)
-    return tuple(layer + (ids[0] == 1) for layer in ids)
-
-
-def _flag(stored: Mapping[str, Any], ours: Mapping[str, Any], key: str) -> bool:
-    inner = stored.get("eagle_config") or {}
-    return bool(ours.get(key, stored.get(key, inner.get(key, False))))
 
 
 def save_eagle(head: EagleHead | Eagle3Head, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
@@ -329,7 +245,7 @@ def write_eagle(
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {_outside(key, first): value.detach().clone().contiguous() for key, value in head.named_parameters()}
+    tensors = {public_name(key, first): value.detach().clone().contiguous() for key, value in head.named_parameters()}
     ours: dict[str, Any] = {"family": "eagle3" if isinstance(head, Eagle3Head) else "eagle", **(notes or {})}
     if isinstance(head, Eagle3Head):
         if head.draft_ids is not None:
@@ -345,43 +261,3 @@ def write_eagle(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / OURS).write_text(json.dumps(ours, indent=2) + "\n")
-
-
-def public_config(head: EagleHead | Eagle3Head) -> dict[str, Any]:
-    """Returns ``config.json`` with the keys that EAGLE's, SGLang's and vLLM's loaders read."""
-    config: Any = head.config
-    public = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": config.model_type,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": config.hidden_act,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_parameters": dict(config.rope_parameters),
-        "attention_bias": config.attention_bias,
-        "tie_word_embeddings": False,
-        "vocab_size": config.vocab_size,
-        "torch_dtype": str(head.dtype).removeprefix("torch."),
-    }
-    if not isinstance(head, Eagle3Head):
-        return public | {"bias": head.fusion_bias}
-    columns = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
-    return public | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": columns,
-        "target_hidden_size": head.captured_width,
-        "norm_before_residual": head.norm_before_residual,
-        "norm_before_fc": head.norm_joined,
-        "fc_norm": head.norm_each,
-        "norm_output": head.feeds_normed,
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": None if head.hidden_layers is None else list(head.hidden_layers),
-        },
-    }

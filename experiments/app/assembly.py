@@ -20,8 +20,8 @@ from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
-from experiments.app.settings import Check
 from experiments.app.tracked import tracked_run
+from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit

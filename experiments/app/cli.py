@@ -21,11 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from experiments.app import ranks
+from experiments.app.checking import did_you_mean
 from experiments.app.command_line import overrides_first
 from experiments.app.completion import completing, pass_flags_on
 from experiments.app.config import CONF
 from experiments.app.overrides import without_nulls
-from experiments.app.settings import did_you_mean
 from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
+from experiments.app.checking import check_settings, did_you_mean
 from experiments.app.config import component_of, components_within, plain
-from experiments.app.settings import ENGINE, check_settings, did_you_mean
+from experiments.app.settings import ENGINE
 from experiments.results.revision import revision_of
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.checking import check_arguments, check_settings
 from experiments.app.pairs import check_choices
-from experiments.app.settings import ENGINE, Check, check_arguments, check_settings
+from experiments.app.settings import ENGINE
+from experiments.app.values import Check
 
 if TYPE_CHECKING:
     from experiments.results.statistics import Bootstrap

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.command_line import bare_words
 from experiments.app.config import check_early, plain
-from experiments.app.settings import Check
+from experiments.app.values import Check
 
 
 def folders_of(config: DictConfig, known: dict[str, Check]) -> list[Path]:

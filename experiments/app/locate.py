@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from experiments.app.settings import did_you_mean
+from experiments.app.checking import did_you_mean
 from specdec.arguments import kind_of
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

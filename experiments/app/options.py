@@ -13,8 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.checking import did_you_mean
 from experiments.app.config import CONF, check_module
-from experiments.app.settings import did_you_mean
 
 
 def option_names(group: str, searchpath: Sequence[str] | None = None) -> list[str]:

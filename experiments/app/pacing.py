@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drafters.adaptive import AdaptiveDrafter, measure_costs, measure_node_costs
+from drafters.adaptive import AdaptiveDrafter
+from drafters.round_costs import measure_costs, measure_node_costs
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.app.settings import did_you_mean
+from experiments.app.checking import did_you_mean
 from experiments.results.records import PLAIN, Record
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.checking import did_you_mean
 from experiments.app.config import build, plain
 from experiments.app.options import sections
-from experiments.app.settings import did_you_mean
 from experiments.results.origin import read_manifest
 from experiments.results.runs import find_folders
 from experiments.tracing.draft_sets import DraftSet, find_drafts

@@ -37,7 +37,7 @@ def answered(file: str, category: str) -> Iterator[Answered]:
 
     Args:
         file: A path of JSON Lines or Parquet, or a name on the Hugging Face hub.
-        category: Of rows that name none.
+        category: The category of rows that name none.
 
     Raises:
         ValueError: There is no such file, or it is not what its name says.

@@ -12,7 +12,7 @@ from experiments.inspecting.wiring import Mistake, Variation, Wiring, elsewhere,
 from specdec.modeling.target import Target
 
 _THETAS = (10_000.0, 500_000.0, 1_000_000.0)
-"""Of Llama 2 and most heads; of Llama 3; of Qwen."""
+"""The usual bases of the rotary angles: Llama 2's and most heads', Llama 3's, Qwen's."""
 
 
 def other_layers(wiring: Wiring, target: Target, *, last: bool = True) -> Iterator[Variation]:

@@ -90,7 +90,7 @@ def measure(text: Text, logits: Iterable[Tensor], columns: Int[Tensor, " column"
 
     Args:
         text: The text.
-        logits: Of the kept drafts, depth by depth.
+        logits: The logits of the kept drafts, one tensor for each depth.
         columns: The target's ids of their columns, ascending; None if they are the target's.
         labels: How many tokens behind the one that is drafted is compared.
     """

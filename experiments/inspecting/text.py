@@ -30,7 +30,7 @@ PROMPTS = (
 """Code, prose, instructions and arithmetic."""
 
 _MOST_TOKENS = 256
-"""Of a prompt: what stands further back tells little about a head."""
+"""The most tokens of a prompt that are used: what stands further back tells little about a head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +113,11 @@ def text_of(
 
     Args:
         target: The target.
-        prompts: Tokens.
-        tokens: How many it writes for each, unless it ends earlier.
+        prompts: The tokens of each prompt.
+        tokens: How many tokens the target writes after each, unless it ends earlier.
         depths: The depth of the drafts that are tried.
         places: About how many drafts are tried.
-        seed: Of what it writes.
+        seed: The seed of the text it writes.
 
     Raises:
         ValueError: What it wrote is too short for a draft.

@@ -20,7 +20,6 @@ from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.engine import Engine
 from specdec.origin import described
-from specdec.requests import SamplingParams
 from specdec.types import Completion
 
 

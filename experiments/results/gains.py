@@ -19,7 +19,7 @@ class Gain:
     Attributes:
         over: The other method.
         tokens: The difference in tokens per round.
-        interval: Of the difference, over prompts; the same prompts are drawn for both.
+        interval: The confidence interval of that difference, over prompts; the same prompts are drawn for both methods.
     """
 
     over: str

@@ -109,7 +109,7 @@ def _level(
     """Returns the best subtrees below a node, from those below its children.
 
     Args:
-        rates: Of its children, by rank.
+        rates: The acceptance rates of its children, by rank.
         below: ``best`` of the children.
         none: ``best`` without children.
     """

@@ -71,7 +71,7 @@ class RoundCosts:
         if self.nodes is not None:
             raise ValueError(
                 "these costs of rounds are by the number of nodes, and depths are asked for: measure them with "
-                "drafters.adaptive.measure_costs"
+                "drafters.round_costs.measure_costs"
             )
         if depth > self.max_depth:
             raise ValueError(
@@ -97,7 +97,7 @@ class RoundCosts:
             measured = "by the depth of drafts" if self.nodes is None else f"with up to {self.nodes[-1]} nodes"
             raise ValueError(
                 f"the costs of rounds were measured {measured}, and trees have {most} nodes: measure them with this "
-                f"drafter (drafters.adaptive.measure_node_costs)"
+                f"drafter (drafters.round_costs.measure_node_costs)"
             )
         hull: list[tuple[float, float]] = []
         for point in zip(self.nodes, self._rising(rows).tolist(), strict=True):

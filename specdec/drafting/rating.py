@@ -90,9 +90,9 @@ class Rater:
         """Returns the ratings of whole trees, the root first.
 
         Args:
-            confidence: In every node.
+            confidence: The confidence in every node.
             parents: Every parent before its children; -1 for the root.
-            depth: Of every node; 0 for the root.
+            depth: The depth of every node; 0 for the root.
             rank: The sibling rank of every node.
         """
         root = parents < 0

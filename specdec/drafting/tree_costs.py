@@ -25,13 +25,13 @@ class TreeCosts:
 
     Attributes:
         trees: Nodes and depth of each tree that was measured.
-        seconds: Its rounds'.
+        seconds: Seconds of a round with each of these trees.
         plain: Seconds of a round of plain decoding.
         device: What it was measured on.
         dtype: The target's.
         target, drafter: What verified and drafted.
         rows: The batch size.
-        threads: Of the processor, which matter where it is the device.
+        threads: How many threads the processor used, which matters where the processor is the device.
     """
 
     trees: tuple[tuple[int, int], ...]

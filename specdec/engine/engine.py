@@ -225,7 +225,9 @@ class Engine:
         """
         self._check_open()
         if self.unfinished:
-            raise RuntimeError(f"warm_up was called while {self.unfinished} requests are unfinished: call it before them")
+            raise RuntimeError(
+                f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
+            )
         rows = self.max_batch_size
         self.runner.warm_up([1], batch=rows, wants=self._plain.wants)
         if self.drafter is not None:

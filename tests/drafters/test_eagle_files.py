@@ -12,7 +12,8 @@ from torch import Tensor
 
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
-from drafters.heads.eagle_files import layers_of, load_eagle, save_eagle
+from drafters.heads.eagle_files import load_eagle, save_eagle
+from drafters.heads.eagle_layouts import layers_of
 from tests.components import eagle_head, wide
 from tests.drafters.eagle_heads import IDS, VOCAB, eagle3
 from tests.models import tiny_model

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.adaptive import measure_node_costs, node_sizes
 from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from drafters.round_costs import measure_node_costs, node_sizes
 from experiments.app.pacing import paced
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
@@ -25,7 +25,7 @@ from specdec.slots import Slots
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model
-from tests.specdec.test_recorded_rounds import recorded
+from tests.specdec.recorded import recorded
 from verifiers.rejection import RejectionVerifier
 
 PROMPTS = [[1, 2, 3], [4, 5]]

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.adaptive import AdaptiveDrafter, measure_costs
+from drafters.adaptive import AdaptiveDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
+from drafters.round_costs import measure_costs
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import AdditiveLength, CostAwareLength, FixedLength, LengthPolicy
 from specdec.engine.engine import Engine

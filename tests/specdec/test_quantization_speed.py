@@ -17,7 +17,7 @@ from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.hardware import Hardware, hardware, obstacle
 from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, largest_linear, measure_row
 from tests.models import tiny_model
-from tests.specdec.test_quantization import small
+from tests.specdec.quantized import small
 
 CPU = Hardware("cpu")
 Measure = Callable[[str, tuple[int, int], torch.dtype], RowTimes]

@@ -25,7 +25,7 @@ from specdec.quantization.int8 import Int8Linear, from_int8
 from specdec.requests import SamplingParams
 from tests.components import perturbed
 from tests.models import tiny_model
-from tests.specdec.test_quantization import quantized, small
+from tests.specdec.quantized import quantized, small
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 

@@ -1,8 +1,7 @@
 """Rounds that are recorded at some lengths, slots and trees, and replayed at others.
 
 On a GPU the recordings are CUDA graphs. On a CPU they are programs of the same operations on the same tensors: what
-can be replayed here, bit for bit, does not depend on anything that a graph would have frozen.
-"""
+can be replayed here, bit for bit, does not depend on anything that a graph would have frozen."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +14,18 @@ from torch import Tensor
 import specdec.engine.rounds as rounds_module
 import specdec.execution.replay as replay_module
 from drafters.model import ModelDrafter
-from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
-from specdec.execution.capture import recorded_steps
 from specdec.execution.counting import counted
-from specdec.execution.recording import Recorder, Recording, Recordings, Stage
-from specdec.execution.tape import TapeRecorder, needed
+from specdec.execution.recording import Recorder, Recording, Stage
+from specdec.execution.tape import TapeRecorder
 from specdec.host import without_looking
-from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.types import Decided
 from tests.components import DRAFTERS, VERIFIERS, learns, perturbed, skip_unfit, tried
 from tests.models import tiny_model
+from tests.specdec.recorded import recorded
 from tests.test_lossless import SAMPLING, VOCAB, prompts
 from tests.verifiers.cases import complete
 from verifiers.longest_path import TypicalVerifier
@@ -43,69 +40,6 @@ def target() -> Target:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "RECORD_AFTER", 2)
-
-
-def state_of(engine: Engine) -> list[Tensor]:
-    """Every tensor that a stage may change: the target's cache, the slots' state, the drafter's cache and state."""
-    found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
-    drafter = engine.drafter
-    if isinstance(drafter, ModelDrafter):
-        found += [*drafter.runner.cache.tensors, drafter.scorer._last_token]
-    if isinstance(drafter, ScoredDrafter):
-        found += drafter.scorer.tensors
-    return found + ([] if drafter is None else tensors_in(drafter))
-
-
-def tensors_in(owner: object) -> list[Tensor]:
-    return [value for value in vars(owner).values() if isinstance(value, Tensor)]
-
-
-class Comparing(Recorder):
-    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, and so is the state.
-
-    Attributes:
-        engine: Set after the engine was made.
-        compared: The number of replays, by the name of the stage.
-    """
-
-    engine: Engine
-
-    def __init__(self) -> None:
-        self.inner = TapeRecorder()
-        self.compared = 0
-
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
-        recording, outputs = self.inner.record(stage, inputs)
-        assert recording is not None, "every stage of this project can be repeated"
-
-        def replay(*given: Tensor) -> tuple[Tensor, ...]:
-            state = state_of(self.engine)
-            before = [each.clone() for each in state]
-            with without_looking():
-                wanted = [each.clone() for each in stage(*given)]
-            after = [each.clone() for each in state]
-            for each, old in zip(state, before, strict=True):
-                each.copy_(old)
-            found = recording(*given)
-            assert_equal(found, wanted)
-            assert_equal(state, after)
-            self.compared += 1
-            return found
-
-        return replay, outputs
-
-
-def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        # NaN is equal to NaN here: what stands in unused places does not matter, but must be the same.
-        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
-
-
-def recorded(target: Target, drafter: Drafter | None, verifier: object, **options: object) -> tuple[Engine, Comparing]:
-    engine = Engine(target, drafter, verifier, max_length=64, recording="rounds", **options)
-    recorder = engine._rounds.recordings._recorder = Comparing()
-    recorder.engine = engine
-    return engine, recorder
 
 
 # Drafts made on the host and on the device; rules for chains, from the root, from the leaves, with weights, with noise.
@@ -303,47 +237,6 @@ def test_a_stage_that_cannot_be_repeated_is_done_once(target, unrepeatable) -> N
     assert sum(step.accepted for done in found for step in done.steps) > 20
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: Tried to allocate 2.00 GiB."),
-    ],
-)
-def test_without_memory_for_recordings_rounds_go_on_without_them(error: Exception, caplog) -> None:
-    class Full(Recorder):
-        def record(self, stage, inputs):
-            raise error
-
-    recordings = Recordings(Full(), after=1, most=2)
-    for _ in range(3):
-        assert recordings.run("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
-    assert len(caplog.records) == 1
-    assert "Tried to allocate 2.00 GiB" in caplog.text
-
-
-def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
-    """The commit of a path may have moved keys already, so its requests end, and the next ones are not recorded."""
-
-    class Breaks(Recorder):
-        def record(self, stage, inputs):
-            stage(*inputs)
-            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
-
-    state = torch.zeros(1)
-    recordings = Recordings(Breaks(), after=1, most=2)
-
-    def moving(step: Tensor) -> tuple[()]:
-        state.add_(step)
-        return ()
-
-    with pytest.raises(torch.OutOfMemoryError):
-        recordings.run("key", moving, [torch.ones(1)], repeatable=False)
-    assert state.item() == 1
-    recordings.run("key", moving, [torch.ones(1)], repeatable=False)
-    assert state.item() == 2
-
-
 def test_a_hook_of_the_user_is_called_in_every_round() -> None:
     model = tiny_model("llama", vocab_size=VOCAB)
     calls = []
@@ -392,34 +285,6 @@ def test_new_weights_are_noticed(target) -> None:
     assert after == wanted != before
 
 
-def test_only_so_many_recordings_are_kept() -> None:
-    recordings = Recordings(TapeRecorder(), after=1, most=2)
-    for key in "abcab":
-        (found,) = recordings.run(key, lambda x: (x + 1,), [torch.ones(1)])
-        assert found.item() == 2
-    assert len(recordings) == 2
-    assert recordings.replays == 0  # with room for two, a and b are dropped before they come again
-
-
 def test_a_way_of_recording_that_there_is_not_is_refused(target) -> None:
     with pytest.raises(ValueError, match="recording='graphs': give one of auto, rounds, decisions, off"):
         Engine(target, recording="graphs")
-
-
-def test_a_recording_leaves_out_what_nobody_reads() -> None:
-    written = torch.zeros(3)
-
-    def stage(x: Tensor) -> tuple[Tensor, ...]:
-        _ = (x + 1) * 2  # read by nobody
-        written[1:].add_(x[1:] * 3)  # read by nobody in the stage, but it changes what stays
-        return (x - 1,)
-
-    with recorded_steps() as noted:
-        outputs = stage(torch.ones(3))
-    names = [str(step.function) for step in needed(noted.steps, outputs)]
-    assert names.count("aten.mul.Tensor") == 1 and "aten.add.Tensor" not in names
-    assert "aten.add_.Tensor" in names and "aten.sub.Tensor" in names
-    recording, _ = TapeRecorder().record(stage, [torch.ones(3)])
-    assert recording is not None
-    assert recording(torch.full((3,), 2.0))[0].tolist() == [1, 1, 1]
-    assert written.tolist() == [0, 12, 12]

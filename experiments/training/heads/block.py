@@ -31,7 +31,7 @@ class TrainedBlock(TrainedHead):
 
     Args:
         name: A head to go on from; None for new weights.
-        block_size: Slots of a block.
+        block_size: Places of a block.
         shifted: Whether slot j predicts the token of slot j + 1 (DSpark: ``block_size`` tokens), or its own (DFlash:
             one token less).
         anchors: Blocks that are trained per row of a step.
@@ -285,7 +285,7 @@ def block_mask(
     Args:
         places: Where the anchors are in their rows.
         documents: The documents of the rows.
-        size: Slots of a block.
+        size: Places of a block.
         causal: Whether a slot sees only those before it, and itself.
     """
     rows, blocks = places.shape

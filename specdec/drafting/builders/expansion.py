@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.arguments import whole
-from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.base import Grown
+from specdec.drafting.builders.beam import BeamTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
-from specdec.shape import MOST_NODES
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -23,7 +22,7 @@ _LEAST = 1e-9
 """A token's cost in nats is at least this, so that no child scores as high as its parent."""
 
 
-class ExpansionTree(TreeBuilder):
+class ExpansionTree(BeamTree):
     """Drafts the most probable paths, ``DETERMINISTIC`` whatever the request's temperature.
 
     Args:
@@ -35,21 +34,10 @@ class ExpansionTree(TreeBuilder):
         ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
     """
 
-    renumbers = True
     rates_nodes = True
 
     def __init__(self, nodes: int = 59, depth: int = 8, width: int = 10):
-        self.max_nodes = whole("nodes", nodes, least=1)
-        self.max_depth = whole("depth", depth, least=1)
-        self.width = whole("width", width, least=1)
-        offered = self.width + (self.max_depth - 1) * self.width**2
-        if nodes > min(offered, MOST_NODES):
-            raise ValueError(
-                f"a tree of nodes={nodes}, and {self.max_depth} levels of width={self.width} offer {offered} (at most "
-                f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
-            )
-        self.max_shown = self.width * (self.max_depth - 1)
-        self.is_chain = self.width == 1
+        super().__init__(nodes, depth, width)
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
         """Returns ``DETERMINISTIC`` alone: the best nodes of all are kept, which drawn nodes would not survive.
@@ -63,9 +51,6 @@ class ExpansionTree(TreeBuilder):
                 f"among drawn nodes would bias the output; use sampling=deterministic, or a static shape"
             )
         return frozenset([DraftSampling.DETERMINISTIC])
-
-    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """No tables are needed."""
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
@@ -121,8 +106,8 @@ class ExpansionTree(TreeBuilder):
             token: Every candidate's token.
             parent: The number of every candidate's parent among the candidates, which count from 1; 0 is the root.
             shown: The candidates that the scorer was shown, in this order.
-            drawing: The round's.
-            bounds: On the depth and on the number of children.
+            drawing: How this round draws.
+            bounds: The bounds on the depth and on the number of children.
         """
         slots, count = drawing.slots, min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values

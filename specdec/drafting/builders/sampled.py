@@ -17,18 +17,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.arguments import whole
-from specdec.drafting.builders.base import Grown, TreeBuilder
+from specdec.drafting.builders.base import Grown
+from specdec.drafting.builders.beam import BeamTree
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.random import draw_with_total
-from specdec.shape import MOST_NODES
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 
-class SampledTree(TreeBuilder):
+class SampledTree(BeamTree):
     """Draws a tree without replacement for sampled requests, with its nodes where q is: best first.
 
     Greedy requests get the most probable paths, as with ``ExpansionTree``.
@@ -42,21 +41,11 @@ class SampledTree(TreeBuilder):
         ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
     """
 
-    renumbers = True
     ordered = True
 
     def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8):
-        self.max_nodes = whole("nodes", nodes, least=1)
-        self.max_depth = whole("depth", depth, least=1)
-        self.width = self.ranks = whole("width", width, least=1)
-        offered = self.width + (self.max_depth - 1) * self.width**2
-        if nodes > min(offered, MOST_NODES):
-            raise ValueError(
-                f"a tree of nodes={nodes}, and {self.max_depth} levels of width={self.width} offer {offered} (at most "
-                f"{MOST_NODES} are allowed): give fewer nodes, or a larger depth or width"
-            )
-        self.max_shown = self.width * (self.max_depth - 1)
-        self.is_chain = self.width == 1
+        super().__init__(nodes, depth, width)
+        self.ranks = self.width
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
         """Returns the law, which is ``WITHOUT_REPLACEMENT``, or ``DETERMINISTIC`` for the most probable paths.
@@ -71,9 +60,6 @@ class SampledTree(TreeBuilder):
             )
         return frozenset([sampling])
 
-    def bind(self, device: torch.device, *, leaves: bool = False) -> None:
-        """No tables are needed."""
-
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draw ``depth`` levels, and keep the best slots of all."""
         slots, marginals = drawing.slots, None
@@ -81,7 +67,7 @@ class SampledTree(TreeBuilder):
             marginals = scorer.all_logits(slots, depth)
         batch, device = len(slots), slots.device
         zero = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        uniform = drawing.uniforms(self.width + (depth - 1) * self.width**2) if drawing.fresh else None
+        uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
         worth = torch.ones(batch, 1, dtype=torch.float64, device=device)  # of the nodes that are expanded
         tokens, above, numbers = [slots.roots[:, None]], [zero - 1], [zero]  # of these, as the scorer was shown them
         levels: list[_Level] = []
@@ -125,8 +111,8 @@ class SampledTree(TreeBuilder):
         """Returns the candidates below some nodes.
 
         Args:
-            logits: Of the nodes; one row may serve all.
-            drawing: The round's.
+            logits: The logits of the nodes; one row may serve all.
+            drawing: How this round draws.
             tokens: The tokens that the scorer was shown, these nodes' last.
             topology: How they are connected.
             worth: The worth of the nodes.
@@ -177,7 +163,7 @@ class SampledTree(TreeBuilder):
         Args:
             levels: All candidates.
             shown: The numbers of those that the scorer was shown, in this order.
-            drawing: The round's.
+            drawing: How this round draws.
         """
         slots, vocabulary = drawing.slots, drawing.vocabulary
         slot, token, parent = (

@@ -23,7 +23,7 @@ class CostAwareLength(LengthPolicy):
 
     Args:
         costs: How long rounds take, or a file of that (``RoundCosts.save``). With None, set the attribute before the
-            policy is used (``drafters.adaptive.measure_costs``).
+            policy is used (``drafters.round_costs.measure_costs``).
         memory: How many rounds it takes until a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not
@@ -62,7 +62,7 @@ class CostAwareLength(LengthPolicy):
         """
         if self.costs is None:
             raise ValueError(
-                "this policy needs to know how long rounds take: give costs=…, from drafters.adaptive.measure_costs"
+                "this policy needs to know how long rounds take: give costs=…, from drafters.round_costs.measure_costs"
             )
         self.costs.seconds(1, max_depth)
         super().bind(max_batch_size=max_batch_size, max_depth=max_depth)

@@ -30,7 +30,7 @@ class CostAwareNodes(NodePolicy):
 
     Args:
         costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``). With None, set the
-            attribute before the policy is used (``drafters.adaptive.measure_node_costs``).
+            attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
         source: See ``NodePolicy``.
         calibration: See ``NodePolicy``.
         learn: See ``NodePolicy``.
@@ -71,7 +71,7 @@ class CostAwareNodes(NodePolicy):
         if self.costs is None:
             raise ValueError(
                 "this policy needs to know how long rounds take: give costs=…, from "
-                "drafters.adaptive.measure_node_costs"
+                "drafters.round_costs.measure_node_costs"
             )
         self.costs.by_nodes(1, builder.max_nodes)
         super().bind(builder, scorer, device, max_batch_size=max_batch_size)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
+from experiments.app.checking import check_settings
 from experiments.app.config import CONF, bootstrap_of, build, plain, typed
 from experiments.app.settings import (
     ACCURACY,
@@ -31,9 +32,8 @@ from experiments.app.settings import (
     RUN,
     SHOW,
     TRAIN,
-    Check,
-    check_settings,
 )
+from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from experiments.training.data.document import Source

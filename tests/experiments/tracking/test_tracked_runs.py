@@ -12,9 +12,10 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from experiments.app.checking import check_settings
 from experiments.app.cli import launch
 from experiments.app.config import CONF, build, plain
-from experiments.app.settings import RUN, check_settings
+from experiments.app.settings import RUN
 from experiments.app.tracked import name_of, sweep_name, tracked_run
 from experiments.run import run
 from specdec.engine.engine import Engine

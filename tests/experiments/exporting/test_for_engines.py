@@ -1,0 +1,161 @@
+"""Exported folders as vLLM, speculators and SGLang read them, and what these would leave out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafters.heads.eagle3 import Eagle3Head
+from drafters.heads.eagle_files import save_eagle
+from drafters.heads.mtp_files import load_mtp, save_mtp
+from specdec.modeling.target import Target
+from tests.drafters import pairs
+from tests.experiments.exporting.heads import IDS, VOCAB, Export, block_of, eagle3_of, module_of
+
+SPECULATORS = {
+    "eagle3": {"draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+               "target_hidden_size", "eagle_aux_hidden_state_layer_ids"},
+    "mtp": {"num_nextn_predict_layers"},
+    "dflash": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
+               "sliding_window_non_causal", "target_hidden_size"},
+    "dspark": {"aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size", "sample_from_anchor",
+               "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"},
+}  # fmt: skip
+"""What vLLM or speculators read of each type, besides what they read of all."""
+
+
+@pytest.mark.parametrize("kind", SPECULATORS)
+def test_a_folder_for_vllm_says_all_that_it_asks(
+    kind: str, written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    out = exported(written(kind), "speculators", "tokens=2", "drafter.dtype=bfloat16")
+    config = json.loads((out / "config.json").read_text())
+    assert config["speculators_model_type"] == kind
+    assert config.keys() >= SPECULATORS[kind]
+    assert "model_type" not in config
+    told = config["speculators_config"]
+    assert told["proposal_methods"] == [
+        {"proposal_type": "greedy", "speculative_tokens": 2, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    ]
+    assert (told["algorithm"], told["default_proposal_method"]) == (kind, "greedy")
+    assert told["verifier"] == {"name_or_path": target.name, "architectures": ["LlamaForCausalLM"]}
+    layers = config["transformer_layer_config"]
+    assert (layers["vocab_size"], layers["hidden_size"], layers["dtype"]) == (VOCAB, 32, "bfloat16")
+    assert layers["model_type"] in ("llama", "qwen3")
+    tensors = load_file(out / "model.safetensors")
+    assert {each.dtype for each in tensors.values() if each.is_floating_point()} == {torch.bfloat16}
+    if kind == "eagle3":
+        assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+        assert (tensors["d2t"] + torch.arange(len(IDS))).tolist() == IDS
+        assert tensors["t2d"].nonzero()[:, 0].tolist() == IDS and config["draft_vocab_size"] == len(IDS)
+        assert not any(name.startswith("midlayer.") for name in tensors)
+
+
+def test_a_module_for_vllm_has_the_embedding_first(
+    written: Callable[[str], Path], exported: Export, target: Target
+) -> None:
+    """speculators joins embedding and hidden state in this order. Computed with the written weights by hand."""
+    out = exported(written("mtp"), "speculators")
+    weights = pairs.under(load_file(out / "model.safetensors"), "mtp_layers.0.")
+    halves = weights["input_proj.weight"].chunk(2, dim=1)
+    weights["input_proj.weight"] = torch.cat(halves[::-1], dim=1)  # the reference has MiMo's order
+    bound = module_of(target, hidden_first=True).bound(target.model)
+    generator = torch.Generator().manual_seed(0)
+    tokens, state = torch.randint(0, VOCAB, (1, 5), generator=generator), torch.randn(1, 5, 32, generator=generator)
+    embeds = target.model.get_input_embeddings()(tokens)[0]
+    _, normed = pairs.mtp(weights, target.model.config, embeds, state[0])
+    with torch.inference_mode():
+        found = bound(tokens, features=state).logits[0]
+    output: Any = target.model.get_output_embeddings()
+    torch.testing.assert_close(found, normed @ output.weight.T)
+
+
+def test_a_module_of_speculators_is_read_with_the_embedding_first(tmp_path: Path, target: Target) -> None:
+    """Its names are MiMo's, which has the hidden state first; ``speculators_model_type`` tells."""
+    save_mtp(module_of(target, hidden_first=True), tmp_path)
+    assert load_mtp(tmp_path, target.model).model.hidden_first
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "mtp"}))
+    (tmp_path / "specdec.json").unlink()
+    again = load_mtp(tmp_path, target.model)
+    assert not again.model.hidden_first
+    assert again.before_norm
+
+
+SGLANG_EAGLE3 = {
+    *("fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"),
+    *(f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")),
+    *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+}
+"""What SGLang looks for. Anything else it leaves out, and what is missing stays random, without a word."""
+
+
+def test_an_eagle3_head_for_sglang(written: Callable[[str], Path], exported: Export) -> None:
+    out = exported(written("eagle3"), "sglang")
+    config = json.loads((out / "config.json").read_text())
+    assert load_file(out / "model.safetensors").keys() == SGLANG_EAGLE3
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    # SGLang counts outputs of layers, and adds one.
+    assert [layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]] == [1, 2, 3]
+    assert (config["num_hidden_layers"], config["draft_vocab_size"], config["tie_word_embeddings"]) == (1, 42, False)
+    # The authors' own files count inputs.
+    out = exported(written("eagle3"), "native", "overwrite=true")
+    config = json.loads((out / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_drafter_for_sglang(kind: str, written: Callable[[str], Path], exported: Export) -> None:
+    out = exported(written(kind), "sglang")
+    config = json.loads((out / "config.json").read_text())
+    names = load_file(out / "model.safetensors").keys()
+    assert not any(name.startswith(("lm_head", "embed_tokens")) for name in names)
+    if kind == "dflash":
+        assert config["architectures"] == ["DFlashDraftModel"]
+        assert config["dflash_config"]["target_layer_ids"] == [0, 2] and config["dflash_config"]["block_size"] == 4
+    else:
+        assert config["architectures"] == ["Qwen3DSparkModel"] and config["target_layer_ids"] == [0]
+        assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} <= names
+        assert (config["markov_rank"], config["markov_head_type"]) == (VOCAB, "vanilla")
+
+
+@pytest.mark.parametrize(
+    ("form", "make", "message"),
+    [
+        ("sglang", lambda t: eagle3_of(t, owns_embeddings=True), "target's embeddings, and this one has its own"),
+        ("sglang", lambda t: eagle3_of(t, layers=2), "SGLang's EAGLE-3 heads have one layer, and this one has 2"),
+        ("sglang", lambda t: eagle3_of(t, norm_before_residual=True), "SGLang's EAGLE-3 heads do not have a residual"),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(0, 2, 3)), "this head reads the embeddings"),
+        ("sglang", lambda t: eagle3_of(t, hidden_layers=(1, 2, -1)), "do not hand out -1, the last one after its norm"),
+        ("speculators", lambda t: eagle3_of(t, hidden_layers=(1, 1, 3)), "speculators refuses duplicates"),
+        ("sglang", lambda t: block_of(t, owns_output=True), "SGLang's DFLASH heads have no output layer of their own"),
+        ("sglang", lambda t: block_of(t, causal=True), "have no places that see a block one way"),
+        (
+            "sglang",
+            lambda t: block_of(t, shifted=True),
+            "heads have no shifted places without a Markov",
+        ),
+        ("native", lambda t: block_of(t, markov_rank=4), "z-lab's layout has no Markov head in place"),
+    ],
+)
+def test_what_an_engine_would_leave_out_is_refused(
+    form: str, make: Callable[[Target], Any], message: str, target: Target, exported: Export, tmp_path: Path
+) -> None:
+    head = make(target)
+    if isinstance(head, Eagle3Head):
+        save_eagle(head, tmp_path / "head", notes={"target": target.name})
+    else:
+        head.save_pretrained(tmp_path / "head")
+    with pytest.raises(ValueError, match=message):
+        exported(tmp_path / "head", form, f"target.name={target.name}")
+    assert [path.name for path in tmp_path.iterdir()] == ["head"], "nothing is left behind"
+
+
+def test_embeddings_that_are_the_targets_may_be_left_out(target: Target, exported: Export, tmp_path: Path) -> None:
+    save_eagle(eagle3_of(target, owns_embeddings=True), tmp_path / "head")
+    out = exported(tmp_path / "head", "sglang", "drafter.embeddings=target")
+    assert load_file(out / "model.safetensors").keys() == SGLANG_EAGLE3

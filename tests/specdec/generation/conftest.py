@@ -1,0 +1,11 @@
+"""The model whose generate is called."""
+
+import pytest
+
+from tests.models import tiny_model
+from tests.specdec.generation.calls import VOCAB
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=VOCAB)

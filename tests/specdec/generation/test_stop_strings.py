@@ -1,0 +1,82 @@
+"""Stop strings end a row where they do in transformers."""
+
+import pytest
+import torch
+from transformers import (
+    SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from specdec.engine.engine import Engine
+from specdec.generation import SpeculativeGenerate
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from tests.components import DRAFTERS
+from tests.specdec.generation.calls import PAD, batch, letters
+from tests.verifiers.cases import complete
+from verifiers.rejection import RejectionVerifier
+
+
+def stops_of(model) -> dict[str, list[str]]:
+    """Stop strings that occur in the greedy outputs of ``batch``."""
+    rows = model.generate(**batch(), max_new_tokens=12, pad_token_id=PAD).tolist()
+    spelled = ["".join(letters().convert_ids_to_tokens(row)) for row in rows]
+    tokens = [letters().convert_ids_to_tokens(row) for row in rows]
+    assert len(spelled) == 3
+    return {
+        "inside": ["".join(tokens[0][9:11])],
+        "several": ["".join(tokens[0][10:13]), "".join(tokens[1][8:10])],
+        "from the prompt on": ["".join(tokens[1][4:7])],
+        "never": ["zzzzzzz"],
+    }
+
+
+@pytest.mark.parametrize("drafter", [complete(None, strong=False), complete("model_chain_iid", strong=True)])
+@pytest.mark.parametrize("case", ["inside", "several", "from the prompt on", "never"])
+def test_stop_strings_end_a_row_where_they_do_in_transformers(model, case: str, drafter: str | None) -> None:
+    stop = stops_of(model)[case]
+    made = DRAFTERS[drafter](model) if drafter else None
+    verifier = RejectionVerifier() if drafter else None
+    common = {"max_new_tokens": 12, "pad_token_id": PAD, "eos_token_id": 29}
+    plain = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters())
+    whole = model.generate(**batch(), **common)
+    assert torch.equal(plain, whole) == (case == "never")
+    ours = SpeculativeGenerate(made, verifier, tokenizer=letters())
+    named = model.generate(**batch(), **common, stop_strings=stop, tokenizer=letters(), custom_generate=ours)
+    assert torch.equal(named, plain)
+    # A criterion brings what it needs: no tokenizer here.
+    ours = SpeculativeGenerate(DRAFTERS[drafter](model) if drafter else None, verifier, max_batch_size=2)
+    criteria = StoppingCriteriaList([StopStringCriteria(letters(), stop)])
+    assert torch.equal(model.generate(**batch(), **common, stopping_criteria=criteria, custom_generate=ours), plain)
+
+
+def test_a_stop_string_that_is_a_special_token(model) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+    biased = {"sequence_bias": [[[30], 4.0]], "max_new_tokens": 40}
+    plain = model.generate(prompt, **biased, stop_strings="</s>", tokenizer=letters())
+    assert plain[0, -1] == 30 and plain.shape[1] < 43, "the special token comes, and ends the output"
+    ours = SpeculativeGenerate(tokenizer=letters())
+    assert torch.equal(model.generate(prompt, **biased, stop_strings="</s>", custom_generate=ours), plain)
+
+
+def test_a_special_token_ends_the_engine_s_own_output_and_text(model) -> None:
+    bias = SequenceBiasLogitsProcessor({(30,): 4.0})
+    engine = Engine(Target(model, letters()), DRAFTERS["ngram"](model), RejectionVerifier(), max_length=64)
+    sampling = SamplingParams(max_new_tokens=40, stop="</s>", logits_processor=bias)
+    output = engine.generate([[1, 2, 3]], sampling)[0]
+    assert output.finish_reason == "stop" and output.token_ids[-1] == 30 and 30 not in output.token_ids[:-1]
+    assert output.text == "".join(letters().convert_ids_to_tokens(list(output.token_ids[:-1])))
+
+
+def test_what_is_streamed_ends_with_the_stop_string(model) -> None:
+    got: list[int] = []
+    prompt = torch.tensor([[1, 2, 3]])
+    stop = letters().convert_ids_to_tokens(model.generate(prompt, max_new_tokens=12)[0].tolist()[6:8])
+    ours = SpeculativeGenerate(DRAFTERS["model_chain_iid"](model), RejectionVerifier(), tokenizer=letters())
+    common = {"max_new_tokens": 12, "stop_strings": "".join(stop)}
+    output = model.generate(
+        prompt, **common, custom_generate=ours, on_tokens=lambda tokens: got.extend(tokens.tolist())
+    )
+    assert torch.equal(output, model.generate(prompt, **common, tokenizer=letters()))
+    assert output[0, 3:].tolist() == got

@@ -1,0 +1,78 @@
+"""An engine whose recorded rounds are compared with the rounds themselves, bit for bit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafters.model import ModelDrafter
+from specdec.drafting.scored import ScoredDrafter
+from specdec.engine.engine import Engine
+from specdec.execution.recording import Recorder, Recording, Stage
+from specdec.execution.tape import TapeRecorder
+from specdec.host import without_looking
+from specdec.interfaces import Drafter
+from specdec.modeling.target import Target
+
+
+def state_of(engine: Engine) -> list[Tensor]:
+    """Every tensor that a stage may change: the target's cache, the slots' state, the drafter's cache and state."""
+    found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
+    drafter = engine.drafter
+    if isinstance(drafter, ModelDrafter):
+        found += [*drafter.runner.cache.tensors, drafter.scorer._last_token]
+    if isinstance(drafter, ScoredDrafter):
+        found += drafter.scorer.tensors
+    return found + ([] if drafter is None else tensors_in(drafter))
+
+
+def tensors_in(owner: object) -> list[Tensor]:
+    return [value for value in vars(owner).values() if isinstance(value, Tensor)]
+
+
+class Comparing(Recorder):
+    """Records like ``TapeRecorder``; every replay is compared with the stage itself, bit for bit, and so is the state.
+
+    Attributes:
+        engine: Set after the engine was made.
+        compared: The number of replays, by the name of the stage.
+    """
+
+    engine: Engine
+
+    def __init__(self) -> None:
+        self.inner = TapeRecorder()
+        self.compared = 0
+
+    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(stage, inputs)
+        assert recording is not None, "every stage of this project can be repeated"
+
+        def replay(*given: Tensor) -> tuple[Tensor, ...]:
+            state = state_of(self.engine)
+            before = [each.clone() for each in state]
+            with without_looking():
+                wanted = [each.clone() for each in stage(*given)]
+            after = [each.clone() for each in state]
+            for each, old in zip(state, before, strict=True):
+                each.copy_(old)
+            found = recording(*given)
+            assert_equal(found, wanted)
+            assert_equal(state, after)
+            self.compared += 1
+            return found
+
+        return replay, outputs
+
+
+def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        # NaN is equal to NaN here: what stands in unused places does not matter, but must be the same.
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+def recorded(target: Target, drafter: Drafter | None, verifier: object, **options: object) -> tuple[Engine, Comparing]:
+    engine = Engine(target, drafter, verifier, max_length=64, recording="rounds", **options)
+    recorder = engine._rounds.recordings._recorder = Comparing()
+    recorder.engine = engine
+    return engine, recorder
