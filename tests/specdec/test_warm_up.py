@@ -70,7 +70,7 @@ def test_a_wide_tree_does_not_need_positions_that_the_model_lacks() -> None:
 def test_it_is_refused_while_requests_run() -> None:
     with engine_with(None) as engine:
         engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=4))
-        with pytest.raises(RuntimeError, match="warm_up while 1 requests are unfinished: call it before them"):
+        with pytest.raises(RuntimeError, match="while 1 requests are unfinished: call it before them"):
             engine.warm_up()
 
 
