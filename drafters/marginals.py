@@ -1,7 +1,7 @@
 """The target's own marginals as drafts: the most that heads which do not see each other's tokens can be taught.
 
-It is an instrument and no method. It runs the target many times per round, so its *speed* is that of no real drafter; the
-tokens per round are what it is for. They say how much of what a parallel drafter lacks is due to its training, and how
+It is an instrument and no method. It runs the target many times per round, so its *speed* is that of no real drafter.
+The tokens per round are what it is for. They say how much of what a parallel drafter lacks is due to the drafter, and how
 much to filling all places at once.
 """
 
@@ -216,11 +216,11 @@ class MarginalDrafter(ScoredDrafter):
     - the tokens up to t+1, if it is. A block drafter without a Markov head can know as much. Then d-1 tokens are
       unknown, and the law of depth 1 is the target's next-token distribution itself.
 
-    Among all predictions that read these tokens alone, the marginal has the least cross-entropy on the target's text, and
-    its k most probable tokens are right as often as any k can be. It is estimated: the target writes ``samples``
-    continuations in every round, and its next-token distributions behind them are averaged. The estimate has no bias, and
-    it depends on nothing but the request's tokens and its random numbers, which are other numbers than those that draw
-    and accept drafts. So the output is the target's under every rule that is exact.
+    Among all predictions of one depth that read these tokens alone, the marginal has the least cross-entropy on the
+    target's text, and its k most probable tokens are right as often as any k can be. It is estimated: the target writes
+    ``samples`` continuations in every round, and its next-token distributions behind them are averaged. The estimate
+    has no bias. It depends on nothing but the request's tokens and its random numbers, which are other numbers than
+    those that draw and accept drafts. So the output is the target's under every rule that is exact.
 
     A request's temperature, filters and penalties have no part in the continuations; they apply when nodes are chosen.
     A row proposes nothing while none of its tokens is committed, as with Medusa.
@@ -257,8 +257,8 @@ class MarginalDrafter(ScoredDrafter):
         self.samples = whole("samples", samples, least=1)
         if self.samples * self.max_depth > MOST_NODES:
             raise ValueError(
-                f"samples={samples} continuations of {self.max_depth} tokens are {samples * self.max_depth:,} tokens and "
-                f"a round may look at {MOST_NODES:,}: give fewer samples, or a shallower tree"
+                f"samples={samples} continuations of {self.max_depth} tokens are {samples * self.max_depth:,} tokens "
+                f"and a round may look at {MOST_NODES:,}: give fewer samples, or a shallower tree"
             )
         self.knows_root = flag("knows_root", knows_root)
         remedy = "give a positive number, or 0 for the most probable continuation"
