@@ -1,8 +1,8 @@
 """The target's own marginals as drafts: the most that heads which do not see each other's tokens can be taught.
 
 It is an instrument and no method. It runs the target many times per round, so its *speed* is that of no real drafter.
-The tokens per round are what it is for. They say how much of what a parallel drafter lacks is due to the drafter, and how
-much to filling all places at once.
+The tokens per round are what it is for. They say how much of what a parallel drafter lacks is its own fault, and how
+much is due to filling all places at once.
 """
 
 from collections.abc import Hashable, Sequence
