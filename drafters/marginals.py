@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE
 from specdec.arguments import flag, number, whole
-from specdec.batch import LOGITS, ForwardBatch
+from specdec.batch import ForwardBatch, Wants
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.scorer import Scorer
@@ -34,8 +34,9 @@ _PAIR = 2  # nodes above the continuations: the last committed token, and the ro
 class MarginalScorer(Scorer):
     """Scores every depth with the average of what the target says after many continuations.
 
-    It forwards the last committed token and the root, and below one of the two a bush of ``samples`` chains, level by
-    level. All of this stands in a cache of its own behind what is committed, and is written over in the next round.
+    Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
+    forwards the last of them again, with the root, and below one of the two a bush of ``samples`` chains, level by
+    level. The bush stands behind what is committed, and is written over later.
 
     Args:
         runner: Runs the target over a cache with room for the bush.
@@ -63,7 +64,6 @@ class MarginalScorer(Scorer):
         self._greedy = temperature < GREEDY_BELOW
         self._samples = samples = 1 if self._greedy else samples
         self._unknown = depth - knows_root  # tokens between what is known and the deepest node
-        self._known = np.zeros(max_batch_size, dtype=np.int64)  # keys and values before this position are right
         first = [int(knows_root)] * samples if self._unknown else []
         below = range(_PAIR, _PAIR + samples * (self._unknown - 1))
         with torch.inference_mode(False):
@@ -84,8 +84,6 @@ class MarginalScorer(Scorer):
             bush = self._bush.first(_PAIR + self._samples * (level + 1))
             law = self._law(self._forward(slots, before, self._drawn(law, slots, level), bush))
             laws.append(self._average(law))
-        if slots.key_bound is None:
-            self._note(slots.host_index, slots.host_lengths, slots.host_drafting)
         return torch.stack(laws, dim=1).log()
 
     def _average(self, laws: Float[Tensor, "batch sample vocab"]) -> Float[Tensor, "batch vocab"]:
@@ -129,7 +127,6 @@ class MarginalScorer(Scorer):
                 host_lengths=None if recorded else np.maximum(slots.host_lengths - 1, 0),
                 # The bound was made for a tree of the target's, which is smaller than the bush.
                 key_bound=slots.key_bound + topology.width if slots.key_bound is not None else None,
-                wants=LOGITS,
             )
         ).scores
 
@@ -153,46 +150,36 @@ class MarginalScorer(Scorer):
         """See ``Scorer.host_ready``."""
         return slots.host_lengths > 0
 
-    def admit(self, slot: int) -> None:
-        """Begin with an empty row."""
-        self._known[slot] = 0
-
     def release(self, slot: int) -> None:
         """Clear a row: its entries may be NaN."""
         self.runner.cache.clear(slot)
 
-    def catch_up(self, slots: Slots) -> None:
-        """Prefill what was committed since the last draft, up to the token that is forwarded with the root."""
-        missing = np.where(slots.host_drafting, slots.host_lengths - 1 - self._known[slots.host_index], 0)
-        rows = np.flatnonzero(missing > 0)
-        if not len(rows):
-            return
-        host_slots, missing = slots.host_index[rows], missing[rows]
-        starts = self._known[host_slots]
-        index = np.minimum(starts[:, None] + np.arange(int(missing.max())), slots.host_tokens.shape[1] - 1)
-        tokens = torch.from_numpy(np.take_along_axis(slots.host_tokens[rows], index, axis=1).astype(np.int64))
-        tokens = tokens.to(self.runner.device)
-        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host_slots, host_lengths=starts))
-        self._known[host_slots] += missing
-
     def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Keep every row's last committed token. The others are read when the next draft is made."""
+        """Forward what has become final, and keep every row's last token."""
         counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
+        self.runner.run(
+            ForwardBatch.of_chunk(committed.tokens, host_slots=committed.host_slots, host_lengths=committed.starts)
+        )
         self._last_token[committed.slots] = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
 
     def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
-        """Keep every row's last committed token."""
+        """Forward what has become final, and keep every row's last token.
+
+        In rows that were not ``told``, keys are written behind what they have, where nothing is read before it is
+        written.
+        """
+        self.runner.run(
+            ForwardBatch(
+                tokens=decided.tokens,
+                slots=decided.slots,
+                lengths=decided.lengths,
+                topology=Topology.chain(decided.tokens.shape[1], decided.tokens.device),
+                host_slots=None,
+                wants=Wants(logits=0),
+            )
+        )
         last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
         self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
-
-    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
-        """Note that the recorded draft has forwarded the roots."""
-        self._note(slots.host_index, slots.host_lengths, told & slots.host_drafting)
-
-    def _note(self, host_slots: np.ndarray, host_lengths: np.ndarray, drafted: np.ndarray) -> None:
-        """Note that keys and values are right up to the root, in rows that drafted."""
-        drafted = drafted & (host_lengths > 0)
-        self._known[host_slots[drafted]] = host_lengths[drafted] + 1
 
     @property
     def version(self) -> Hashable:

@@ -56,7 +56,6 @@ def estimated(
     )
     slots = slots_of(SEQUENCES, vocab_size=VOCAB, max_length=20)
     tell(scorer)
-    scorer.catch_up(slots)
     return scorer.all_logits(slots, DEPTH).double().exp()
 
 
