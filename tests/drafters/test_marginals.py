@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
 from drafters.medusa import DEFAULT_SHAPE
+from specdec.drafter_checks import assert_conforms
 from specdec.engine.engine import Engine
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -156,6 +157,16 @@ def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
     ((law, drawn),) = seen
     counts = torch.nn.functional.one_hot(drawn, VOCAB).sum(1)
     assert ((counts - SAMPLES * law).abs() < 2 + 1e-3).all()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("knows_root", [False, True])
+def test_without_randomness_it_conforms(knows_root: bool) -> None:
+    assert_conforms(
+        lambda: MarginalDrafter(TREE, knows_root=knows_root, text_temperature=0),
+        Target(tiny_model(vocab_size=96, layers=2)),
+        verifier=RejectionVerifier(),
+    )
 
 
 @pytest.mark.full
