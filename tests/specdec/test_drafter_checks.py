@@ -64,8 +64,8 @@ def test_honest_drafters_pass(target: Target, name: str) -> None:
 STRONG = ("ngram", "model_tree_without_replacement")
 
 
-# Two instruments draft by the request's random numbers even where it is greedy, which no method should do. The
-# synthetic drafter makes mistakes on purpose; marginals are estimated (without randomness they pass: test_marginals.py).
+# Two instruments draft by the request's random numbers even where it is greedy, which no method should do: the
+# synthetic drafter makes mistakes on purpose, and marginals are estimated (test_marginals.py has them without draws).
 @pytest.mark.parametrize(
     ("name", "every_rule"),
     [
