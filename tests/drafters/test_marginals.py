@@ -166,6 +166,9 @@ def test_without_randomness_it_conforms(knows_root: bool) -> None:
         lambda: MarginalDrafter(TREE, knows_root=knows_root, text_temperature=0),
         Target(tiny_model(vocab_size=96, layers=2)),
         verifier=RejectionVerifier(),
+        rules=(),
+        rounds=20,
+        draws=200,
     )
 
 
