@@ -24,6 +24,7 @@ STUDIES = {
         pictures={"drafters": "methods", "drafters_nodes": "nodes"},
     ),
     "heads": Study("experiments.run", ["experiment=heads"], sweep=False, pictures={"heads": "nodes"}),
+    "ceiling": Study("experiments.run", ["experiment=ceiling"], sweep=False, pictures={"ceiling": "nodes"}),
     "markov_trees": Study(
         "experiments.run", ["experiment=markov_trees"], sweep=False, pictures={"markov_trees": "nodes"}
     ),

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from drafters.choice import ChoiceDrafter
     from drafters.eagle import EagleDrafter
     from drafters.heads.block import BlockHead
+    from drafters.marginals import MarginalDrafter
     from drafters.medusa import MedusaDrafter
     from drafters.medusa_heads import MedusaHeads
     from drafters.merged import MergedDrafter
@@ -27,6 +28,7 @@ else:  # a type checker would take any name for defined
             "EagleDrafter": "drafters.eagle",
             "MTPDrafter": "drafters.mtp",
             "ChoiceDrafter": "drafters.choice",
+            "MarginalDrafter": "drafters.marginals",
             "MedusaDrafter": "drafters.medusa",
             "MedusaHeads": "drafters.medusa_heads",
             "MergedDrafter": "drafters.merged",
@@ -44,6 +46,7 @@ __all__ = [
     "ChoiceDrafter",
     "EagleDrafter",
     "MTPDrafter",
+    "MarginalDrafter",
     "MedusaDrafter",
     "MedusaHeads",
     "MergedDrafter",

@@ -29,6 +29,8 @@ class Purpose(enum.IntEnum):
     ACCEPT = 0
     DRAFT = 1
     SHARED = 2
+    LOOK_AHEAD = 3
+    """What a drafter draws to find its distributions, before it draws tokens from them."""
 
 
 def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -19,6 +19,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.mtp import MTPHead
+from drafters.marginals import MarginalDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from drafters.merged import MergedDrafter
@@ -136,6 +137,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
         TokenRecyclingDrafter(TREE, scope="request"),
         ModelDrafter(perturbed(target, 5 * distance), [2, 1], sampling="without_replacement"),
     ),
+    "marginals": lambda target, distance=DISTANCE: MarginalDrafter(TREE, samples=3, sampling="without_replacement"),
     "medusa": lambda target, distance=DISTANCE: MedusaDrafter(medusa_heads(target), TREE),
     "eagle_tree_without_replacement": lambda target, distance=DISTANCE: EagleDrafter(
         eagle_head(target), TREE, sampling="without_replacement"

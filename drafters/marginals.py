@@ -1,0 +1,276 @@
+"""The target's own marginals as drafts: the most that heads which do not see each other's tokens can be taught.
+
+It is an instrument and no method. It runs the target many times per round, so its *speed* is that of no real drafter.
+The tokens per round are what it is for. They say how much of what a parallel drafter lacks is its own fault, and how
+much is due to filling all places at once.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from drafters.medusa import DEFAULT_SHAPE
+from specdec.arguments import flag, number, whole
+from specdec.batch import ForwardBatch, Wants
+from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scorer import Scorer
+from specdec.drafting.vocabulary import VocabularyMap
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.random import Purpose, draw, uniforms
+from specdec.requests import GREEDY_BELOW
+from specdec.shape import MOST_NODES
+from specdec.slots import Slots
+from specdec.topology import Topology
+from specdec.types import Committed, Decided, DraftSampling
+
+_PAIR = 2  # nodes above the continuations: the last committed token, and the root
+
+
+class MarginalScorer(Scorer):
+    """Scores every depth with the average of what the target says after many continuations.
+
+    Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
+    forwards the last of them again, with the root, and below one of the two a bush of ``samples`` chains, level by
+    level. The bush stands behind what is committed, and is written over later.
+
+    Args:
+        runner: Runs the target over a cache with room for the bush.
+        samples: Continuations per row and round.
+        depth: The deepest node.
+        knows_root: Whether continuations begin behind the root, or behind the token before it.
+        temperature: What they are drawn at; at 0 there is one, of the most probable tokens.
+        max_batch_size: The number of slots.
+    """
+
+    per_depth = True
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        samples: int,
+        depth: int,
+        knows_root: bool,
+        temperature: float,
+        max_batch_size: int,
+    ):
+        self.runner, self.max_depth = runner, depth
+        self._knows_root, self._temperature = knows_root, temperature
+        self._greedy = temperature < GREEDY_BELOW
+        self._samples = samples = 1 if self._greedy else samples
+        self._unknown = depth - knows_root  # tokens between what is known and the deepest node
+        first = [int(knows_root)] * samples if self._unknown else []
+        below = range(_PAIR, _PAIR + samples * (self._unknown - 1))
+        with torch.inference_mode(False):
+            self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
+            parents = torch.tensor([[-1, 0, *first, *below]], device=runner.device)
+            self._stairs = torch.arange(samples, dtype=torch.float64, device=runner.device)
+        self._bush = Topology(parents, max_depth=depth, max_children=samples + 1)
+        self._pair = Topology.chain(_PAIR, runner.device)
+
+    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """Returns the logarithms of the marginals of the first ``depth`` depths."""
+        before = (slots.lengths - 1).clamp(min=0)  # a row without a token there is not ready
+        tokens = torch.stack([self._last_token[slots.index], slots.roots], dim=1)
+        scores = self._forward(slots, before, tokens, self._pair)
+        law = self._law(scores[:, 1:] if self._knows_root else scores[:, :1])
+        laws = [law[:, 0]] if self._knows_root else []
+        for level in range(depth - self._knows_root):
+            bush = self._bush.first(_PAIR + self._samples * (level + 1))
+            law = self._law(self._forward(slots, before, self._drawn(law, slots, level), bush))
+            laws.append(self._average(law))
+        return torch.stack(laws, dim=1).log()
+
+    def _average(self, laws: Float[Tensor, "batch sample vocab"]) -> Float[Tensor, "batch vocab"]:
+        """Returns a marginal: the mean of distributions, which is less noisy than counts of tokens would be."""
+        return laws.mean(dim=1)
+
+    def _law(self, scores: Float[Tensor, "batch some vocab"]) -> Float[Tensor, "batch some vocab"]:
+        return (scores.float() if self._greedy else scores.float() / self._temperature).softmax(-1)
+
+    def _drawn(self, law: Float[Tensor, "batch some vocab"], slots: Slots, level: int) -> Int[Tensor, "batch sample"]:
+        """Returns the next token of every continuation.
+
+        Those of the first level are drawn from one distribution. Continuation k takes the k-th part of it, which makes
+        the average less noisy than independent draws would, and never more.
+        """
+        if self._greedy:
+            return law.argmax(-1)
+        first = level * self._samples
+        # Numbers are counted from the first level on: they must not depend on how deep other rows draft.
+        uniform = uniforms(slots.keys, slots.rounds, Purpose.LOOK_AHEAD, first + self._samples)[:, first:]
+        if level == 0:
+            uniform = (self._stairs + uniform) / self._samples
+        return draw(law.expand(-1, self._samples, -1), uniform)
+
+    def _forward(
+        self,
+        slots: Slots,
+        lengths: Int[Tensor, " batch"],
+        tokens: Int[Tensor, "batch node"],
+        topology: Topology,
+    ) -> Float[Tensor, "batch node vocab"]:
+        """Returns logits at the last nodes of a topology whose other nodes are in the cache."""
+        recorded = slots.key_bound is not None
+        return self.runner.run(
+            ForwardBatch(
+                tokens=tokens,
+                slots=slots.index,
+                lengths=lengths,
+                topology=topology,
+                host_slots=slots.known_index,
+                host_lengths=None if recorded else np.maximum(slots.host_lengths - 1, 0),
+                # The bound was made for a tree of the target's, which is smaller than the bush.
+                key_bound=slots.key_bound + topology.width if slots.key_bound is not None else None,
+            )
+        ).scores
+
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns the first marginal, after computing all of them."""
+        assert self.max_depth is not None
+        self._logits = self.all_logits(slots, self.max_depth)
+        return self._logits[:, :1]
+
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns a marginal, whatever the nodes are."""
+        return self._logits[:, depth : depth + 1]
+
+    def ready(self, slots: Slots) -> Bool[Tensor, " batch"]:
+        """Returns which rows have a committed token, which a head would read the hidden state of."""
+        return slots.lengths > 0
+
+    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"]:
+        """See ``Scorer.host_ready``."""
+        return slots.host_lengths > 0
+
+    def release(self, slot: int) -> None:
+        """Clear a row: its entries may be NaN."""
+        self.runner.cache.clear(slot)
+
+    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Forward what has become final, and keep every row's last token."""
+        counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
+        self.runner.run(
+            ForwardBatch.of_chunk(committed.tokens, host_slots=committed.host_slots, host_lengths=committed.starts)
+        )
+        self._last_token[committed.slots] = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
+
+    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
+        """Forward what has become final, and keep every row's last token.
+
+        In rows that were not ``told``, keys are written behind what they have, where nothing is read before it is
+        written.
+        """
+        self.runner.run(
+            ForwardBatch(
+                tokens=decided.tokens,
+                slots=decided.slots,
+                lengths=decided.lengths,
+                topology=Topology.chain(decided.tokens.shape[1], decided.tokens.device),
+                host_slots=None,
+                wants=Wants(logits=0),
+            )
+        )
+        last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
+        self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
+
+    @property
+    def version(self) -> Hashable:
+        """The target's."""
+        return self.runner.version
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The cache, and the last tokens."""
+        return [*self.runner.cache.tensors, self._last_token]
+
+
+class MarginalDrafter(ScoredDrafter):
+    """Drafts every depth from the target's own marginal there: the law of that token, whatever stands between.
+
+    Let the last committed token stand at position t and the root at t+1. A node of depth d stands at t+1+d. Its law is
+    the distribution of the token there in text that the target goes on to write, given
+
+    - the tokens up to t alone, if the root is not known. This is what Medusa's heads predict, which read the hidden
+      state at t. Between what is known and the node stand d unknown tokens, the root among them;
+    - the tokens up to t+1, if it is. A block drafter without a Markov head can know as much. Then d-1 tokens are
+      unknown, and the law of depth 1 is the target's next-token distribution itself.
+
+    Among all predictions of one depth that read these tokens alone, the marginal has the least cross-entropy on the
+    target's text, and its k most probable tokens are right as often as any k can be. It is estimated: the target writes
+    ``samples`` continuations in every round, and its next-token distributions behind them are averaged. The estimate
+    has no bias. It depends on nothing but the request's tokens and its random numbers, which are other numbers than
+    those that draw and accept drafts. So the output is the target's under every rule that is exact.
+
+    A request's temperature, filters and penalties have no part in the continuations; they apply when nodes are chosen.
+    A row proposes nothing while none of its tokens is committed, as with Medusa.
+
+    Args:
+        shape: What ``TreeShape.of`` takes (a chain's length, branching factors, or paths), or a tree builder. None is
+            Medusa's (``drafters.medusa.DEFAULT_SHAPE``).
+        samples: Continuations per round. All of them together may have 4,096 tokens.
+        knows_root: Whether the root is known.
+        text_temperature: The temperature of the text whose marginals are drafted: of the continuations, and of the
+            averaged distributions. At 0 there is one continuation, of the most probable tokens, and the laws are
+            those behind it at temperature 1.
+        sampling: How siblings are drawn for sampled requests: ``"deterministic"`` (the most probable tokens),
+            ``"iid"``, ``"without_replacement"`` or ``"coupled"``. Greedy requests get the most probable tokens.
+        temperature: At which nodes are drawn for sampled requests; None follows each request.
+        optimize: See ``ModelRunner``; for these forwards of the target.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of its range.
+    """
+
+    def __init__(
+        self,
+        shape: AnyTree | None = None,
+        *,
+        samples: int = 64,
+        knows_root: bool = False,
+        text_temperature: float = 1.0,
+        sampling: DraftSampling | str = DraftSampling.DETERMINISTIC,
+        temperature: float | None = None,
+        optimize: bool = True,
+    ):
+        super().__init__(tree_of(DEFAULT_SHAPE if shape is None else shape), sampling, temperature)
+        self.samples = whole("samples", samples, least=1)
+        if self.samples * self.max_depth > MOST_NODES:
+            raise ValueError(
+                f"samples={samples} continuations of {self.max_depth} tokens are {samples * self.max_depth:,} tokens "
+                f"and a round may look at {MOST_NODES:,}: give fewer samples, or a shallower tree"
+            )
+        self.knows_root = flag("knows_root", knows_root)
+        remedy = "give a positive number, or 0 for the most probable continuation"
+        self.text_temperature = number("text_temperature", text_temperature, remedy)
+        if not 0 <= self.text_temperature < float("inf"):
+            raise ValueError(f"text_temperature={text_temperature}: {remedy}")
+        self.optimize = flag("optimize", optimize)
+
+    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+        """Allocate a second cache for the target, with room for the continuations."""
+        depth = self.max_depth + leaf_probs
+        runner = ModelRunner(
+            target.model,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            max_nodes=_PAIR + self.samples * depth,
+            optimize=self.optimize,
+        )
+        scorer = MarginalScorer(
+            runner,
+            samples=self.samples,
+            depth=depth,
+            knows_root=self.knows_root,
+            temperature=self.text_temperature,
+            max_batch_size=max_batch_size,
+        )
+        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
+        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)

@@ -1,0 +1,226 @@
+"""The target's marginals: against exact enumeration, in step with what is committed, and what is refused."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drafters import marginals
+from drafters.marginals import MarginalDrafter, MarginalScorer
+from drafters.medusa import DEFAULT_SHAPE
+from specdec.drafter_checks import assert_conforms
+from specdec.engine.engine import Engine
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.random import Purpose, uniforms
+from specdec.requests import SamplingParams
+from specdec.types import Committed
+from tests.components import TREE
+from tests.forwards import slots_of
+from tests.models import tiny_model
+from tests.test_distribution import LEVEL, p_value
+from verifiers.rejection import RejectionVerifier
+
+VOCAB, DEPTH, SAMPLES = 6, 3, 512
+SEQUENCES = [[1, 4, 2, 5, 3], [2, 0, 5]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model(vocab_size=VOCAB, scale=4.0))
+
+
+@torch.inference_mode()
+def exact(target: Target, known: Sequence[int], unknown: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """The law of the token after ``unknown`` unknown ones, from plain forwards, and its standard error.
+
+    The error is that of an average over SAMPLES independent continuations.
+    """
+    prefixes = torch.tensor(list(itertools.product(range(VOCAB), repeat=unknown)), dtype=torch.long)
+    texts = torch.cat([torch.tensor(known).expand(len(prefixes), -1), prefixes.view(len(prefixes), unknown)], dim=1)
+    laws = (target.model(texts).logits[:, len(known) - 1 :].double() / temperature).softmax(-1)
+    weight = laws[:, :unknown].gather(2, texts[:, len(known) :, None]).prod(1)
+    mean = (weight * laws[:, -1]).sum(0)
+    return mean, ((weight * (laws[:, -1] - mean) ** 2).sum(0) / SAMPLES).sqrt()
+
+
+def estimated(
+    target: Target, knows_root: bool, kind: type[MarginalScorer] = MarginalScorer, temperature: float = 1.0
+) -> Tensor:
+    """The marginals of the rows in SEQUENCES, by a scorer."""
+    runner = ModelRunner(target.model, max_batch_size=2, max_length=20, max_nodes=2 + SAMPLES * DEPTH)
+    scorer = kind(
+        runner, samples=SAMPLES, depth=DEPTH, knows_root=knows_root, temperature=temperature, max_batch_size=2
+    )
+    slots = slots_of(SEQUENCES, vocab_size=VOCAB, max_length=20)
+    tell(scorer)
+    return scorer.all_logits(slots, DEPTH).double().exp()
+
+
+def tell(scorer: MarginalScorer) -> None:
+    """Report the prompts, all but their last tokens."""
+    widest = max(map(len, SEQUENCES)) - 1
+    counts = np.array([len(sequence) - 1 for sequence in SEQUENCES])
+    scorer.observe(
+        Committed(
+            slots=torch.arange(2),
+            host_slots=np.arange(2),
+            tokens=torch.tensor([[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]),
+            starts=np.zeros(2, dtype=np.int64),
+            counts=counts,
+            next_tokens=torch.tensor([s[-1] for s in SEQUENCES]),
+            path=None,
+            hidden_states={},
+        ),
+        None,
+        in_place=False,
+    )
+
+
+def refuted(target: Target, laws: Tensor, knows_root: bool, temperature: float = 1.0) -> bool:
+    """Whether some probability is more than five standard errors from the exact one.
+
+    Of 36 probabilities this befalls one once in 50,000 seeds, and less often as the first draws are stratified.
+    """
+    for row, sequence in enumerate(SEQUENCES):
+        known = sequence if knows_root else sequence[:-1]
+        for depth in range(DEPTH):
+            mean, error = exact(target, known, depth + (not knows_root), temperature)
+            if ((laws[row, depth] - mean).abs() > 5 * error + 1e-5).any():
+                return True
+    return False
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("knows_root", [False, True])
+def test_the_laws_are_the_target_s_marginals(target: Target, knows_root: bool, temperature: float) -> None:
+    laws = estimated(target, knows_root, temperature=temperature)
+    torch.testing.assert_close(laws.sum(-1), torch.ones(2, DEPTH, dtype=torch.float64))
+    assert not refuted(target, laws, knows_root, temperature)
+
+
+class NotAveraged(MarginalScorer):
+    """Gives the law behind one continuation."""
+
+    def _average(self, laws: Tensor) -> Tensor:
+        return laws[:, 0]
+
+
+class OneTooEarly(MarginalScorer):
+    """Gives every depth the law of the one above."""
+
+    def all_logits(self, slots, depth: int) -> Tensor:
+        laws = super().all_logits(slots, depth)
+        return torch.cat([laws[:, :1], laws[:, :-1]], dim=1)
+
+
+class SameNumbers(MarginalScorer):
+    """Draws the tokens of all levels with the numbers of the first."""
+
+    def _drawn(self, law, slots, level: int) -> Tensor:
+        return super()._drawn(law, slots, 0)
+
+
+class Crowned(MarginalScorer):
+    """Continues with the most probable tokens."""
+
+    def _drawn(self, law, slots, level: int) -> Tensor:
+        return law.argmax(-1).expand(-1, SAMPLES)
+
+
+@pytest.mark.parametrize("knows_root", [False, True])
+@pytest.mark.parametrize("mutant", [NotAveraged, OneTooEarly, SameNumbers, Crowned], ids=lambda kind: kind.__name__)
+def test_other_laws_are_refuted(target: Target, mutant: type[MarginalScorer], knows_root: bool) -> None:
+    assert refuted(target, estimated(target, knows_root, mutant), knows_root)
+
+
+@pytest.mark.parametrize("knows_root", [False, True])
+def test_whether_the_root_is_known_makes_a_difference(target: Target, knows_root: bool) -> None:
+    assert refuted(target, estimated(target, not knows_root), knows_root)
+
+
+def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
+    """A token that should be drawn n times is drawn within two of n, where independent draws spread by √n."""
+    seen = []
+
+    class Watched(MarginalScorer):
+        def _drawn(self, law, slots, level: int) -> Tensor:
+            drawn = super()._drawn(law, slots, level)
+            if level == 0:
+                seen.append((law[:, 0], drawn))
+            return drawn
+
+    estimated(target, True, Watched)
+    ((law, drawn),) = seen
+    counts = torch.nn.functional.one_hot(drawn, VOCAB).sum(1)
+    assert ((counts - SAMPLES * law).abs() < 2 + 1e-3).all()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("knows_root", [False, True])
+def test_without_randomness_it_conforms(knows_root: bool) -> None:
+    assert_conforms(
+        lambda: MarginalDrafter(TREE, knows_root=knows_root, text_temperature=0),
+        Target(tiny_model(vocab_size=96, layers=2)),
+        verifier=RejectionVerifier(),
+        rules=(),
+        rounds=20,
+        draws=200,
+    )
+
+
+@pytest.mark.full
+def test_continuations_that_share_numbers_with_the_drafts_bias_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens must be drawn from q, given q. The generic test of distributions accepts the drafter as it is."""
+    model = tiny_model(vocab_size=5, scale=1.5, layers=2)
+    shared = MarginalDrafter(TREE, samples=1, sampling="without_replacement")
+    monkeypatch.setattr(
+        marginals, "uniforms", lambda keys, rounds, _, count: uniforms(keys, rounds, Purpose.DRAFT, count)
+    )
+    assert p_value(model, shared, RejectionVerifier(), SamplingParams(temperature=1.0)) < LEVEL
+
+
+@pytest.mark.parametrize("knows_root", [False, True])
+def test_greedy_text_is_foreseen(knows_root: bool) -> None:
+    """The drafter is in step with its target: all is accepted, but in rounds whose root nobody can foresee.
+
+    The first root is the prompt's last token, and a prompt of one token has nothing before it.
+    """
+    drafter = MarginalDrafter([2, 1, 1], knows_root=knows_root, text_temperature=0)
+    engine = Engine(Target(tiny_model()), drafter, RejectionVerifier(), max_batch_size=2, max_length=80)
+    prompts = [[1, 2, 3], [4], list(range(20)), [7, 8]]
+    for output in engine.generate(prompts, SamplingParams(max_new_tokens=41)):
+        accepted = [step.accepted for step in output.steps]
+        assert accepted[1:-1] == [3] * len(accepted[1:-1])
+        if knows_root:
+            assert accepted[0] == (3 if len(output.prompt_ids) > 1 else 0)
+
+
+def test_rows_without_a_committed_token_propose_nothing(target: Target) -> None:
+    drafter = MarginalDrafter(2, samples=4)
+    drafter.bind(target, max_batch_size=2, max_length=20)
+    assert drafter.propose(slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
+    tree = drafter.propose(slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
+    assert tree.valid.tolist() == [[True, False, False], [True, True, True]]
+
+
+def test_the_default_tree_is_medusa_s() -> None:
+    drafter = MarginalDrafter()
+    assert (drafter.max_nodes, drafter.max_depth) == (DEFAULT_SHAPE.num_nodes, DEFAULT_SHAPE.max_depth)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "samples=0"),
+        ({"samples": 2000}, "samples=2000 continuations of 4 tokens are 8,000 tokens .* give fewer samples"),
+        ({"text_temperature": -0.5}, "text_temperature=-0.5: give a positive number"),
+        ({"text_temperature": float("nan")}, "text_temperature=nan: give"),
+    ],
+)
+def test_arguments_out_of_their_range(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MarginalDrafter(**options)  # type: ignore[arg-type]
