@@ -17,6 +17,7 @@ from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
+from specdec.slots import Slots
 from specdec.types import Committed
 from tests.components import TREE
 from tests.forwards import slots_of
@@ -112,7 +113,7 @@ class NotAveraged(MarginalScorer):
 class OneTooEarly(MarginalScorer):
     """Gives every depth the law of the one above."""
 
-    def all_logits(self, slots, depth: int) -> Tensor:
+    def all_logits(self, slots: Slots, depth: int) -> Tensor:
         laws = super().all_logits(slots, depth)
         return torch.cat([laws[:, :1], laws[:, :-1]], dim=1)
 
@@ -120,14 +121,14 @@ class OneTooEarly(MarginalScorer):
 class SameNumbers(MarginalScorer):
     """Draws the tokens of all levels with the numbers of the first."""
 
-    def _drawn(self, law, slots, level: int) -> Tensor:
+    def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
         return super()._drawn(law, slots, 0)
 
 
 class Crowned(MarginalScorer):
     """Continues with the most probable tokens."""
 
-    def _drawn(self, law, slots, level: int) -> Tensor:
+    def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
         return law.argmax(-1).expand(-1, SAMPLES)
 
 
@@ -147,7 +148,7 @@ def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
     seen = []
 
     class Watched(MarginalScorer):
-        def _drawn(self, law, slots, level: int) -> Tensor:
+        def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
             drawn = super()._drawn(law, slots, level)
             if level == 0:
                 seen.append((law[:, 0], drawn))
