@@ -166,6 +166,8 @@ CLIFF = RoundCosts(rows=(1,), table=((1.0, 1.7, 1.75, 1.8, 3.5, 3.6),), nodes=(0
 
 LEGAL = {
     "best first": (lambda: SampledTree(3, 2, 2), lambda: None),
+    "best first by q itself": (lambda: SampledTree(3, 2, 2, power=1.0), lambda: None),
+    "best first by the square root of q": (lambda: SampledTree(4, 2, 2, power=0.5), lambda: None),
     "one slot of a level, three deep": (lambda: SampledTree(2, 3, 1), lambda: None),
     "a chain by confidence": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.35, learn=False)),
     "a chain by entropy": (lambda: StaticTree(3), lambda: ConfidenceNodes(0.3, source="entropy", learn=False)),
@@ -215,7 +217,7 @@ class GlobalBest(CostAwareNodes):
 
 @pytest.mark.parametrize("mutant", [ByTheirTokens, DropsUnlikely])
 def test_to_keep_nodes_by_their_tokens_does(mutant: type[SampledTree], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(worlds(mutant(3, 2, 2), None, narrow, monkeypatch))
+    found = list(worlds(mutant(3, 2, 2, power=1.0), None, narrow, monkeypatch))
     for rule in (RejectionVerifier(), TraversalVerifier()):
         assert bias(rule, iter(found)) > 0.005
 

@@ -3,20 +3,28 @@
 DySpec (arXiv 2410.11744) takes the most promising *slot*, then draws its token. Here this is done level by level, for
 all rows at once.
 
-Why it is exact. Let a node's *worth* be the probability under q that one draft comes by: the product of its path's
-probabilities. Let a slot's worth be what is known of it before its token is drawn: its parent's worth times the mass
-that its earlier siblings have left. Then a node is worth no more than its slot, a slot no more than the one before it
-and no more than its parent. The nodes to be kept are the first ones by their slots' worth, the nodes to be expanded the
-first ones of a level by their own. So whether there is a slot depends on slots of greater worth alone, and the token
-in it is no part of what decides: the slots below it, those beside it and those of nodes that its token might keep from
-being expanded are all worth no more than it is. To keep nodes by their own worth, as is right for trees that are not
-drawn at random (``ExpansionTree``), would drop tokens because of what they are, and bias the output.
+What is promising. A node is reached if the tokens above it are accepted and its earlier siblings are not. DySpec takes
+a drawn token's own probability under q for the chance that it is accepted. That is right where the target is greedy.
+But a rule that compares p with q accepts a token that was drawn from q = p for sure, however unlikely it was. So the
+chance is taken to be the token's probability among those that were left, raised to a ``power``: 1 is DySpec's, and the
+smaller it is, the more drawn tokens are trusted, and the longer and narrower trees become.
+
+Why it is exact. Let a node's *worth* be the product of these chances down its path, and of the chances that the
+earlier siblings of each are not accepted. Let a slot's worth be what is known of it before its token is drawn: its
+parent's worth times the chances that its earlier siblings are not accepted. Then a node is worth no more than its
+slot, a slot no more than the one before it and no more than its parent. The nodes to be kept are the first ones by
+their slots' worth, the nodes to be expanded the first ones of a level by their own. So whether there is a slot depends
+on slots of greater worth alone, and the token in it is no part of what decides: the slots below it, those beside it
+and those of nodes that its token might keep from being expanded are all worth no more than it is. To keep nodes by
+their own worth, as is right for trees that are not drawn at random (``ExpansionTree``), would drop tokens because of
+what they are, and bias the output.
 """
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.arguments import number
 from specdec.drafting.builders.base import Grown
 from specdec.drafting.builders.beam import BeamTree
 from specdec.drafting.drawing import Drawing
@@ -25,6 +33,8 @@ from specdec.random import draw_with_total
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+
+_TINY = 1e-30
 
 
 class SampledTree(BeamTree):
@@ -36,6 +46,8 @@ class SampledTree(BeamTree):
         nodes: Drafted nodes of a tree.
         depth: The deepest node.
         width: How many nodes are expanded at every level, and how many children each of them offers.
+        power: How much a drawn token's own probability says of whether it is accepted: 1 for all of it, towards 0 for
+            nothing.
 
     Raises:
         ValueError: A number is out of its range, or the levels do not offer ``nodes`` nodes.
@@ -43,9 +55,12 @@ class SampledTree(BeamTree):
 
     ordered = True
 
-    def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8):
+    def __init__(self, nodes: int = 32, depth: int = 6, width: int = 8, *, power: float = 0.1):
         super().__init__(nodes, depth, width)
         self.ranks = self.width
+        self.power = number("power", power, "give a number above 0, such as 0.1")
+        if not 0 < self.power < float("inf"):
+            raise ValueError(f"power={power}: give a number above 0, such as 0.1")
 
     def laws(self, sampling: DraftSampling) -> frozenset[DraftSampling]:
         """Returns the law, which is ``WITHOUT_REPLACEMENT``, or ``DETERMINISTIC`` for the most probable paths.
@@ -141,15 +156,29 @@ class SampledTree(BeamTree):
             own = chance if greedy is None or own is None else torch.where(greedy, own, chance)
         assert own is not None and token is not None
         own = own.nan_to_num(nan=0.0)
-        before = (1 - own.cumsum(-1) + own).clamp_(0, 1).cummin(dim=-1).values
-        node = worth[:, :, None] * own.minimum(before)
-        slot = worth[:, :, None] * before.where(own > 0, 0.0)
-        if not drawing.sampled:
-            slot = node
-        elif drawing.greedy is not None:
-            slot = torch.where(drawing.greedy[:, :, None], node, slot)
+        node = slot = worth[:, :, None] * own
+        if drawing.sampled:
+            drawn_slot, drawn_node = self._worths(worth, own)
+            greedy = None if drawing.greedy is None else drawing.greedy[:, :, None]
+            slot = drawn_slot if greedy is None else torch.where(greedy, slot, drawn_slot)
+            node = drawn_node if greedy is None else torch.where(greedy, node, drawn_node)
         slot = self.kept_by(slot, node)
         return _Level(scores, q, drawing.vocabulary.to_target(token).flatten(1), slot.flatten(1), node.flatten(1))
+
+    def _worths(
+        self, worth: Float[Tensor, "batch parent"], own: Float[Tensor, "batch parent child"]
+    ) -> tuple[Float[Tensor, "batch parent child"], Float[Tensor, "batch parent child"]]:
+        """Returns what the slots below some nodes are worth, and what the tokens drawn for them are.
+
+        Args:
+            worth: The worth of the nodes.
+            own: q of the tokens; 0 where q has run out of them.
+        """
+        left = 1 - own.cumsum(-1) + own  # the mass that the earlier siblings have left
+        share = (own / left.clamp(min=_TINY)).clamp_(0, 1).pow_(self.power)
+        before = torch.nn.functional.pad((1 - share).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+        slot = worth[:, :, None] * before
+        return slot.where(own > 0, 0.0), slot * share
 
     def kept_by(
         self, slot: Float[Tensor, "batch parent child"], node: Float[Tensor, "batch parent child"]
