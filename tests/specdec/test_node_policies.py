@@ -191,7 +191,9 @@ def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
     outputs, widths = [], set()
     for recording in ("rounds", "off"):
         policy = CostAwareNodes(costs, explore=5)
-        drafter = ModelDrafter(perturbed(target.model, 0.05), SampledTree(9, 3, 3), sampling="without_replacement")
+        drafter = ModelDrafter(
+            perturbed(target.model, 0.05), SampledTree(9, 3, 3, power=1.0), sampling="without_replacement"
+        )
         drafter.prune_by(policy)
         if recording == "rounds":
             engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)

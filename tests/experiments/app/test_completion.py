@@ -63,7 +63,7 @@ def test_names_and_settings_are_completed(scripts: Path) -> None:
         "specdec-run drafter=ngram '",
     )
     assert groups == {"drafter=", "drafter."}
-    assert options == {f"drafter={name}" for name in ("medusa", "merged", "model", "mtp")}
+    assert options == {f"drafter={name}" for name in ("marginals", "medusa", "merged", "model", "mtp")}
     assert settings == {"drafter.branches="}
     assert "sampling=" in swept
     assert not nonsense, "and nothing is printed in the middle of the user's line"
