@@ -17,7 +17,7 @@ from specdec.arguments import flag, number, whole
 from specdec.batch import ForwardBatch, Wants
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -31,7 +31,7 @@ from specdec.types import Committed, Decided, DraftSampling
 _PAIR = 2  # nodes above the continuations: the last committed token, and the root
 
 
-class MarginalScorer(Scorer):
+class MarginalScorer(PerDepthScorer):
     """Scores every depth with the average of what the target says after many continuations.
 
     Its cache holds keys and values of the committed tokens, which it forwards as they become final. In a round it
@@ -46,8 +46,6 @@ class MarginalScorer(Scorer):
         temperature: What they are drawn at; at 0 there is one, of the most probable tokens.
         max_batch_size: The number of slots.
     """
-
-    per_depth = True
 
     def __init__(
         self,
@@ -129,18 +127,6 @@ class MarginalScorer(Scorer):
                 key_bound=slots.key_bound + topology.width if slots.key_bound is not None else None,
             )
         ).scores
-
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns the first marginal, after computing all of them."""
-        assert self.max_depth is not None
-        self._logits = self.all_logits(slots, self.max_depth)
-        return self._logits[:, :1]
-
-    def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns a marginal, whatever the nodes are."""
-        return self._logits[:, depth : depth + 1]
 
     def ready(self, slots: Slots) -> Bool[Tensor, " batch"]:
         """Returns which rows have a committed token, which a head would read the hidden state of."""

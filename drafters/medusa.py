@@ -14,7 +14,7 @@ from specdec import bundled
 from specdec.arguments import flag, instance
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
@@ -22,7 +22,6 @@ from specdec.modeling.loading import resolve_dtype
 from specdec.modeling.target import Target
 from specdec.quantization.base import input_width
 from specdec.slots import Slots
-from specdec.topology import Topology
 from specdec.tree import TreeShape
 from specdec.types import Committed, Decided, DraftSampling
 
@@ -37,7 +36,7 @@ DEFAULT_SHAPE = TreeShape.from_paths(
 """13 nodes, four deep: most children are below likely paths (section 2.3.3 of the paper)."""
 
 
-class MedusaScorer(Scorer):
+class MedusaScorer(PerDepthScorer):
     """Scores every depth with a head of its own, from the hidden state at the last committed position.
 
     Args:
@@ -48,8 +47,6 @@ class MedusaScorer(Scorer):
         dtype: What the heads compute in.
         device: Where they are.
     """
-
-    per_depth = True
 
     def __init__(
         self,
@@ -72,18 +69,6 @@ class MedusaScorer(Scorer):
     def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns the logits of the first ``depth`` heads."""
         return self._heads(self._hidden[slots.index], depth).transpose(0, 1)
-
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns the first head's logits, after running all of them."""
-        assert self.max_depth is not None
-        self._logits = self.all_logits(slots, self.max_depth)
-        return self._logits[:, :1]
-
-    def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
-    ) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns a head's logits, whatever the nodes are."""
-        return self._logits[:, depth : depth + 1]
 
     def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
         """Returns which rows have a hidden state; None if all that draft have."""

@@ -112,3 +112,29 @@ class Scorer(ABC):
     def tensors(self) -> Sequence[Tensor]:
         """The tensors that hold its state, which tests compare."""
         return []
+
+
+class PerDepthScorer(Scorer):
+    """A scorer whose logits depend on the depth alone, such as heads that predict all depths at once.
+
+    A subclass gives ``all_logits`` and ``max_depth``.
+    """
+
+    per_depth = True
+    _logits: Float[Tensor, "batch depth vocab"]
+
+    @abstractmethod
+    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """Returns the logits of the first ``depth`` depths."""
+
+    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns the first depth's logits, after computing all of them."""
+        assert self.max_depth is not None, "set by the subclass"
+        self._logits = self.all_logits(slots, self.max_depth)
+        return self._logits[:, :1]
+
+    def level_logits(
+        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+    ) -> Float[Tensor, "batch 1 vocab"]:
+        """Returns one depth's logits, whatever the nodes are."""
+        return self._logits[:, depth : depth + 1]
