@@ -221,17 +221,19 @@ class Engine:
 
         Raises:
             RuntimeError: A request is running or waiting.
-            ValueError: The engine is closed.
+            ValueError: The engine is closed, or its drafter drafts no such trees.
         """
         self._check_open()
         if self.unfinished:
             raise RuntimeError(
                 f"warm_up was called while {self.unfinished} requests are unfinished: call it before them"
             )
-        rows = self.max_batch_size
+        rows, most = self.max_batch_size, 0 if self.drafter is None else self.drafter.max_nodes
+        sizes = common_sizes(most) if nodes is None else [whole("nodes", size, least=0) for size in nodes]
+        if max(sizes, default=0) > most:
+            raise ValueError(f"nodes={max(sizes)}: drafts of this engine have at most {most} nodes, give no more")
         self.runner.warm_up([1], batch=rows, wants=self._plain.wants)
         if self.drafter is not None:
-            sizes = common_sizes(self.drafter.max_nodes) if nodes is None else nodes
             self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
 
     def weights_changed(self) -> None:

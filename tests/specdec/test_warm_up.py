@@ -74,6 +74,17 @@ def test_it_is_refused_while_requests_run() -> None:
             engine.warm_up()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [([-1], "nodes=-1: give at least 0"), ([2, 1000], "nodes=1000: drafts of this engine have at most")],
+)
+def test_sizes_that_there_are_none_of_are_refused(nodes: list[int], message: str) -> None:
+    with engine_with(NGramDrafter(max_draft_tokens=7)) as engine:
+        with pytest.raises(ValueError, match=message):
+            engine.warm_up(nodes)
+        assert not sizes(engine)
+
+
 def test_common_sizes_end_with_the_largest_tree() -> None:
     assert common_sizes(1) == [1]
     assert common_sizes(7) == [1, 2, 3, 4, 5, 6, 7]
