@@ -222,6 +222,20 @@ def test_to_keep_nodes_by_their_tokens_does(mutant: type[SampledTree], monkeypat
         assert bias(rule, iter(found)) > 0.005
 
 
+def skewed(path: tuple[int, ...]) -> Tensor:
+    """Two likely tokens and an unlikely one, others after every path: worth differs even where tokens are trusted."""
+    return torch.tensor([0.55, 0.4, 0.05], dtype=torch.float64).roll(-sum((i + 1) * x for i, x in enumerate(path)))
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.1])
+def test_however_much_drawn_tokens_are_trusted(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = list(worlds(SampledTree(3, 2, 2, power=power), None, skewed, monkeypatch))
+    wrong = list(worlds(ByTheirTokens(3, 2, 2, power=power), None, skewed, monkeypatch))
+    for rule in (RejectionVerifier(), TraversalVerifier()):
+        assert bias(rule, iter(right)) < 1e-6
+        assert bias(rule, iter(wrong)) > 0.003
+
+
 def counterexample(path: tuple[int, ...]) -> Tensor:
     """After A the next token is sure, after B it is not: what is behind the first token makes the draft worthwhile."""
     if not path:
