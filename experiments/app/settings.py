@@ -250,6 +250,25 @@ OPTIMIZE_TREE: dict[str, Check] = {
     "threads": integer(1, optional=True),
     "out": folder,
 }
+_SIZES = several(integer(1), "a list of integers, each at least 1")
+GRID: dict[str, Check] = {
+    "batch": _SIZES,
+    "context": _SIZES,
+    "drafted": several(integer(0), "a list of integers, each at least 0"),
+    "chunk": lambda value: None if value == [] else _SIZES(value),
+}
+CALIBRATE: dict[str, Check] = {
+    **dict.fromkeys(("target", "drafter", "verifier", "sampling", "engine", "grid", "held_out"), section),
+    "ranges": lambda value: None if value in (None, []) else _SIZES(value),
+    "seconds": number(lambda value: value >= 0, "seconds from 0 on"),
+    "rounds": integer(0),
+    "device": _optional_text,
+    "costs": text,
+    "chat_template": optional_section,
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+    "out": folder,
+}
 SHAPES = {**_MEASURING, "methods": section}
 """A run that decodes with several tree shapes, as ``optimize_tree`` makes it."""
 REPLAY_TEXT: dict[str, Check] = {
