@@ -1,6 +1,6 @@
 """A calibration of step costs from its configuration, and what is printed and written of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from experiments.reporting.calibration_plot import predicted_plot
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.roofline.calibrated import CalibratedRounds
-from specdec.roofline.devices import find_device, read_devices
 
 PICTURE = "predicted.png"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
@@ -38,7 +37,6 @@ def run_calibration(config: DictConfig) -> CalibratedRounds:
     settle(config)
     drafts = config.drafter.get("_target_") is not None
     check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
-    printed = None if config.device is None else _printed(config.device)
     check_files(config)
     target: Target = build(config, "target")
     drafter: Drafter | None = build(config, "drafter") if drafts else None
@@ -53,7 +51,6 @@ def run_calibration(config: DictConfig) -> CalibratedRounds:
             prompt,
             plan,
             sampling=build(config, "sampling"),
-            printed=printed and _printed_for(printed, target),
             progress=status.update,
             **options,
         )
@@ -100,12 +97,3 @@ def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan
 
 def _ascending(values: Any) -> Sequence[int]:
     return tuple(sorted({int(value) for value in values}))
-
-
-def _printed(name: str) -> Any:
-    return find_device(name, read_devices())
-
-
-def _printed_for(device: Any, target: Target) -> Mapping[str, float]:
-    roof = device.roof(str(target.dtype).removeprefix("torch."))
-    return {"bandwidth": roof.bandwidth, "flops": roof.flops}

@@ -186,6 +186,8 @@ RUN = {
     "rules": section,
     "labels": section,
     "compared_with": _optional_text,
+    "costs": _optional_text,
+    "peaks": one_of("measured", "none"),
     "temperatures": lambda value: None if value is None else _TEMPERATURES(value),
 }
 DEMO = {
@@ -262,7 +264,6 @@ CALIBRATE: dict[str, Check] = {
     "ranges": lambda value: None if value in (None, []) else _SIZES(value),
     "seconds": number(lambda value: value >= 0, "seconds from 0 on"),
     "rounds": integer(0),
-    "device": _optional_text,
     "costs": text,
     "chat_template": optional_section,
     "seed": integer(0),

@@ -9,7 +9,7 @@ import torch
 
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
-from experiments.measuring.peaks import Peaks, measure_peaks
+from experiments.measuring.peaks import Peaks, measure_peaks, printed_peaks
 from experiments.measuring.round_parts import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
@@ -68,7 +68,6 @@ def calibrate(
     plan: Plan,
     *,
     sampling: SamplingParams | None = None,
-    printed: dict[str, float] | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> CalibratedRounds:
@@ -81,7 +80,6 @@ def calibrate(
         prompt: Tokens that prompts are made of.
         plan: What is measured.
         sampling: Parameters of the requests in the rounds.
-        printed: The device's printed ``bandwidth`` and ``flops``, to stand beside the measured ones.
         progress: Is told how far it is.
         options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.
 
@@ -133,7 +131,7 @@ def calibrate(
         host=parts.host,
         depths=parts.depths,
         errors=errors,
-        peaks={**peaks.facts(), **{f"printed_{name}": value for name, value in (printed or {}).items()}},
+        peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype)},
         work={} if least is None else asdict(least),
         versions={**versions(), "clock": _clock(target.device)},
         measured=tuple(_row(each, prefill if each.forward.prompt and prefill is not None else cost) for each in timed),

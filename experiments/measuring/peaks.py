@@ -10,6 +10,7 @@ import torch
 
 from specdec.memory import free_memory
 from specdec.roofline.bounds import Roof
+from specdec.roofline.devices import read_devices
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,26 @@ def quick_peaks(device: torch.device, dtype: torch.dtype, threads: int) -> Peaks
     """
     largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
     return measure_peaks(device, dtype, seconds=0.1, largest=largest)
+
+
+def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Returns what a device's maker prints, ``printed_bandwidth`` and ``printed_flops``; empty if it is in no table.
+
+    A GPU is recognized by its name, and by its memory where the table has several of that name.
+    """
+    if device.type != "cuda":
+        return {}
+    words = set(torch.cuda.get_device_name(device).lower().replace("-", " ").split())
+    memory = torch.cuda.get_device_properties(device).total_memory
+    fitting = [each for name, each in read_devices().items() if name.split("-")[0] in words]
+    if not fitting:
+        return {}
+    nearest = min(fitting, key=lambda each: abs(each.memory - memory))
+    try:
+        roof = nearest.roof(str(dtype).removeprefix("torch."))
+    except ValueError:  # it has no such type
+        return {}
+    return {"printed_bandwidth": roof.bandwidth, "printed_flops": roof.flops}
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

@@ -1,0 +1,47 @@
+"""Gives every method of a run its accountant, and the run the peaks that utilization is over."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from experiments.measuring.accounting import Accountant
+from experiments.measuring.conditions import conditions_of
+from experiments.measuring.measure import Contender
+from experiments.measuring.peaks import printed_peaks, quick_peaks
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.roofline.calibrated import CalibratedRounds
+
+
+def accounted(
+    contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
+) -> list[Contender]:
+    """Returns the methods with what works out their calls; other engines than ours have none.
+
+    Args:
+        contenders: All methods, the baseline first.
+        target: The target.
+        costs: Calibrated costs.
+        path: Their file, for the message.
+
+    Raises:
+        ValueError: The costs are of another device, dtype or model.
+    """
+    baseline = contenders[0].engine
+    if costs is not None and isinstance(baseline, Engine):
+        costs.check_conditions(conditions_of(target, baseline.runner), path, drafter=False)
+    return [
+        replace(each, accountant=Accountant.of(each.engine, speculate=each.speculate, costs=costs))
+        if isinstance(each.engine, Engine)
+        else each
+        for each in contenders
+    ]
+
+
+def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:
+    """Returns what the target's device does at best, measured and printed; None if that is not wanted."""
+    if wanted == "none":
+        return None
+    measured = quick_peaks(target.device, target.dtype, torch.get_num_threads())
+    return {**measured.facts(), **printed_peaks(target.device, target.dtype)}
