@@ -130,6 +130,7 @@ def calibrate(
         judging=parts.judging,
         host=parts.host,
         depths=parts.depths,
+        deepest=parts.deepest,
         errors=errors,
         peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype)},
         work={} if least is None else asdict(least),
@@ -147,6 +148,7 @@ class _Parts:
     judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
     host: float = 0.0
     depths: tuple[tuple[int, int], ...] = ()
+    deepest: int = 0
 
 
 def _measure_parts(
@@ -193,6 +195,7 @@ def _measure_parts(
             drafting=drafting,
             judging=judging,
             host=smallest([each.host for each in timed]),
+            deepest=max((each.depth for each in drafts), default=0),
             depths=() if all(nodes == depth for nodes, depth in depths) else tuple(depths),
         ),
         errors,

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullLocator
+
 from experiments.reporting import style
 from specdec.roofline.calibrated import CalibratedRounds
 
@@ -43,11 +46,18 @@ def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
     ratio.set(xlim=ends, xscale="log", xlabel="measured, ms", ylabel="predicted / measured")
     for axes in (both, ratio):
         axes.grid()
-        axes.xaxis.set_major_formatter("{x:g}")
-    both.yaxis.set_major_formatter("{x:g}")
+        _label(axes.xaxis)
+    _label(both.yaxis)
     style.legend(figure, handles, labels)
     where = found.conditions
     held = found.errors.get("target", {}).get("held_out")
     errors = "" if held is None else f"; held out: median error {held.median:.1%}, 95 % within {held.p95:.1%}"
     style.title(figure, "Predicted and measured forwards", f"{where.model} in {where.dtype} on {where.device}{errors}")
     return style.save(figure, path)
+
+
+def _label(axis: Axis) -> None:
+    """Labels a logarithmic axis with plain numbers, such as 1, 2, 5 and 10."""
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())

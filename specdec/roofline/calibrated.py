@@ -104,6 +104,7 @@ class CalibratedRounds:
         judging: The rule's decision and the commit.
         host: Seconds of a round that no stage has.
         depths: Numbers of drafted nodes and how deep such drafts are; empty where every node is a level, as in a chain.
+        deepest: The deepest drafts whose drafting was measured; 0 where no drafter was.
         errors: Of every part, at the points that it was fitted to (``fit``) and at others (``held_out``).
         peaks: What the device does at best, by name: measured, and printed where the device is in the table.
         work: What a step must at least do, by name.
@@ -120,6 +121,7 @@ class CalibratedRounds:
     judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
     host: float = 0.0
     depths: tuple[tuple[int, int], ...] = ()
+    deepest: int = 0
     errors: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[str, float] = field(default_factory=dict)
@@ -138,16 +140,27 @@ class CalibratedRounds:
         self.box.check(batch=batch, context=context, drafted=drafted)
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
-    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+    def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
         """Returns what a draft adds to a round besides the target's forward: drafting, and deciding about it.
 
+        Args:
+            batch: Rows.
+            drafted: Drafted nodes per row.
+            context: Positions in a row's cache.
+            depth: Of the drafts; None for that of the drafter's own trees of this size.
+
         Raises:
-            ValueError: The size is outside of the box.
+            ValueError: The size is outside of the box, or such deep drafts were not measured.
         """
         self.box.check(batch=batch, context=context, drafted=drafted)
         if not drafted:
             return 0.0
-        levels = self.depth_of(drafted)
+        levels = self.depth_of(drafted) if depth is None else depth
+        if levels > self.deepest:
+            raise ValueError(
+                f"drafts {levels:g} deep are outside of what was measured (to {self.deepest}): calibrate with a "
+                f"drafter that drafts as deep"
+            )
         size = {"levels": levels, "tokens": batch * drafted, "positions": batch * context}
         drafting = 0.0 if self.drafting is None else self.drafting.seconds(**size)
         return drafting + self.judging.seconds(**size) - self.judging.fixed
@@ -157,10 +170,10 @@ class CalibratedRounds:
         """Seconds of everything else in a round, whether or not it drafts."""
         return self.judging.fixed + self.host
 
-    def round_seconds(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns the seconds of a whole round."""
-        size = {"batch": batch, "drafted": drafted, "context": context}
-        return self.verify(**size) + self.draft(**size) + self.outside
+    def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
+        """Returns the seconds of a whole round; see ``draft``."""
+        verify = self.verify(batch=batch, drafted=drafted, context=context)
+        return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
 
     def depth_of(self, drafted: float) -> float:
         """Returns how deep a draft of so many nodes is."""
@@ -169,25 +182,19 @@ class CalibratedRounds:
         nodes, depths = zip(*self.depths, strict=True)
         return float(np.interp(drafted, (0, *nodes), (0, *depths)))
 
+    def nodes_at(self, depth: float) -> float:
+        """Returns how many nodes a draft of this depth has."""
+        if not self.depths:
+            return depth
+        nodes, depths = zip(*self.depths, strict=True)
+        return float(np.interp(depth, (0, *depths), (0, *nodes)))
+
+    @property
+    def middle(self) -> float:
+        """The context in the middle of the box, for whoever cannot say a context."""
+        return sum(self.box.context) / 2
+
     # ---------------------------------------------------------------- as a file
-
-    def check_conditions(self, here: Conditions, path: str, *, drafter: bool = True) -> None:
-        """Refuse to use these costs elsewhere.
-
-        Args:
-            here: The conditions of what is going to run.
-            path: The file, for the message.
-            drafter: Whether the drafter matters.
-
-        Raises:
-            ValueError: Names what differs.
-        """
-        different = self.conditions.differences(here, drafter=drafter)
-        if different:
-            raise ValueError(
-                f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
-                f"experiments.calibrate"
-            )
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -211,6 +218,26 @@ class CalibratedRounds:
                 f"{path} holds no calibrated costs ({' '.join(str(error).split())}): give a file that "
                 f"experiments.calibrate wrote"
             ) from error
+
+
+def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
+    """Refuse to use costs under other conditions than they were measured under.
+
+    Args:
+        measured: The conditions of the costs.
+        here: The conditions of what is going to run.
+        path: Their file, for the message.
+        drafter: Whether the drafter matters.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    different = measured.differences(here, drafter=drafter)
+    if different:
+        raise ValueError(
+            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
+            f"experiments.calibrate"
+        )
 
 
 def is_calibrated(path: str | Path) -> bool:
