@@ -25,7 +25,6 @@ ENCODERS = frozenset(_ENCODER_NAMES.split())
 """Model types that encode; some can also be decoders, if ``is_decoder`` says so."""
 
 _UNGATED = frozenset(_UNGATED_NAMES.split()) | ENCODERS
-
 """Model types whose MLP has two matrices; that of all others has three, where one gates another."""
 
 _POSITION_TABLES = {
@@ -72,7 +71,7 @@ class _Reader:
         head_dim = self.find("head_dim", "attention_head_dim")
         self.head_dim = int(head_dim or self.hidden // self.heads)
         inner = self.find("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "inner_dim", "dff")
-        self.inner = inner if isinstance(inner, list | tuple) else int(inner or 4 * self.hidden)
+        self.inner: Any = inner or 4 * self.hidden
         self.gated = kind not in _UNGATED
 
     def find(self, *names: str) -> Any:

@@ -4,6 +4,7 @@ A forward is a batch of rows with the same sizes. ``drafted`` counts the drafted
 plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from specdec.roofline.bounds import Roof, Work
@@ -126,7 +127,15 @@ def prefill_work(
 
 
 def _forward(
-    shape: ModelShape, precision: Precision, *, batch: int, queries, context, pairs, logits: float, prefill: bool
+    shape: ModelShape,
+    precision: Precision,
+    *,
+    batch: int,
+    queries: float,
+    context: float,
+    pairs: Callable[[Attention], float],
+    logits: float,
+    prefill: bool,
 ) -> StepWork:
     tokens = batch * queries
     read = written = pair_flops = 0.0
