@@ -19,7 +19,8 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """
     shared = shape.tied and (precision.output == precision.tables or not shape.table_weights)
     output = 0.0 if shared else shape.output_weights * precision.output
-    layers = (shape.layer_weights + shape.other_weights) * precision.weights
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    layers = dense * precision.weights + shape.expert_weights * precision.of_experts
     return layers + shape.table_weights * precision.tables + output
 
 

@@ -108,13 +108,13 @@ class Mlp:
         """Numbers in the matrices that one token uses."""
         return self.weights + self.chosen * self.expert_weights
 
-    def read(self, tokens: float) -> float:
-        """Returns how many weights a step with so many tokens reads.
+    def hit(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens reads.
 
         A token is taken to choose every expert with the same probability. Real routers have favourites, so that a
         step hits fewer experts than this.
         """
-        return self.weights + experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
+        return experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
 
 
 def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
@@ -210,10 +210,14 @@ class ModelShape:
         each = sum((layer.mixing_weights + layer.mlp.active) * count for layer, count in self.groups)
         return each + self.other_weights
 
-    def weights_read(self, tokens: float) -> float:
-        """Returns how many weights of the layers a step with so many tokens must read, each matrix once."""
-        each = sum((layer.mixing_weights + layer.mlp.read(tokens)) * count for layer, count in self.groups)
-        return each + self.other_weights
+    @cached_property
+    def expert_weights(self) -> int:
+        """Numbers in the matrices of all experts, which ``layer_weights`` includes."""
+        return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
+
+    def experts_read(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens must read."""
+        return sum(layer.mlp.hit(tokens) * count for layer, count in self.groups)
 
     @property
     def is_mixture(self) -> bool:

@@ -165,7 +165,9 @@ def _forward(
 def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits: float) -> float:
     output = shape.output_weights * precision.output if logits else 0.0
     rows = tokens * shape.hidden * precision.tables  # one row of the table per token
-    return shape.weights_read(tokens) * precision.weights + output + rows
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    experts = shape.experts_read(tokens) * precision.of_experts
+    return dense * precision.weights + experts + output + rows
 
 
 def _causal_pairs(tokens: float, context: float, attention: Attention) -> float:
