@@ -64,6 +64,13 @@ def plan_drafter(
             )
         return Planned(title=f"{name}, a model of {short_count(shape.weights)} parameters", model=_of(shape, precision))
     found = None if name is None else _own_config(str(name))
+    if found is not None and str(name).startswith(bundled.PREFIX) and found.get("hidden_size") != target.hidden:
+        found = None  # the default of the option, which was trained for the bundled target
+    if found is not None and found.get("hidden_size", target.hidden) != target.hidden:
+        raise ValueError(
+            f"drafter.name={name} is a head for hidden states of {found['hidden_size']} numbers, and "
+            f"target.name={target_name} has {target.hidden}: give a head of this target"
+        )
     source = f"sizes from {name}" if found is not None else "with the sizes that such heads usually have"
     own = found or {}
     layer = None if found is None or "num_attention_heads" not in own else _layer_of(own, str(name))

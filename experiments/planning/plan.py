@@ -25,7 +25,7 @@ from specdec.roofline.work import StepWork, prefill_work, step_work
 
 BATCHES = tuple(2**power for power in range(11))
 """Batches of the map."""
-CONTEXTS = tuple(2**power for power in range(8, 21))
+CONTEXTS = tuple(2**power for power in range(6, 18))
 """Contexts of the map, as far as the model goes."""
 
 
@@ -84,6 +84,7 @@ class Phase:
     """A forward, or several: what it moves and computes, and the least time of that.
 
     Attributes:
+        kind: ``"prefill"``, ``"decode"``, ``"draft"`` or ``"verify"``.
         what: What it does, in words.
         batch: Rows.
         work: Bytes and operations.
@@ -91,6 +92,7 @@ class Phase:
         tokens: Tokens that it emits, over all rows; 0 where it emits none.
     """
 
+    kind: str
     what: str
     batch: int
     work: StepWork
@@ -173,7 +175,8 @@ class Map:
         contexts: Its columns.
         best: The fastest length, by batch and context.
         fits: Whether there is room for so many slots of this length.
-        break_even: By context: the largest batch at which a draft of one token is no slower; None if it always pays.
+        break_even: By context: the largest batch at which a draft of ``Plan.fixed`` tokens is no slower than plain
+            decoding; None if it always pays.
     """
 
     batches: tuple[int, ...]
@@ -222,6 +225,11 @@ class Plan:
         return min(self.asked.longest, (drafter.longest if drafter is not None else None) or self.asked.longest)
 
     @cached_property
+    def fixed(self) -> int:
+        """A draft length that does not change with the load: the best one for a single row, at least 1."""
+        return max(1, self._best(1, self.asked.context).drafted)
+
+    @cached_property
     def rooms(self) -> list[Room]:
         """The memory of every batch."""
         usable, found = self.asked.usable, []
@@ -246,20 +254,21 @@ class Plan:
     def phases(self) -> list[Phase]:
         """The prefill, and for every batch a plain step, a draft and its verification."""
         asked = self.asked
-        found = [self._phase(f"prefill of {asked.prompt:,} tokens", 1, self._prefill(1), tokens=0)]
+        chunks = "" if asked.prompt <= asked.prefill_chunk else f" by {asked.prefill_chunk:,}"
+        found = [self._phase("prefill", f"prefill {asked.prompt:,}{chunks}", 1, self._prefill(1), tokens=0)]
         for batch, speculation in zip(asked.batches, self.speculations, strict=True):
             plain = step_work(asked.shape, asked.precision, batch=batch, context=asked.context)
-            found.append(self._phase("decode, one token", batch, plain, tokens=batch))
+            found.append(self._phase("decode", "decode, one token", batch, plain, tokens=batch))
             drafted = speculation.best.drafted
             if asked.drafter is None or not drafted:
                 continue
             if asked.drafter.model is not None:
                 drafting = asked.drafter.model.work(batch=batch, drafted=drafted, context=asked.context)
                 what = f"draft {drafted} tokens" if drafted > 1 else "draft a token"
-                found.append(self._phase(what, batch, drafting, tokens=0))
+                found.append(self._phase("draft", what, batch, drafting, tokens=0))
             work = step_work(asked.shape, asked.precision, batch=batch, context=asked.context, drafted=drafted)
             tokens = batch * speculation.tokens
-            found.append(self._phase(f"verify {drafted} and the root", batch, work, tokens=tokens))
+            found.append(self._phase("verify", f"verify {drafted} and the root", batch, work, tokens=tokens))
         return found
 
     @cached_property
@@ -305,7 +314,8 @@ class Plan:
             for batch in BATCHES
         )
         even = tuple(
-            break_even_batch(self.cost, self.asked.acceptance, drafted=1, context=context) for context in contexts
+            break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context)
+            for context in contexts
         )
         return Map(BATCHES, contexts, best, fits, even)
 
@@ -349,6 +359,6 @@ class Plan:
             done += tokens
         return work
 
-    def _phase(self, what: str, batch: int, work: StepWork, *, tokens: float) -> Phase:
+    def _phase(self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float) -> Phase:
         seconds = work.by_parts(self.asked.roof) + self.asked.overhead
-        return Phase(what=what, batch=batch, work=work, seconds=seconds, tokens=tokens)
+        return Phase(kind=kind, what=what, batch=batch, work=work, seconds=seconds, tokens=tokens)

@@ -97,7 +97,10 @@ def phase_table(plan: Plan) -> Table:
     table = Table(
         columns,
         title=f"Forwards, at {plan.asked.context:,} positions per row",
-        notes=["tokens/s are over all rows", "of a draft, all its forwards together"],
+        notes=[
+            "tokens/s are over all rows",
+            f"prompts are prefilled in chunks of {plan.asked.prefill_chunk:,} tokens, and each reads the weights",
+        ],
     )
     batch = plan.phases[0].batch
     for number, phase in enumerate(plan.phases):
@@ -119,6 +122,7 @@ def speculation_table(plan: Plan) -> Table:
         Column("target\nefficiency"),
         Column("speedup"),
         Column("tokens/s"),
+        Column("plainly"),
     )
     table = Table(
         columns,
@@ -126,6 +130,8 @@ def speculation_table(plan: Plan) -> Table:
         notes=[
             f"drafts of up to {plan.longest} tokens, in a chain",
             "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
+            "plainly is the speed without drafts",
+            *_too_many(plan),
         ],
     )
     for each in plan.speculations:
@@ -138,6 +144,7 @@ def speculation_table(plan: Plan) -> Table:
             f"{each.efficiency:.2f}",
             f"{each.best.speedup:.2f}x",
             f"{each.tokens_per_second:,.0f}",
+            f"{each.tokens_per_second / each.best.speedup:,.0f}",
         )
     return table
 
@@ -154,6 +161,7 @@ def request_table(plan: Plan) -> Table:
     table = Table(
         columns, title=f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens", notes=notes
     )
+    notes += _too_many(plan)
     plainly = plan.requests(speculate=False)
     drafting = plan.requests(speculate=True) if asked.drafter is not None else []
     for number, request in enumerate(plainly):
@@ -180,9 +188,12 @@ def tail_lines(plan: Plan) -> list[str]:
     if asked.drafter is None:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     by_context = dict(zip(plan.map.contexts, plan.map.break_even, strict=True))
-    shown = [each for each in (1024, 4096, 16384, 65536) if each in by_context] or [plan.map.contexts[-1]]
-    words = [f"{_up_to(by_context[context])} at {context:,}" for context in shown]
-    return [*lines, f"A draft of one token pays {', '.join(words)} positions."]
+    what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
+    if all(batch is None for batch in by_context.values()):
+        return [*lines, f"{what} is faster than plain decoding at every batch and context."]
+    shown = [each for each in (256, 1024, 4096, 16384, 65536) if each in by_context] or [plan.map.contexts[-1]]
+    words = [f"{_up_to(by_context[context])} with {context:,}" for context in shown]
+    return [*lines, f"{what} is no slower than plain decoding {', '.join(words)} positions per row."]
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
@@ -286,6 +297,12 @@ def _add_request(table: Table, plan: Plan, method: str, request: Request, *, las
 def _used(plan: Plan) -> int:
     shape = plan.asked.shape
     return shape.active_weights + shape.output_weights
+
+
+def _too_many(plan: Plan) -> list[str]:
+    """Returns a note about batches that there is no room for."""
+    batches = [f"{room.batch:,}" for room in plan.rooms if not room.fits]
+    return [f"{' and '.join(batches)} rows do not fit into the memory"] if batches else []
 
 
 def _acceptance(plan: Plan) -> str:
