@@ -25,6 +25,11 @@ def head_lines(plan: Plan) -> list[str]:
         f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
         f"ridge {asked.roof.ridge:.3g} FLOP/byte",
     ]
+    if not shape.is_counted:
+        lines.append(
+            f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
+            f"them with the model."
+        )
     if asked.drafter is not None:
         lines.append(f"drafter: {asked.drafter.title}; acceptance {_acceptance(plan)}, an assumption")
     lines.append(
@@ -61,7 +66,7 @@ def memory_table(plan: Plan) -> Table:
         title=f"Memory in GB, {own}; {asked.usable / _GIGA:.4g} GB may be used",
         notes=[
             f"a position takes {kv / 1024:,.4g} KiB of KV cache",
-            f"at most {plan.most_rows:,} such slots fit; or {plan.most_paged_rows:,} rows in pages of {asked.page}, "
+            f"{plan.most_rows or 'no'} such slots fit; or {plan.most_paged_rows:,} rows in pages of {asked.page}, "
             f"if they are half as long on average",
             f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
             f"{load_seconds(weight_bytes(asked.shape, asked.precision), DISK):.3g} s",
@@ -302,7 +307,7 @@ def _used(plan: Plan) -> int:
 def _too_many(plan: Plan) -> list[str]:
     """Returns a note about batches that there is no room for."""
     batches = [f"{room.batch:,}" for room in plan.rooms if not room.fits]
-    return [f"{' and '.join(batches)} rows do not fit into the memory"] if batches else []
+    return [f"{', '.join(batches)} rows do not fit into the memory"] if batches else []
 
 
 def _acceptance(plan: Plan) -> str:

@@ -41,9 +41,11 @@ def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float)
     """
     total = 0.0
     for layer, count in shape.groups:
-        if layer.attention is not None:
-            each = layer.attention.kept * precision.kv + layer.attention.vectors * precision.kv_vector
-            total += count * each * layer.attention.seen(positions)
+        for part in layer.attending:
+            each = part.kept * precision.kv + part.vectors * precision.kv_vector
+            # Whoever chooses positions may choose any of them.
+            kept = positions if layer.indexer is not None else part.seen(positions)
+            total += count * each * kept
     return total
 
 

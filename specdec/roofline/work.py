@@ -140,8 +140,7 @@ def _forward(
     tokens = batch * queries
     read = written = pair_flops = 0.0
     for layer, count in shape.groups:
-        attention = layer.attention
-        if attention is not None:
+        for attention in layer.attending:
             per_position = attention.kept * precision.kv + attention.vectors * precision.kv_vector
             read += count * batch * per_position * attention.seen(context)
             written += count * tokens * per_position
