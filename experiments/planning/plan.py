@@ -6,7 +6,7 @@ from functools import cached_property
 
 from experiments.planning.drafting import Planned
 from specdec.roofline.bounds import Roof
-from specdec.roofline.capacity import Memory, Served
+from specdec.roofline.capacity import Memory, Served, kv_bytes_per_position
 from specdec.roofline.devices import Device
 from specdec.roofline.precision import Precision
 from specdec.roofline.rounds import RoofRounds, RoundCost
@@ -320,16 +320,28 @@ class Plan:
         return Map(BATCHES, contexts, best, fits, even)
 
     def critical_context(self, drafted: int) -> float | None:
-        """Returns the context from which a step is bound by memory at every batch; None if there is none."""
+        """Returns the context from which a step is bound by memory at every batch; None if there is none.
+
+        Args:
+            drafted: Drafted nodes of a row.
+        """
         shape, precision = self.asked.shape, self.asked.precision
-        kv = shape.kept_per_position * precision.kv + shape.vectors_per_position * precision.kv_vector
-        return critical_context(
-            flops=2.0 * (shape.active_weights + shape.output_weights),
-            pair_flops=shape.pair_flops,
-            kv_bytes=kv,
-            ridge=self.asked.roof.ridge,
-            drafted=drafted,
-        )
+        flops = 2.0 * (shape.active_weights + shape.output_weights)
+        if not any(part.window for layer, _ in shape.groups for part in layer.attending):
+            return critical_context(
+                flops=flops,
+                pair_flops=shape.pair_flops,
+                kv_bytes=kv_bytes_per_position(shape, precision),
+                ridge=self.asked.roof.ridge,
+                drafted=drafted,
+            )
+
+        def bound_by_memory(context: int) -> bool:
+            step = step_work(shape, precision, batch=1, context=context, drafted=drafted)
+            per_row = flops * (drafted + 1) + step.attention_flops
+            return per_row < self.asked.roof.ridge * step.kv_read_bytes
+
+        return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
 
     def _best(self, batch: int, context: float) -> BestLength:
         return best_length(self.cost, self.asked.acceptance, batch=batch, context=context, longest=self.longest)

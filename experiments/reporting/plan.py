@@ -1,17 +1,21 @@
 """The tables and sentences of a plan."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from experiments.planning.drafting import short_count
 from experiments.planning.plan import Phase, Plan, Request
 from experiments.reporting.table import Cell, Column, Emphasis, Table
-from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes
+from specdec.roofline.bounds import CACHES
+from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.roofline.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""
 _GIGA = 1e9
+_SHOWN = (256, 1024, 4096, 16_384, 65_536)
+"""Contexts whose break-even is said in words."""
 
 
 def head_lines(plan: Plan) -> list[str]:
@@ -25,6 +29,11 @@ def head_lines(plan: Plan) -> list[str]:
         f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
         f"ridge {asked.roof.ridge:.3g} FLOP/byte",
     ]
+    if plan.phases[1].work.total.bytes < CACHES * device.cache:
+        lines.append(
+            f"What a step reads ({_gb(plan.phases[1].work.total.bytes)} GB) is not much larger than the device's last "
+            f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
+        )
     if not shape.is_counted:
         lines.append(
             f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
@@ -66,8 +75,8 @@ def memory_table(plan: Plan) -> Table:
         title=f"Memory in GB, {own}; {asked.usable / _GIGA:.4g} GB may be used",
         notes=[
             f"a position takes {kv / 1024:,.4g} KiB of KV cache",
-            f"{plan.most_rows or 'no'} such slots fit; or {plan.most_paged_rows:,} rows in pages of {asked.page}, "
-            f"if they are half as long on average",
+            _room_in_words(plan),
+            *_windows_in_words(plan),
             f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
             f"{load_seconds(weight_bytes(asked.shape, asked.precision), DISK):.3g} s",
         ],
@@ -178,27 +187,41 @@ def request_table(plan: Plan) -> Table:
 
 def tail_lines(plan: Plan) -> list[str]:
     """Returns what the map says, in words."""
-    asked = plan.asked
-    lines = []
-    critical = plan.critical_context(0)
-    if critical is None:
-        lines.append(
-            "With many rows a step is bound by operations at every context: attention alone is above the ridge."
-        )
-    elif asked.shape.max_length is None or critical <= asked.shape.max_length:
-        lines.append(
-            f"From a context of {critical:,.0f} on, a step is bound by memory however many rows there are: there, "
-            f"verifying drafts stays cheap at any batch."
-        )
-    if asked.drafter is None:
+    lines = [_critical_in_words(plan)]
+    if plan.asked.drafter is None:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
-    by_context = dict(zip(plan.map.contexts, plan.map.break_even, strict=True))
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
-    if all(batch is None for batch in by_context.values()):
-        return [*lines, f"{what} is faster than plain decoding at every batch and context."]
-    shown = [each for each in (256, 1024, 4096, 16384, 65536) if each in by_context] or [plan.map.contexts[-1]]
-    words = [f"{_up_to(by_context[context])} with {context:,}" for context in shown]
-    return [*lines, f"{what} is no slower than plain decoding {', '.join(words)} positions per row."]
+    pieces: list[tuple[str, list[int]]] = []
+    shown = [each for each in _SHOWN if each in plan.map.contexts] or plan.map.contexts[-1:]
+    by_context = dict(zip(plan.map.contexts, plan.map.break_even, strict=True))
+    for context, batch in ((context, by_context[context]) for context in shown):
+        said = _slower(batch)
+        if pieces and pieces[-1][0] == said:
+            pieces[-1][1].append(context)
+        else:
+            pieces.append((said, [context]))
+    words = [f"{said} with {_range(contexts)}" for said, contexts in pieces]
+    return [*lines, f"{what} is slower than plain decoding {', '.join(words)} positions per row."]
+
+
+def _critical_in_words(plan: Plan) -> str:
+    """Returns from which context on memory is the limit at every batch, for plain steps and for those that verify."""
+    plain = plan.critical_context(0)
+    drafted = plan.fixed if plan.asked.drafter is not None else 0
+    verify = plan.critical_context(drafted) if drafted else plain
+    never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
+    if plain is None:
+        return f"A step is {never}."
+    text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
+    if not drafted:
+        return f"{text}."
+    if verify is None:
+        return f"{text}; one that verifies a draft of {drafted} is {never}."
+    return f"{text}; one that verifies a draft of {drafted} from {verify:,.0f} on."
+
+
+def _range(contexts: Sequence[int]) -> str:
+    return f"{contexts[0]:,}" if len(contexts) == 1 else f"{contexts[0]:,} to {contexts[-1]:,}"
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
@@ -250,7 +273,10 @@ def figures_of(plan: Plan) -> dict[str, Any]:
             "plain": [asdict(each) for each in plan.requests(speculate=False)],
             "speculative": [asdict(each) for each in plan.requests(speculate=True)] if asked.drafter else [],
         },
-        "critical_context": plan.critical_context(0),
+        "critical_context": {
+            "plain": plan.critical_context(0),
+            "verify": plan.critical_context(plan.fixed) if asked.drafter is not None else None,
+        },
         "map": {
             "batches": list(grid.batches),
             "contexts": list(grid.contexts),
@@ -291,7 +317,7 @@ def _add_request(table: Table, plan: Plan, method: str, request: Request, *, las
         _ms(request.per_token),
         f"{request.seconds:.3g}",
         f"{request.prefill_share:.0%}",
-        f"{1 / request.per_token:,.3g}",
+        _rate(1 / request.per_token),
         f"{request.tokens_per_second:,.0f}",
     ]
     if plan.asked.price is not None and request.price is not None:
@@ -304,10 +330,31 @@ def _used(plan: Plan) -> int:
     return shape.active_weights + shape.output_weights
 
 
+def _room_in_words(plan: Plan) -> str:
+    """Returns how many slots there is room for, and how many rows if memory is given out in pages."""
+    slots, paged = plan.most_rows, plan.most_paged_rows
+    if not paged:
+        return "not even one row fits"
+    return (
+        f"{slots:,} such slots fit, or {paged:,} rows in pages of {plan.asked.page} if they are half as long on average"
+    )
+
+
+def _windows_in_words(plan: Plan) -> list[str]:
+    """Returns what a cache would take that drops what has left the windows, if that is less."""
+    shape, precision, context = plan.asked.shape, plan.asked.precision, plan.asked.context
+    whole, least = kv_bytes_per_position(shape, precision) * context, windowed_kv_bytes(shape, precision, context)
+    if least >= whole:
+        return []
+    return [
+        f"slots keep whole rows in all layers: one that drops what has left a window takes {least / whole:.0%} of it"
+    ]
+
+
 def _too_many(plan: Plan) -> list[str]:
     """Returns a note about batches that there is no room for."""
     batches = [f"{room.batch:,}" for room in plan.rooms if not room.fits]
-    return [f"{', '.join(batches)} rows do not fit into the memory"] if batches else []
+    return [f"there is no room for a batch of {' or '.join(batches)}"] if batches else []
 
 
 def _acceptance(plan: Plan) -> str:
@@ -315,10 +362,14 @@ def _acceptance(plan: Plan) -> str:
     return f"{given:g}" if isinstance(given, float) else ", ".join(f"{each:g}" for each in given)
 
 
-def _up_to(batch: int | None) -> str:
+def _slower(batch: int | None) -> str:
     if batch is None:
-        return "at every batch"
-    return f"up to batch {batch:,}" if batch else "at no batch"
+        return "at no batch"
+    return f"above batch {batch:,}" if batch else "at every batch"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
 def _gb(size: float) -> str:

@@ -135,6 +135,8 @@ def break_even_batch(
 ) -> int | None:
     """Returns the largest batch at which speculation is no slower than plain decoding.
 
+    With experts it may be slower for few rows, too, which this does not say.
+
     Args:
         cost: How long the parts of a round take.
         acceptance: How often drafted tokens are accepted.
@@ -143,7 +145,7 @@ def break_even_batch(
         most: The largest batch to consider.
 
     Returns:
-        0 if it is slower for a single row already; None if it pays up to ``most``.
+        0 if it is slower at every power of two; None if it pays at ``most``.
     """
 
     def pays(batch: int) -> bool:
@@ -151,7 +153,10 @@ def break_even_batch(
 
     if pays(most):
         return None
-    low, high = 0, most  # it pays at low and not at high
+    high = most
+    while high > 1 and not pays(high // 2):
+        high //= 2
+    low = high // 2  # it pays at low and not at high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if pays(middle) else (low, middle)
