@@ -215,6 +215,27 @@ ACCURACY: dict[str, Check] = {
     "format": _FORMAT,
     "out": text,
 }
+_PROBABILITY = number(lambda value: 0 <= value <= 1, "a probability from 0 to 1, or a list of them by position")
+_ABOVE_0 = number(lambda value: value > 0, "a number above 0", optional=True)
+PLAN: dict[str, Check] = {
+    **dict.fromkeys(("target", "drafter", "engine"), section),
+    "device": text,
+    "devices": _optional_text,
+    "measured": flag,
+    "batch": _one_or_more(integer(1), "an integer of at least 1, or a list of them"),
+    "context": integer(2, optional=True),
+    "output": integer(1),
+    "acceptance": _one_or_more(_PROBABILITY, "a probability from 0 to 1, or a list of them by position"),
+    "longest": integer(1),
+    "price": _ABOVE_0,
+    "memory": _ABOVE_0,
+    "usable": number(lambda value: 0 < value <= 1, "a share above 0, at most 1"),
+    "page": integer(1),
+    "overhead": number(lambda value: value >= 0, "seconds, 0 or more"),
+    "chat_template": optional_section,
+    "pictures": flag,
+    "out": folder,
+}
 REPORT: dict[str, Check] = {
     "runs": anything,
     "out": text,

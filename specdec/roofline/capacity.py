@@ -1,11 +1,11 @@
 """How much memory a model with its cache takes, and how many rows, or how long ones, a device has room for."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from specdec.roofline.precision import Precision
-from specdec.roofline.shape import ModelShape
+from specdec.roofline.shape import Layer, ModelShape
 
 PAGE = 16
 """Positions per page of a paged cache, where nobody says."""
@@ -14,12 +14,13 @@ PAGE = 16
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """Returns the bytes of a model's matrices in memory.
 
-    An output layer that shares the table of embeddings takes no memory of its own, unless it is stored in another
-    format: then there are two.
+    An output layer that is the table of embeddings takes no memory of its own, unless it is stored in another format:
+    then there are two. A head's output layer may be its target's.
     """
-    shared = shape.tied and precision.output == precision.tables
+    shared = shape.tied and (precision.output == precision.tables or not shape.table_weights)
     output = 0.0 if shared else shape.output_weights * precision.output
-    layers = (shape.layer_weights + shape.other_weights) * precision.weights
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    layers = dense * precision.weights + shape.expert_weights * precision.of_experts
     return layers + shape.table_weights * precision.tables + output
 
 
@@ -40,9 +41,11 @@ def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float)
     """
     total = 0.0
     for layer, count in shape.groups:
-        if layer.attention is not None:
-            each = layer.attention.kept * precision.kv + layer.attention.vectors * precision.kv_vector
-            total += count * each * layer.attention.seen(positions)
+        for part in layer.attending:
+            each = part.kept * precision.kv + part.vectors * precision.kv_vector
+            # Whoever chooses positions may choose any of them.
+            kept = positions if layer.indexer is not None else part.seen(positions)
+            total += count * each * kept
     return total
 
 
@@ -59,20 +62,19 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
         tokens: Tokens of the largest forward, over all rows.
         logits: Tokens whose logits are computed in one forward.
     """
-    widest = max((max(_inner(shape, index), _mixed(shape, index)) for index in range(len(shape.groups))), default=0.0)
+    widest = max((max(_inner(layer, shape.hidden), _mixed(layer)) for layer, _ in shape.groups), default=0.0)
     layer = tokens * (2 * shape.hidden + widest) * precision.activations
     return max(layer, logits * shape.vocab * (precision.logits + precision.activations))
 
 
-def _inner(shape: ModelShape, group: int) -> float:
+def _inner(layer: Layer, hidden: int) -> float:
     """Returns the numbers per token within an MLP: its inner vectors, and their gates."""
-    mlp = shape.groups[group][0].mlp
-    return mlp.active / shape.hidden * 2 / 3
+    return layer.mlp.active / hidden * 2 / 3
 
 
-def _mixed(shape: ModelShape, group: int) -> float:
+def _mixed(layer: Layer) -> float:
     """Returns the numbers per token within attention: queries, keys, values and the output."""
-    attention = shape.groups[group][0].attention
+    attention = layer.attention
     if attention is None:
         return 0.0
     return attention.heads * (attention.prefill_key_dim + attention.prefill_value_dim) + attention.kept
@@ -89,6 +91,7 @@ class Served:
         drafter_precision: Bytes of its numbers; None for the target's.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
         prefill_chunk: Prompt tokens per forward, at most.
+        activations: Bytes that forwards need besides, where they are known; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
     """
 
@@ -98,6 +101,7 @@ class Served:
     drafter_precision: Precision | None = None
     drafted: int = 0
     prefill_chunk: int = 512
+    activations: float | None = None
     overhead: float = 0.0
 
     def memory(self, *, rows: int, length: int) -> "Memory":
@@ -108,16 +112,13 @@ class Served:
             length: Committed positions of a row, at most.
         """
         own, theirs = self._kv(self.shape, self.precision), self._drafter_kv
-        tokens = max(self.prefill_chunk, rows * (self.drafted + 1))
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=self._drafter_weights,
             kv=rows * (length * own + state_bytes_per_row(self.shape, self.precision)),
             drafter_kv=rows * length * theirs,
             scratch=rows * self.drafted * (own + theirs),
-            activations=activation_bytes(
-                self.shape, self.precision, tokens=tokens, logits=rows * (self.drafted + 1)
-            ),
+            activations=self._activations(rows) if self.activations is None else self.activations,
             overhead=self.overhead,
         )
 
@@ -168,6 +169,11 @@ class Served:
         """
         pages = sum(math.ceil((length + self.drafted + 1) / page) for length in lengths)
         return pages * page * self._kv_of_all
+
+    def _activations(self, rows: int) -> float:
+        nodes = rows * (self.drafted + 1)
+        tokens = max(self.prefill_chunk, nodes)
+        return activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
 
     @staticmethod
     def _kv(shape: ModelShape, precision: Precision) -> float:
@@ -222,7 +228,7 @@ class Memory:
 _MOST = 1 << 40
 
 
-def _largest(fits) -> int:
+def _largest(fits: Callable[[int], bool]) -> int:
     """Returns the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
     if not fits(1):
         return 0

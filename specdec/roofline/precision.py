@@ -1,6 +1,8 @@
 """How many bytes the numbers of a model take."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 BYTES = {
     "float32": 4.0,
@@ -19,6 +21,7 @@ class Precision:
 
     Attributes:
         weights: Bytes of a weight in a layer's matrix, factors and zero points of its group included.
+        experts: Bytes of a weight in an expert's matrix; None for as many as in the others.
         output: Bytes of a weight in the output layer.
         tables: Bytes of a weight in the tables of embeddings, which quantizers leave alone.
         kv: Bytes of a number in the cache.
@@ -28,12 +31,18 @@ class Precision:
     """
 
     weights: float = 2.0
+    experts: float | None = None
     output: float = 2.0
     tables: float = 2.0
     kv: float = 2.0
     kv_vector: float = 0.0
     activations: float = 2.0
     logits: float = 4.0
+
+    @property
+    def of_experts(self) -> float:
+        """Bytes of a weight in an expert's matrix."""
+        return self.weights if self.experts is None else self.experts
 
     @classmethod
     def of(
@@ -81,3 +90,52 @@ def bytes_of(name: str) -> float:
     if name not in BYTES:
         raise ValueError(f"there is no number format {name!r}: give one of {', '.join(BYTES)}")
     return BYTES[name]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a checkpoint stores its weights, where something has quantized it.
+
+    Attributes:
+        name: The name of the method.
+        weights: Bytes of a weight in a layer's matrix, factors included; None for those of the model's own type.
+        experts: Likewise, in an expert's matrix.
+    """
+
+    name: str
+    weights: float | None
+    experts: float | None = None
+
+
+def stored(config: Mapping[str, Any]) -> Stored | None:
+    """Returns how a checkpoint is quantized, by its configuration's ``quantization_config``; None if it is not.
+
+    Args:
+        config: The content of its ``config.json``.
+
+    Raises:
+        ValueError: It is quantized in a way whose bytes are not known here.
+    """
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping):
+        return None
+    method = str(given.get("quant_method") or "")
+    if method == "mxfp4":  # a factor of 8 bits for 32 weights, in experts only
+        return Stored(method, None, (4 + 8 / 32) / 8)
+    if method in ("gptq", "awq"):
+        bits = given.get("bits", given.get("w_bit", 4))
+        group = given.get("group_size", given.get("q_group_size", 128))
+        return Stored(method, bits / 8 + ((2 + bits / 8) / group if isinstance(group, int) and group > 0 else 0.0))
+    if method == "bitsandbytes":
+        return Stored(method, 0.5 + 4 / 64 if given.get("load_in_4bit") else 1.0)
+    if method in ("fp8", "fbgemm_fp8"):
+        return Stored(method, 1.0)
+    if method == "compressed-tensors":
+        groups = given.get("config_groups")
+        first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+        weights = first.get("weights") or {}
+        if type(weights.get("num_bits")) is int:
+            group = weights.get("group_size")
+            factors = 2 / group if isinstance(group, int) and group > 0 else 0.0
+            return Stored(method, weights["num_bits"] / 8 + factors)
+    raise ValueError(f"the checkpoint is quantized by {method or 'a method without a name'}, whose size is not known")

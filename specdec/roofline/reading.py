@@ -21,11 +21,25 @@ _UNGATED_NAMES = """
     persimmon nemotron ctrl nanochat arcee openai-gpt jais2 apertus
 """
 
+_COUNTED_NAMES = """
+    apertus arcee aria_text axk1 bamba biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cohere_compass_text
+    ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe
+    falcon flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3
+    gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+    granitemoehybrid granitemoeshared helium hunyuan_v1_dense hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1
+    lfm2 llama llama4 llama4_text mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral mpt nanochat
+    nemotron olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
+    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open stablelm
+    starcoder2 vaultgemma youtu
+"""
+
+COUNTED = frozenset(_COUNTED_NAMES.split())
+"""Model types whose counts of weights equal those of transformers' own models, which a test compares."""
+
 ENCODERS = frozenset(_ENCODER_NAMES.split())
 """Model types that encode; some can also be decoders, if ``is_decoder`` says so."""
 
 _UNGATED = frozenset(_UNGATED_NAMES.split()) | ENCODERS
-
 """Model types whose MLP has two matrices; that of all others has three, where one gates another."""
 
 _POSITION_TABLES = {
@@ -72,7 +86,7 @@ class _Reader:
         head_dim = self.find("head_dim", "attention_head_dim")
         self.head_dim = int(head_dim or self.hidden // self.heads)
         inner = self.find("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "inner_dim", "dff")
-        self.inner = inner if isinstance(inner, list | tuple) else int(inner or 4 * self.hidden)
+        self.inner: Any = inner or 4 * self.hidden
         self.gated = kind not in _UNGATED
 
     def find(self, *names: str) -> Any:
@@ -120,7 +134,12 @@ class _Reader:
         recurrence = read_recurrence(self.given, self.kind, kind, self.hidden)
         attends = recurrence is None or kind in ("hybrid", "parallel")
         window = self._window(index, kind)
-        return Layer(attention=self.attention(window) if attends else None, recurrence=recurrence, mlp=self.mlp(index))
+        return Layer(
+            attention=self.attention(window) if attends else None,
+            indexer=self._indexer() if attends else None,
+            recurrence=recurrence,
+            mlp=self.mlp(index),
+        )
 
     def attention(self, window: int | None) -> Attention:
         """Returns the shape of a layer's attention."""
@@ -135,8 +154,27 @@ class _Reader:
             weights=weights, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=window
         )
 
+    def _indexer(self) -> Attention | None:
+        """Returns what chooses positions in DeepSeek-V3.2's sparse attention; None in other models."""
+        heads, dim = self.find("index_n_heads"), self.find("index_head_dim")
+        if not heads or not dim or self.kind not in _CHOOSING:
+            return None
+        weights = self.size("q_lora_rank") * heads * dim + self.hidden * (dim + heads)
+        return Attention(
+            weights=weights,
+            heads=heads,
+            key_dim=dim,
+            value_dim=0,
+            kept=dim,
+            vectors=1,
+            prefill_key_dim=dim,
+            prefill_value_dim=0,
+        )
+
     def mlp(self, index: int) -> Mlp:
         """Returns the shape of a layer's feed-forward part."""
+        if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
+            return Mlp(weights=3 * self.hidden * self._adjusted())
         experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         if not experts or not self._is_sparse(index):
             inner = self.inner[index] if isinstance(self.inner, list | tuple) else self.inner
@@ -158,6 +196,12 @@ class _Reader:
     @property
     def _matrices(self) -> int:
         return 3 if self.gated else 2
+
+    def _adjusted(self) -> int:
+        """Returns the width of LFM2's MLP, which its configuration gives in another unit."""
+        inner, step = int(2 * self.inner / 3), int(self.find("block_multiple_of") or 1)
+        inner = int((self.find("block_ffn_dim_multiplier") or 1) * inner)
+        return -(-inner // step) * step
 
     def _shared_experts(self, inner: int) -> int:
         width = self.find("shared_expert_intermediate_size", "shared_intermediate_size")
@@ -207,11 +251,15 @@ class _Reader:
         return int(self.find("num_key_value_heads", "num_kv_heads", "n_head_kv") or self.heads)
 
     def _layer_kind(self, index: int) -> str:
+        if self.kind == "bamba":
+            return "full_attention" if index in (self.find("attn_layer_indices") or ()) else "mamba"
         kinds = self.find("layer_types", "layers_block_type", "block_types")
         return "full_attention" if kinds is None else str(kinds[index % len(kinds)])
 
     def _window(self, index: int, kind: str) -> int | None:
-        """Returns how far a layer sees; None for everything."""
+        """Returns how many positions a layer sees at most; None for all."""
+        if self.kind in _CHOOSING:
+            return self.find("index_topk")
         if kind == "chunked_attention":
             return self.find("attention_chunk_size")
         window = self.find("sliding_window", "window_size")
@@ -234,13 +282,18 @@ def _but_every(count: int) -> Callable[[_Reader, int], bool]:
 
 
 _PATTERNS: dict[str, Callable[[_Reader, int], bool]] = {
-    **dict.fromkeys(("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral"), lambda reader, index: True),
+    **dict.fromkeys(
+        ("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral", "ministral3"), lambda reader, index: True
+    ),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), _from_layer),
     **dict.fromkeys(("gemma2", "gpt_oss"), _but_every(2)),
     "gemma3_text": _but_every(6),
     "cohere2": _but_every(4),
 }
 """Which layers have the window, by model type, where an older configuration does not list it."""
+
+_CHOOSING = frozenset(("deepseek_v32", "glm_moe_dsa"))
+"""Model types whose attention sees only positions that an indexer chooses."""
 
 _GATED_ATTENTION = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 """Model types whose attention has a gate as wide as its queries."""

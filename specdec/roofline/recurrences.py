@@ -22,7 +22,7 @@ def read_recurrence(given: Mapping[str, Any], kind: str, layer: str, hidden: int
         return _delta_net(given, kind, hidden)
     if layer == "conv" and given.get("conv_L_cache"):
         return _short_convolution(given, hidden)
-    if layer == "mamba" and given.get("mamba_n_heads"):
+    if layer in ("mamba", "linear_attention") and kind in ("bamba", "granitemoehybrid"):
         return _mamba2(given, hidden)
     if layer in ("linear_attention", "mamba", "conv", "recurrent", "hybrid", "mamba2", "rwkv"):
         raise ValueError(f"the sizes of a {layer!r} layer of model_type {kind!r} are not known here")
@@ -43,11 +43,9 @@ def _delta_net(given: Mapping[str, Any], kind: str, hidden: int) -> Recurrence:
 
 def _mamba2(given: Mapping[str, Any], hidden: int) -> Recurrence:
     """Mamba-2 as in Bamba and Granite: per head a matrix of its width by the state's."""
-    heads, width, groups = given["mamba_n_heads"], given["mamba_d_head"], given["mamba_n_groups"]
+    heads, groups = given["mamba_n_heads"], given["mamba_n_groups"]
     depth, kernel = given["mamba_d_state"], given["mamba_d_conv"]
-    if width == "auto":
-        width = int(given["mamba_expand"] * hidden) // heads
-    inner = heads * width
+    inner = int(given["mamba_expand"] * hidden)
     mixed = inner + 2 * groups * depth
     weights = hidden * (inner + mixed + heads) + mixed * kernel + inner * hidden
     matrix = inner * depth

@@ -1,7 +1,7 @@
 """How long the parts of a round take, from a device's roof or from constants that were fitted to measured steps."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.roofline.bounds import Roof
 from specdec.roofline.precision import Precision
@@ -9,6 +9,7 @@ from specdec.roofline.shape import ModelShape
 from specdec.roofline.work import StepWork, step_work
 
 
+@runtime_checkable
 class RoundCost(Protocol):
     """Whatever can say how long the parts of a round take.
 

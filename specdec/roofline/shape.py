@@ -108,13 +108,13 @@ class Mlp:
         """Numbers in the matrices that one token uses."""
         return self.weights + self.chosen * self.expert_weights
 
-    def read(self, tokens: float) -> float:
-        """Returns how many weights a step with so many tokens reads.
+    def hit(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens reads.
 
         A token is taken to choose every expert with the same probability. Real routers have favourites, so that a
         step hits fewer experts than this.
         """
-        return self.weights + experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
+        return experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
 
 
 def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
@@ -134,18 +134,27 @@ class Layer:
 
     Attributes:
         attention: None in a layer that has none.
+        indexer: What chooses the positions that attention sees, by keys of its own for all positions (sparse attention,
+            whose ``window`` is how many it chooses); None in a layer that does not choose.
         recurrence: None in a layer that has none.
         mlp: The feed-forward part.
     """
 
     attention: Attention | None = None
+    indexer: Attention | None = None
     recurrence: Recurrence | None = None
     mlp: Mlp = Mlp(weights=0)
 
     @property
     def mixing_weights(self) -> int:
         """Numbers in the matrices of attention and recurrence."""
-        return sum(part.weights for part in (self.attention, self.recurrence) if part is not None)
+        recurrent = 0 if self.recurrence is None else self.recurrence.weights
+        return recurrent + sum(part.weights for part in self.attending)
+
+    @property
+    def attending(self) -> tuple[Attention, ...]:
+        """The parts that keep something per position."""
+        return tuple(part for part in (self.attention, self.indexer) if part is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +168,7 @@ class ModelShape:
         layers: One shape per decoder layer.
         table_weights: Numbers in tables of which a token reads one row: token and position embeddings.
         output_weights: Numbers in the output layer, which may be the table of token embeddings.
-        tied: Whether the output layer is that table.
+        tied: Whether the output layer is that table, or belongs to another model, and is not to be counted again.
         other_weights: Numbers in matrices that belong to no layer, and that every token uses.
         max_length: The longest sequence that the configuration allows; None if it does not say.
     """
@@ -188,6 +197,13 @@ class ModelShape:
 
         return read_shape(config)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the counts of this type's weights have been compared with transformers' own model."""
+        from specdec.roofline.reading import COUNTED  # it imports this module
+
+        return self.kind in COUNTED
+
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:
         """The different layers, and how many there are of each."""
@@ -210,10 +226,14 @@ class ModelShape:
         each = sum((layer.mixing_weights + layer.mlp.active) * count for layer, count in self.groups)
         return each + self.other_weights
 
-    def weights_read(self, tokens: float) -> float:
-        """Returns how many weights of the layers a step with so many tokens must read, each matrix once."""
-        each = sum((layer.mixing_weights + layer.mlp.read(tokens)) * count for layer, count in self.groups)
-        return each + self.other_weights
+    @cached_property
+    def expert_weights(self) -> int:
+        """Numbers in the matrices of all experts, which ``layer_weights`` includes."""
+        return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
+
+    def experts_read(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens must read."""
+        return sum(layer.mlp.hit(tokens) * count for layer, count in self.groups)
 
     @property
     def is_mixture(self) -> bool:
@@ -223,12 +243,12 @@ class ModelShape:
     @cached_property
     def kept_per_position(self) -> int:
         """Numbers that the cache keeps per position, over all layers."""
-        return sum(layer.attention.kept * count for layer, count in self.groups if layer.attention is not None)
+        return sum(part.kept * count for layer, count in self.groups for part in layer.attending)
 
     @cached_property
     def vectors_per_position(self) -> int:
         """Vectors that the cache keeps per position, over all layers."""
-        return sum(layer.attention.vectors * count for layer, count in self.groups if layer.attention is not None)
+        return sum(part.vectors * count for layer, count in self.groups for part in layer.attending)
 
     @cached_property
     def state_per_row(self) -> int:
@@ -238,4 +258,4 @@ class ModelShape:
     @cached_property
     def pair_flops(self) -> int:
         """Operations of attention per query and position, over all layers, where none has a window."""
-        return sum(layer.attention.pair_flops * count for layer, count in self.groups if layer.attention is not None)
+        return sum(part.pair_flops * count for layer, count in self.groups for part in layer.attending)

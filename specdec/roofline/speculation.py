@@ -48,19 +48,35 @@ def speedup(tokens: float, *, plain: float, verify: float, draft: float = 0.0, o
     return tokens * plain / (verify + draft + outside)
 
 
-def speedup_of(cost: RoundCost, acceptance: float, *, batch: int, drafted: int, context: float) -> float:
+Acceptance = float | Sequence[float]
+"""How likely a drafted token is accepted, given that those before it were: one probability, or one by position."""
+
+
+def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
+    """Returns the expected number of tokens of a round with a chain of so many drafted tokens.
+
+    Args:
+        acceptance: One probability, or one by position. A position beyond the last one has the last one's.
+        drafted: Drafted tokens.
+    """
+    if isinstance(acceptance, float | int):
+        return tokens_per_round([acceptance] * drafted)
+    return tokens_per_round([acceptance[min(place, len(acceptance) - 1)] for place in range(drafted)])
+
+
+def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
     """Returns the speed of rounds with chains of so many tokens over plain decoding's, at the same load.
 
     Args:
         cost: How long the parts of a round take.
-        acceptance: The probability that a drafted token is accepted, given that those before it were.
+        acceptance: How often drafted tokens are accepted.
         batch: Rows.
         drafted: Drafted tokens per row.
         context: Positions in a row's cache.
     """
     plain = round_seconds(cost, batch=batch, drafted=0, context=context)
     seconds = round_seconds(cost, batch=batch, drafted=drafted, context=context)
-    return tokens_per_round([acceptance] * drafted) * plain / seconds
+    return chain_tokens(acceptance, drafted) * plain / seconds
 
 
 def target_efficiency(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
@@ -85,12 +101,12 @@ class BestLength:
     speedup: float
 
 
-def best_length(cost: RoundCost, acceptance: float, *, batch: int, context: float, longest: int) -> BestLength:
+def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context: float, longest: int) -> BestLength:
     """Returns the length of chains that is fastest, out of none to ``longest``.
 
     Args:
         cost: How long the parts of a round take.
-        acceptance: The probability that a drafted token is accepted, given that those before it were.
+        acceptance: How often drafted tokens are accepted.
         batch: Rows.
         context: Positions in a row's cache.
         longest: The longest length to consider.
@@ -103,31 +119,33 @@ def best_length(cost: RoundCost, acceptance: float, *, batch: int, context: floa
     return found
 
 
-def gain(cost: RoundCost, acceptance: float, *, batch: int, drafted: int, context: float) -> float:
+def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
     """Returns the seconds that a round saves against decoding its tokens plainly; below 0 where speculation costs time.
 
     With fitted constants this is (Ω - 1)(δ + αBS + outside) - γB(K + 1 - Ω) - draft: whatever does not depend on the
     number of tokens is shared by the Ω tokens of a round, and rejected tokens are paid for.
     """
-    tokens = tokens_per_round([acceptance] * drafted)
+    tokens = chain_tokens(acceptance, drafted)
     plain = round_seconds(cost, batch=batch, drafted=0, context=context)
     return tokens * plain - round_seconds(cost, batch=batch, drafted=drafted, context=context)
 
 
 def break_even_batch(
-    cost: RoundCost, acceptance: float, *, drafted: int, context: float, most: int = 1 << 14
+    cost: RoundCost, acceptance: Acceptance, *, drafted: int, context: float, most: int = 1 << 14
 ) -> int | None:
     """Returns the largest batch at which speculation is no slower than plain decoding.
 
+    With experts it may be slower for few rows, too, which this does not say.
+
     Args:
         cost: How long the parts of a round take.
-        acceptance: The probability that a drafted token is accepted, given that those before it were.
+        acceptance: How often drafted tokens are accepted.
         drafted: Drafted tokens per row.
         context: Positions in a row's cache.
         most: The largest batch to consider.
 
     Returns:
-        0 if it is slower for a single row already; None if it pays up to ``most``.
+        0 if it is slower at every power of two; None if it pays at ``most``.
     """
 
     def pays(batch: int) -> bool:
@@ -135,7 +153,10 @@ def break_even_batch(
 
     if pays(most):
         return None
-    low, high = 0, most  # it pays at low and not at high
+    high = most
+    while high > 1 and not pays(high // 2):
+        high //= 2
+    low = high // 2  # it pays at low and not at high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if pays(middle) else (low, middle)

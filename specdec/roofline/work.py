@@ -4,6 +4,7 @@ A forward is a batch of rows with the same sizes. ``drafted`` counts the drafted
 plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from specdec.roofline.bounds import Roof, Work
@@ -126,13 +127,20 @@ def prefill_work(
 
 
 def _forward(
-    shape: ModelShape, precision: Precision, *, batch: int, queries, context, pairs, logits: float, prefill: bool
+    shape: ModelShape,
+    precision: Precision,
+    *,
+    batch: int,
+    queries: float,
+    context: float,
+    pairs: Callable[[Attention], float],
+    logits: float,
+    prefill: bool,
 ) -> StepWork:
     tokens = batch * queries
     read = written = pair_flops = 0.0
     for layer, count in shape.groups:
-        attention = layer.attention
-        if attention is not None:
+        for attention in layer.attending:
             per_position = attention.kept * precision.kv + attention.vectors * precision.kv_vector
             read += count * batch * per_position * attention.seen(context)
             written += count * tokens * per_position
@@ -156,7 +164,9 @@ def _forward(
 def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits: float) -> float:
     output = shape.output_weights * precision.output if logits else 0.0
     rows = tokens * shape.hidden * precision.tables  # one row of the table per token
-    return shape.weights_read(tokens) * precision.weights + output + rows
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    experts = shape.experts_read(tokens) * precision.of_experts
+    return dense * precision.weights + experts + output + rows
 
 
 def _causal_pairs(tokens: float, context: float, attention: Attention) -> float:
