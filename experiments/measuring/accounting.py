@@ -63,13 +63,18 @@ class ModelWork:
             return None
         return cls(shape=shape, weight_bytes=float(runner.weight_bytes(1)), kv_bytes=float(runner.bytes_per_token))
 
+    @property
+    def every_weight(self) -> float:
+        """Numbers in all matrices that forwards read, the output layer's included."""
+        return float(self.shape.layer_weights + self.shape.other_weights + self.shape.output_weights)
+
     def weights_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the bytes of weights that forwards of so many tokens read."""
-        if not self.shape.is_mixture:
-            return np.full(len(tokens), self.weight_bytes)
-        output = self.shape.output_weights
-        every = self.shape.weights_read(float("inf")) + output
-        return self.weight_bytes * np.array([(self.shape.weights_read(t) + output) / every for t in tokens.tolist()])
+        """Returns the bytes of weights that forwards of so many tokens read; of experts, those that are chosen."""
+        left_out = [
+            self.shape.expert_weights - self.shape.experts_read(count) if self.shape.is_mixture else 0.0
+            for count in tokens.tolist()
+        ]
+        return self.weight_bytes * (1 - np.array(left_out) / self.every_weight)
 
     def kv_of(self, context: np.ndarray) -> np.ndarray:
         """Returns the bytes of keys and values that rows behind so many positions read."""
@@ -77,18 +82,18 @@ class ModelWork:
         each = self.kv_bytes / kept if kept else 0.0
         total = np.zeros(len(context))
         for layer, count in self.shape.groups:
-            if layer.attention is not None:
-                seen = context if layer.attention.window is None else np.minimum(context, layer.attention.window)
-                total += count * layer.attention.kept * each * seen
+            for part in layer.attending:
+                seen = context if part.window is None else np.minimum(context, part.window)
+                total += count * part.kept * each * seen
         return total
 
-    def attention_of(self, queries: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    def attention_of(self, queries: np.ndarray, visible: np.ndarray, *, prefill: bool = False) -> np.ndarray:
         """Returns the operations of attention for so many queries, each of which sees so many positions."""
         total = np.zeros(len(queries))
         for layer, count in self.shape.groups:
-            if layer.attention is not None:
-                seen = visible if layer.attention.window is None else np.minimum(visible, layer.attention.window)
-                total += count * layer.attention.pair_flops * queries * seen
+            for part in layer.attending:
+                seen = visible if part.window is None else np.minimum(visible, part.window)
+                total += count * (part.prefill_pair_flops if prefill else part.pair_flops) * queries * seen
         return total
 
     @property
@@ -196,9 +201,9 @@ class Accountant:
         flops = 2.0 * target.shape.active_weights * tokens.sum()
         for counts, start, _ in pieces:
             each = np.array(counts, dtype=float)
-            flops += target.attention_of(each, start + (each + 1) / 2).sum()
+            flops += target.attention_of(each, start + (each + 1) / 2, prefill=True).sum()
         # Logits are not computed, so that the output layer is not read.
-        share = target.shape.output_weights / max(1.0, target.shape.weights_read(1) + target.shape.output_weights)
+        share = target.shape.output_weights / target.every_weight
         weights = target.weights_of(tokens).sum() * (1 - share)
         moved = (rows * target.kv_of(starts)).sum() + target.kv_bytes * tokens.sum()
         return {

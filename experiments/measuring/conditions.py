@@ -73,7 +73,7 @@ def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
     shape = shape_of(target)
     if shape is None:
         return None
-    windowed = any(layer.attention is not None and layer.attention.window is not None for layer in shape.layers)
+    windowed = any(part.window is not None for layer in shape.layers for part in layer.attending)
     return LeastWork(
         weight_bytes=0.0 if shape.is_mixture else float(runner.weight_bytes(1)),
         kv_bytes=0.0 if windowed else float(runner.bytes_per_token),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from experiments.results.records import Record
 from specdec.roofline.bounds import Roof, Work, bandwidth_utilization, flop_utilization, suspicion
@@ -119,6 +120,22 @@ def utilization_of(records: Sequence[Record], peaks: Mapping[str, float] | None)
         wasted=1 - work.get("committed", 0.0) / verified if verified else None,
         prediction=_prediction(records, work),
     )
+
+
+def utilization_columns(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of the frame ``runs``, from a ``Utilization`` as plain mappings; empty for none."""
+    if not found:
+        return {}
+    predicted = found["prediction"] or {}
+    measured = sum(predicted.get("measured", {}).values())
+    row = {
+        "wasted": found["wasted"],
+        "useful_mfu": found["useful_mfu"],
+        "predicted_error": sum(predicted["predicted"].values()) / measured - 1 if measured else None,
+    }
+    for stage, use in found["stages"].items():
+        row |= {f"mbu.{stage}": use["mbu"], f"mfu.{stage}": use["mfu"]}
+    return row
 
 
 def _stages(work: Mapping[str, float], seconds: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, StageUse]:

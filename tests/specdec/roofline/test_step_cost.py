@@ -56,11 +56,11 @@ def test_the_fit_recovers_planted_constants() -> None:
 
 
 def test_the_fit_recovers_planted_constants_from_noisy_times() -> None:
-    # 3 % of noise on 60 times; over seeds 0 to 199 the predictions' largest median error is below 1.6 %.
+    # 3 % of noise on 60 times; over seeds 0 to 199 the largest median error is 1.4 %, of α 5.7 %.
     found = fit_step(timed(PLANTED, noise=0.03, seed=5), ends=(1, 16))
     errors = Errors.of([found.seconds(size) for size in SIZES], [PLANTED.seconds(size) for size in SIZES])
     assert errors.median < 0.016
-    assert found.per_position == pytest.approx(PLANTED.per_position, rel=0.15)
+    assert found.per_position == pytest.approx(PLANTED.per_position, rel=0.06)
 
 
 def test_one_range_for_all_kernels_fits_worse() -> None:
@@ -74,7 +74,7 @@ def test_one_range_for_all_kernels_fits_worse() -> None:
 def test_no_constant_is_below_zero_where_least_squares_without_bounds_finds_one() -> None:
     """Attention here costs nothing per position: noise would make it negative."""
     planted = StepCost(ranges=(TokenRange(upto=None, fixed=1e-2, per_token=1e-4),), per_position=0.0, per_pair=1e-6)
-    steps = timed(planted, noise=0.03, seed=2)
+    steps = timed(planted, noise=0.03, seed=5)
     columns = np.array([[1, step.size.tokens, step.size.positions, step.size.pairs] for step in steps])
     seconds = np.array([step.seconds for step in steps])
     unbounded = np.linalg.lstsq(columns / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
@@ -101,7 +101,9 @@ def test_errors_are_counted_by_hand() -> None:
 
 def test_the_fit_of_a_part_recovers_planted_constants() -> None:
     planted = PartCost(fixed=2e-3, per_level=3e-4, per_token=2e-5, per_position=1e-7)
-    sizes = [(levels, rows * levels, rows * context) for levels in (1, 2, 4) for rows in (1, 8) for context in (16, 500)]
+    sizes = [
+        (levels, rows * levels, rows * context) for levels in (1, 2, 4) for rows in (1, 8) for context in (16, 500)
+    ]
     parts = [
         TimedPart(
             levels=levels,
