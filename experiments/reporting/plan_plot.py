@@ -102,7 +102,7 @@ def pays(plan: Plan, path: Path) -> Path:
     line = _break_even(axes, plan)
     if line is not None:
         handles.append(line)
-        labels.append(f"above: a fixed draft of {plan.fixed} tokens is slower than plain decoding")
+        labels.append(f"above: a fixed draft of {plan.fixed} is slower than plain decoding")
     axes.set_xticks(range(len(grid.contexts)), [_thousands(each) for each in grid.contexts])
     axes.set_yticks(range(len(grid.batches)), [f"{each:,}" for each in grid.batches])
     axes.set_xlabel("context (positions per row)")
