@@ -46,6 +46,7 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
         f"costs={file}",
         "method=model",
         "dataset.too_long=cut",
+        "engine.max_length=200",
     ]
     summary = run(configure("run", *models, *options, f"out={tmp_path}/run"))
     for method in summary.methods:
