@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.results.records import Record
-from specdec.roofline.bounds import Roof, Work, bandwidth_utilization, flop_utilization, suspicion
+
+TOLERANCE, CACHES = 0.05, 4
+"""As in ``specdec.roofline.bounds``, which a test compares: results are read where specdec is not installed."""
 
 STAGES = ("prefill", "draft", "verify")
 """The stages that run a model."""
@@ -113,7 +115,7 @@ def utilization_of(records: Sequence[Record], peaks: Mapping[str, float] | None)
     verified = work.get("verified", 0.0)
     useful = None
     if peaks is not None and "useful_flops" in work and seconds.get("verify"):
-        useful = flop_utilization(work["useful_flops"], seconds["verify"], peaks["flops"])
+        useful = work["useful_flops"] / (seconds["verify"] * peaks["flops"])
     return Utilization(
         stages={} if peaks is None else _stages(work, seconds, peaks),
         useful_mfu=useful,
@@ -139,25 +141,40 @@ def utilization_columns(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stages(work: Mapping[str, float], seconds: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, StageUse]:
-    roof = Roof(max(peaks["copy"], peaks["read"]), peaks["flops"])
+    bandwidth, peak = max(peaks["copy"], peaks["read"]), peaks["flops"]
+    printed_bandwidth, printed_peak = peaks.get("printed_bandwidth"), peaks.get("printed_flops")
     found = {}
     for stage in STAGES:
         moved, flops, time = work.get(f"{stage}_bytes"), work.get(f"{stage}_flops"), seconds.get(stage)
         if not moved or flops is None or not time:
             continue
+        of_least = time / max(moved / bandwidth, flops / peak)
         # A mean forward: whether the caches can hold what it reads does not depend on how many there were.
-        forwards = work.get(f"{stage}_forwards") or 1.0
-        each, taken = Work(moved / forwards, flops / forwards), time / forwards
-        bandwidth, peak = peaks.get("printed_bandwidth"), peaks.get("printed_flops")
+        each = moved / (work.get(f"{stage}_forwards") or 1.0)
         found[stage] = StageUse(
-            mbu=bandwidth_utilization(moved, time, roof.bandwidth),
-            mfu=flop_utilization(flops, time, roof.flops),
-            mbu_printed=None if bandwidth is None else bandwidth_utilization(moved, time, bandwidth),
-            mfu_printed=None if peak is None else flop_utilization(flops, time, peak),
-            of_least=taken / roof.least_seconds(each),
-            note=suspicion(each, taken, roof, cache_bytes=int(peaks["cache_bytes"])),
+            mbu=moved / (time * bandwidth),
+            mfu=flops / (time * peak),
+            mbu_printed=None if printed_bandwidth is None else moved / (time * printed_bandwidth),
+            mfu_printed=None if printed_peak is None else flops / (time * printed_peak),
+            of_least=of_least,
+            note=suspicion(of_least, each, peaks["cache_bytes"]),
         )
     return found
+
+
+def suspicion(of_least: float, moved: float, cache_bytes: float) -> str:
+    """Returns why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
+
+    Args:
+        of_least: The time over the least one.
+        moved: Bytes of one forward.
+        cache_bytes: The size of the device's last cache; 0 if it is unknown.
+    """
+    if of_least >= 1 - TOLERANCE:
+        return ""
+    if moved < CACHES * cache_bytes:
+        return "served by caches"
+    return f"FASTER THAN PHYSICS ({of_least:.2f} of the least time)"
 
 
 def _prediction(records: Sequence[Record], work: Mapping[str, float]) -> Prediction | None:

@@ -8,7 +8,8 @@ import pytest
 from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.results.records import Record
 from experiments.results.summary import summarize
-from experiments.results.utilization import utilization_columns, utilization_of
+from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_columns, utilization_of
+from specdec.roofline import bounds
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
 WORK = {
@@ -84,6 +85,15 @@ def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, not
     assert bool(said) == (not cache)
     if said:
         assert "plain's verify would be faster than physics: it took 67% of the least time" in said[0]
+
+
+@pytest.mark.parametrize("seconds", [0.9, 0.94, 0.96, 2.0])
+@pytest.mark.parametrize("cache", [0, 20, 30])
+def test_suspicions_are_those_of_the_roofline(seconds: float, cache: int) -> None:
+    """100 bytes or 100 operations take a second at best."""
+    work, roof = bounds.Work(100.0, 100.0), bounds.Roof(100.0, 100.0)
+    assert (TOLERANCE, CACHES) == (bounds.TOLERANCE, bounds.CACHES)
+    assert suspicion(seconds, 100.0, cache) == bounds.suspicion(work, seconds, roof, cache_bytes=cache)
 
 
 PREDICTED = {
