@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import CALIBRATE
+from experiments.app.config import check_early, plain
+from experiments.app.settings import CALIBRATE, GRID, check_settings
 
 if TYPE_CHECKING:
     from specdec.roofline.calibrated import CalibratedRounds
@@ -25,6 +25,8 @@ def calibrate(config: DictConfig) -> "CalibratedRounds":
         ValueError: The grid does not fit the model, or what was measured is faster than physics.
     """
     check_early(config, CALIBRATE)
+    for name in ("grid", "held_out"):
+        check_settings(plain(config, name), GRID, within=name)
     from experiments.app.calibrating import run_calibration
 
     return run_calibration(config)

@@ -11,7 +11,6 @@ from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
 from experiments.app.pairs import check_files
-from experiments.app.settings import GRID, check_settings
 from experiments.measuring.calibrating import Plan, calibrate
 from experiments.measuring.forwards import Grid
 from experiments.reporting import terminal
@@ -32,8 +31,6 @@ def run_calibration(config: DictConfig) -> CalibratedRounds:
     Raises:
         ValueError: The grid does not fit the model, or what was measured is faster than physics.
     """
-    for name in ("grid", "held_out"):
-        check_settings(plain(config, name), GRID, within=name)
     settle(config)
     drafts = config.drafter.get("_target_") is not None
     check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))

@@ -77,14 +77,21 @@ def _completed(config: Mapping[str, Any]) -> Any:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(name, FILE)
-        return Path(cached) if isinstance(cached, str) else Path(hf_hub_download(name, FILE))
-    except HFValidationError as error:
+    except ValueError as error:
         raise ValueError(f"{name!r} is neither a file, nor a folder, nor a name that the hub can have") from error
+    return Path(cached) if isinstance(cached, str) else _downloaded(name)
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, FILE))
     except GatedRepoError as error:
         raise ValueError(f"the hub gives {name} to those who accept its terms, at huggingface.co/{name}") from error
     except RepositoryNotFoundError as error:

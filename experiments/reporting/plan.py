@@ -359,7 +359,7 @@ def _too_many(plan: Plan) -> list[str]:
 
 def _acceptance(plan: Plan) -> str:
     given = plan.asked.acceptance
-    return f"{given:g}" if isinstance(given, float) else ", ".join(f"{each:g}" for each in given)
+    return f"{given:g}" if isinstance(given, float | int) else ", ".join(f"{each:g}" for each in given)
 
 
 def _slower(batch: int | None) -> str:

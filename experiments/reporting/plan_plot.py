@@ -98,7 +98,8 @@ def pays(plan: Plan, path: Path) -> Path:
                 axes.add_patch(
                     Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="white", linewidth=0, alpha=0.35)
                 )
-    handles, labels = [Patch(facecolor="#808080", hatch="///", edgecolor="white")], ["slots do not fit in the memory"]
+    handles: list[object] = [Patch(facecolor="#808080", hatch="///", edgecolor="white")]
+    labels = ["slots do not fit in the memory"]
     line = _break_even(axes, plan)
     if line is not None:
         handles.append(line)
@@ -112,7 +113,7 @@ def pays(plan: Plan, path: Path) -> Path:
     figure.colorbar(image, ax=axes, pad=0.01, aspect=30).set_label("speedup of the best draft")
     style.legend(figure, handles, labels)
     assert asked.drafter is not None
-    acceptance = asked.acceptance if isinstance(asked.acceptance, float) else list(asked.acceptance)
+    acceptance = asked.acceptance if isinstance(asked.acceptance, float | int) else list(asked.acceptance)
     about = (
         f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance}; drafts of up "
         f"to {plan.longest} tokens; least times"

@@ -48,6 +48,8 @@ _POSITION_TABLES = {
 }
 """Model types with a learned vector per position, and how many rows their table has beyond the positions."""
 
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where a model for several kinds of input keeps the configuration of its decoder."""
 
@@ -67,7 +69,10 @@ def read_shape(config: object) -> ModelShape:
     kind = str(given.get("model_type") or "")
     if kind in ENCODERS and not given.get("is_decoder"):
         raise ValueError(f"{_title(given)} is an encoder, which writes no text: only decoders can be planned")
-    return _Reader(given, kind).shape()
+    try:
+        return _Reader(given, kind).shape()
+    except (TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"{_title(given)} has a value that is no size: {error}") from error
 
 
 class _Reader:
@@ -75,10 +80,9 @@ class _Reader:
 
     def __init__(self, given: Mapping[str, Any], kind: str):
         self.given, self.kind = given, kind
-        count = self.find("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-        if not count:
+        if not self.find(*_LAYERS):
             raise ValueError(f"{_title(given)} has no layers: give the config.json of a decoder")
-        self.count = int(count)
+        self.count = self.size(*_LAYERS)
         self.hidden = self.size("hidden_size", "n_embd", "d_model", "n_embed")
         self.vocab = self.size("vocab_size")
         self.heads = self.size("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -115,7 +119,9 @@ class _Reader:
             "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_sequence_length", "seq_length"
         )
         positions = _POSITION_TABLES.get(self.kind)
-        rows = 0 if positions is None else int(max_length) + positions
+        if positions is not None and type(max_length) is not int:
+            raise MissingSizeError(f"{_title(self.given)} has no max_position_embeddings, as long as its table is")
+        rows = 0 if positions is None else max_length + positions
         return ModelShape(
             kind=self.kind,
             hidden=self.hidden,
@@ -216,7 +222,7 @@ class _Reader:
         """Does a layer choose among experts?"""
         kinds = self.find("mlp_layer_types")
         if kinds is not None:
-            return kinds[index] == "sparse"
+            return kinds[index % len(kinds)] == "sparse"
         if self.find("moe_layers") is not None:
             return index in self.given["moe_layers"]
         if index in (self.find("mlp_only_layers") or ()):
