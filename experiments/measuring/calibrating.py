@@ -109,7 +109,7 @@ def calibrate(
     cost, found = _fitted(rounds, ends)
     errors = {"target": found}
     prefill: StepCost | None = None
-    if pieces:
+    if any(not each.forward.held_out for each in pieces):
         prefill, errors["prefill"] = _fitted(pieces, ())
     least = least_work(target, runner)
     if least is not None:

@@ -1,7 +1,7 @@
 """What the device can do at best, measured: bytes per second in a copy, operations per second in a product."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 
 from specdec.memory import free_memory
 from specdec.roofline.bounds import Roof
-from specdec.roofline.devices import read_devices
+from specdec.roofline.devices import Device, read_devices
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,31 @@ def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """
     if device.type != "cuda":
         return {}
-    words = set(torch.cuda.get_device_name(device).lower().replace("-", " ").split())
     memory = torch.cuda.get_device_properties(device).total_memory
-    fitting = [each for name, each in read_devices().items() if name.split("-")[0] in words]
-    if not fitting:
+    found = row_of(torch.cuda.get_device_name(device), memory, read_devices())
+    if found is None:
         return {}
-    nearest = min(fitting, key=lambda each: abs(each.memory - memory))
     try:
-        roof = nearest.roof(str(dtype).removeprefix("torch."))
+        roof = found.roof(str(dtype).removeprefix("torch."))
     except ValueError:  # it has no such type
         return {}
     return {"printed_bandwidth": roof.bandwidth, "printed_flops": roof.flops}
+
+
+def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
+    """Returns the row of the table that a GPU's own name means; None if there is none.
+
+    Args:
+        name: As the driver tells it: "NVIDIA H100 80GB HBM3".
+        memory: Its bytes.
+        devices: The table.
+    """
+    words = set(name.lower().replace("-", " ").split())
+    parts = {key: [part for part in key.split("-") if not part.endswith("gb")] for key in devices}
+    fitting = [key for key in devices if words.issuperset(parts[key])]
+    # The most precise name, and of those with one name the one with this memory.
+    best = min(fitting, key=lambda key: (-len(parts[key]), abs(devices[key].memory - memory)), default=None)
+    return None if best is None else devices[best]
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
