@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -113,7 +114,8 @@ def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | 
         memory: Its bytes.
         devices: The table.
     """
-    words = set(name.lower().replace("-", " ").split())
+    listed = name.lower().replace("-", " ").split()
+    words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word
     parts = {key: [part for part in key.split("-") if not part.endswith("gb")] for key in devices}
     fitting = [key for key in devices if words.issuperset(parts[key])]
     # The most precise name, and of those with one name the one with this memory.
