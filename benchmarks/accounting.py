@@ -33,7 +33,7 @@ class Options:
 
     inflate: str = option("", "inflate the target to this size, such as 110m; empty: as it is, the hardest case")
     costs: Path | None = option(None, "a file of experiments.calibrate, to predict rounds, too")
-    batch: list[int] = option([1, 8], "numbers of rows", least=1)
+    batch: tuple[int, ...] = option((1, 8), "numbers of rows", least=1)
     tokens: int = option(96, "tokens per request", least=2)
     repeats: int = option(20, "how often a call is counted", least=1)
 
