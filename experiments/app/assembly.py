@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
+from experiments.app.accounting import accounted, peaks_of
 from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
@@ -49,6 +50,7 @@ from specdec.machine import recommended_threads
 from specdec.modeling.target import Target
 from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
+from specdec.roofline.calibrated import CalibratedRounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,9 @@ def measure_methods(
         if complete(folder):
             return already_complete(folder)
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
+    costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    contenders = accounted(contenders, target, costs, str(config.get("costs")))
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     template = plain(config, "chat_template")
@@ -123,6 +127,7 @@ def measure_methods(
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
         "sampling": sampling.seed,
@@ -161,6 +166,7 @@ def measure_methods(
         ),
         plots=dict(report.plots),
         compared_with=config.get("compared_with"),
+        peaks=facts["peaks"],
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(

@@ -1,6 +1,6 @@
 """A measurement from its first record to its last picture, whatever happens in between."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from experiments.reporting import terminal
 from experiments.reporting.progress import Every, PromptProgress
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
+from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.plain_json import json_text
@@ -43,6 +44,7 @@ class Session:
         passed: Prompts that the earlier attempt has done.
         progress_every: How often a line of progress is written where there is no terminal.
         closing: More tables for the end, made of the records; what it writes beside them may be listed.
+        peaks: What the device does at best, by name; None where it was not measured.
         quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
@@ -60,6 +62,7 @@ class Session:
     passed: int = 0
     progress_every: Every | None = None
     closing: Callable[[Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
+    peaks: Mapping[str, float] | None = None
     quiet: bool = False
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
@@ -109,6 +112,7 @@ class Session:
             series=self.series,
             bootstrap=self.bootstrap,
             compared_with=self.compared_with,
+            peaks=self.peaks,
         )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
@@ -120,7 +124,8 @@ class Session:
         if any(method.finished for method in summary.methods):
             more, files = ((), ()) if self.closing is None else self.closing(records)
             written += files
-            for table in [*self.tables(summary, self.title), *more]:
+            used = utilization_table(summary)
+            for table in [*self.tables(summary, self.title), *([used] if used is not None else []), *more]:
                 console.print(terminal.render(table))
             for name, plot in self.plots.items():
                 path = plot(summary, self.folder / name, self.title)
@@ -128,6 +133,8 @@ class Session:
         print_divergences(console, summary)
         print_failures(console, summary)
         print_noise(console, summary)
+        for warning in above_roof(summary):
+            console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
         print_verdicts(console, summary)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments.contenders.base import OtherEngine
+from experiments.measuring.accounting import Account, Accountant
 from experiments.measuring.divergence import find_divergence
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.load import LoadMeter
@@ -31,11 +32,13 @@ class Contender:
         method: Its name in all results.
         engine: Where it runs.
         speculate: False for plain decoding, on the same engine.
+        accountant: Works out what its calls had to do; None for nothing of the kind.
     """
 
     method: str
     engine: Engine | OtherEngine
     speculate: bool = True
+    accountant: Accountant | None = None
 
     @cached_property
     def exactness(self) -> str | None:
@@ -139,6 +142,8 @@ class _Answer:
         stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
         load: How busy the machine was meanwhile.
+        account: What the whole call had to do.
+        row: Its place in the call.
     """
 
     job: Job
@@ -149,6 +154,8 @@ class _Answer:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
+    row: int = 0
 
     @property
     def failed(self) -> bool:
@@ -232,9 +239,11 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    account = Account() if contender.accountant is None else contender.accountant.of_call(completions)
+    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": load, "account": account}
     return {
-        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
-        for (row, job), done in zip(jobs.items(), completions, strict=True)
+        row: _Answer(job, done, row=place, **shared)
+        for place, ((row, job), done) in enumerate(zip(jobs.items(), completions, strict=True))
     }
 
 
@@ -288,7 +297,15 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         texts_at_divergence=different.texts if different is not None else (),
         margin=different.margin if different is not None else None,
         tie_bound=different.tie_bound if different is not None else None,
+        work={name: float(f"{value:.6g}") for name, value in answer.account.work.items()},
+        round_seconds=_row(answer.account.seconds, answer.row),
+        predicted_seconds=_row(answer.account.predicted, answer.row),
     )
+
+
+def _row(values: Sequence[Sequence[float | None]], row: int) -> tuple[Any, ...]:
+    """One request's seconds, to a tenth of a microsecond; empty where there are none."""
+    return tuple(None if value is None else round(value, 7) for value in values[row]) if values else ()
 
 
 def _rounded(value: float | None) -> float | None:

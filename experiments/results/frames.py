@@ -11,6 +11,7 @@ from experiments.results import metrics, schema
 from experiments.results.origin import flatten
 from experiments.results.records import Record
 from experiments.results.runs import by_number
+from experiments.results.utilization import utilization_columns
 
 
 def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dic
     row["divergences"] = len(method["divergences"]) if method["compared_with_plain"] is not None else None
     row |= {name: verdict.get(name) for name in ("unexplained", "largest_margin", "tie_bound")}
     row |= {f"stage_seconds.{stage}": seconds for stage, seconds in method["stage_seconds"].items()}
+    row |= utilization_columns(method.get("utilization") or {})
     row |= {f"finish.{reason}": count for reason, count in method["finish_reasons"].items()}
     by = method["acceptance_by_position"]
     for prefix, values in (
@@ -94,8 +96,13 @@ def round_columns(run: str, record: Record) -> dict[str, list[Any]]:
     columns["round"] = list(range(count))
     for name in ("accepted", "expected_accepted", "proposed_depth", "proposed_nodes"):
         columns[name] = list(getattr(record, name))
-    for name in ("distance_tv", "distance_kl"):
-        known = list(getattr(record, name))
+    for name, field in (
+        ("distance_tv", "distance_tv"),
+        ("distance_kl", "distance_kl"),
+        ("seconds", "round_seconds"),
+        ("predicted_seconds", "predicted_seconds"),
+    ):
+        known = list(getattr(record, field))
         columns[name] = known + [None] * (count - len(known))
     return columns
 

@@ -68,6 +68,10 @@ class Record:
         margin: How far the lower of the two differing tokens is below the largest logit there, in nats: near 0, a tie
             of this dtype. None if one output ends where the other goes on, or if a token is impossible there.
         tie_bound: The largest margin that this dtype explains at that place, in nats (``specdec.exactness.ties``).
+        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``). Records
+            that share a batch carry the same figures. Empty where nothing was counted.
+        round_seconds: Seconds of every round: of its stages, prefill left out. Rows that share a round carry the same.
+        predicted_seconds: What calibrated costs say of every round; None outside of their box, empty without costs.
     """
 
     prompt: str
@@ -99,6 +103,9 @@ class Record:
     texts_at_divergence: tuple[str | None, ...] = ()
     margin: float | None = None
     tie_bound: float | None = None
+    work: Mapping[str, float] = field(default_factory=dict)
+    round_seconds: tuple[float, ...] = ()
+    predicted_seconds: tuple[float | None, ...] = ()
 
     @property
     def failed(self) -> bool:

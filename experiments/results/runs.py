@@ -45,6 +45,7 @@ def load_run(folder: Path) -> Run:
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
             compared_with=manifest["config"].get("compared_with"),
+            peaks=manifest.get("peaks"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error

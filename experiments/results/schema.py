@@ -38,6 +38,9 @@ RUNS = {
     "speedup_low": "float64",
     "speedup_high": "float64",
     "distinct_4_gram_rate": "float64",
+    "wasted": "float64",
+    "useful_mfu": "float64",
+    "predicted_error": "float64",
     "equal_to_plain": "Int64",
     "compared_with_plain": "Int64",
     "lossless": "string",
@@ -60,6 +63,8 @@ RUNS = {
     "git_dirty": "boolean",
     "overrides": "string",
     "stage_seconds.*": "float64",
+    "mbu.*": "float64",
+    "mfu.*": "float64",
     "finish.*": "Int64",
     "acceptance_at.*": "float64",
     "conditional_acceptance_at.*": "float64",
@@ -113,6 +118,8 @@ ROUNDS = {
     "proposed_nodes": "int64",
     "distance_tv": "float64",
     "distance_kl": "float64",
+    "seconds": "float64",
+    "predicted_seconds": "float64",
 }
 
 

@@ -1,7 +1,7 @@
 """From records to the figures of a run: the only place where they are computed."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.results import metrics, timing
@@ -10,6 +10,7 @@ from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, 
 from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
+from experiments.results.utilization import Utilization, utilization_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class MethodSummary:
         lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
         gain: Over the method that all are compared with; None if there is none, and for itself.
+        utilization: What it made of the device, and how well its rounds were predicted; None where nothing was counted.
     """
 
     method: str
@@ -90,6 +92,7 @@ class MethodSummary:
     lossless: Lossless | None
     by_category: dict[str, CategorySummary]
     gain: Gain | None = None
+    utilization: Utilization | None = None
 
     @property
     def label(self) -> str:
@@ -141,6 +144,7 @@ def summarize(
     baseline: str = PLAIN,
     bootstrap: Bootstrap | None = None,
     compared_with: str | None = None,
+    peaks: Mapping[str, float] | None = None,
 ) -> Summary:
     """All figures of a run, from its records alone.
 
@@ -151,13 +155,17 @@ def summarize(
         baseline: The method that speedups are over.
         bootstrap: Settings of the intervals.
         compared_with: The method that gains are over; None for no gains.
+        peaks: What the device does at best (``utilization_of``).
     """
     bootstrap = bootstrap or Bootstrap()
     by_series: dict[tuple[float, str], list[Record]] = {}
     for record in records:
         by_series.setdefault((record.temperature, record.method), []).append(record)
     methods = tuple(
-        _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap)
+        replace(
+            _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap),
+            utilization=utilization_of(own, peaks),
+        )
         for (temperature, method), own in by_series.items()
     )
     if compared_with is not None:

@@ -30,6 +30,7 @@ FACTS: dict[str, Any] = {
     "target": {"name": "bundled/target", "parameters": 1000},
     "versions": {"torch": "2.13.0", "wandb": None},
     "machine": {"system": "Linux x86_64", "processor": "a processor", "gpus": ["A", "B"]},
+    "peaks": {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0},
 }
 
 
@@ -58,6 +59,8 @@ def lossy_round(folder: Path, **more: Any) -> None:
         divergence=1,
         margin=0.25,
         tie_bound=0.01,
+        work={"verify_bytes": 15.0, "verify_flops": 60.0, "verified": 4.0, "committed": 3.0},
+        round_seconds=(0.25, 0.15),
     )
     with RecordWriter(folder / "records.jsonl", append=True) as writer:
         writer.write(dataclasses.replace(record, **more))
@@ -95,6 +98,8 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     assert row.started == pandas.Timestamp("2026-03-01T11:00:00", tz="UTC")
     assert runs.loc[("outputs/sweep/0", "typical"), "divergences"] == 1
     assert runs.loc[("outputs/sweep/0", "typical"), "stage_seconds.verify"] == 0.3
+    assert runs.loc[("outputs/sweep/0", "typical"), ["mbu.verify", "mfu.verify", "wasted"]].tolist() == [0.5, 0.2, 0.25]
+    assert found.rounds.seconds.dropna().tolist()[-2:] == [0.25, 0.15]
     assert pandas.isna(row.divergences), "nothing was compared"
 
 
