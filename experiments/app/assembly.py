@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -103,7 +105,9 @@ def measure_methods(
         if complete(folder):
             return already_complete(folder)
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
+    begin = time.perf_counter()
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
     template = plain(config, "chat_template")
@@ -161,6 +165,7 @@ def measure_methods(
         ),
         plots=dict(report.plots),
         compared_with=config.get("compared_with"),
+        terms=Terms.of(resolved),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         passed=sum(

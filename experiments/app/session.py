@@ -12,6 +12,7 @@ from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.plain_json import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
@@ -38,6 +39,7 @@ class Session:
         title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
         compared_with: The method that all others are compared with, besides plain decoding; None for none.
+        terms: Limits on latencies, and a price.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
@@ -55,6 +57,7 @@ class Session:
     title: str
     plots: dict[str, Plot]
     compared_with: str | None = None
+    terms: Terms | None = None
     before: Sequence[Record] = field(default_factory=tuple)
     kept: Sequence[Record] | None = None
     passed: int = 0
@@ -109,6 +112,7 @@ class Session:
             series=self.series,
             bootstrap=self.bootstrap,
             compared_with=self.compared_with,
+            terms=self.terms,
         )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from experiments.reporting.formats import FORMATS
+from experiments.results.requests.limits import seconds_of
 
 Check = Callable[[Any], str | None]
 """What to give instead of a value; None if the value is right."""
@@ -135,6 +136,19 @@ def _one_or_more(each: Check, wanted: str) -> Check:
     return check
 
 
+def duration(value: Any) -> str | None:
+    """A limit on a latency, or none."""
+    try:
+        if value is not None:
+            seconds_of(value)
+    except ValueError as error:
+        return f"{error}, or null"
+    return None
+
+
+SLA: dict[str, Check] = {"ttft": duration, "tpot": duration, "e2e": duration}
+
+
 def kv_format(value: Any) -> str | None:
     """A format of keys and values (``specdec.cache.formats``, which would import PyTorch), or null."""
     return None if value in (None, "int8", "fp8") else "give int8, fp8 or null"
@@ -187,6 +201,9 @@ RUN = {
     "labels": section,
     "compared_with": _optional_text,
     "temperatures": lambda value: None if value is None else _TEMPERATURES(value),
+    "sla": section,
+    "price": number(lambda value: value > 0, "the price of an hour, above 0", optional=True),
+    "requests_table": lambda value: None if value is None or flag(value) is None else "give true, false or null",
 }
 DEMO = {
     **_MEASURING,

@@ -11,6 +11,7 @@ import torch
 
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.divergence import find_divergence
+from experiments.measuring.energy import EnergyMeter
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
@@ -130,6 +131,8 @@ class _Answer:
         error: Why it counts for nothing.
         traceback: Where an exception came from.
         seconds: Time of the whole call.
+        began: When the call began, on the clock of ``time.perf_counter``.
+        joules: The energy that the device used in the whole call, where a counter tells.
         stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
         load: How busy the machine was meanwhile.
@@ -140,6 +143,8 @@ class _Answer:
     error: str | None = None
     traceback: str | None = None
     seconds: float | None = None
+    began: float = 0.0
+    joules: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
@@ -215,10 +220,12 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         batch = list(jobs.values())
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
             meter = LoadMeter()
+            energy = EnergyMeter(engine.target.device)
             begin = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)
             seconds = time.perf_counter() - begin - watch.seconds
+            joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
             load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         if isinstance(engine, Engine) and engine.runner.agreement.shared:
@@ -226,8 +233,12 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    if stages:
+        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
     return {
-        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
+        row: _Answer(
+            job, done, seconds=seconds, began=begin, joules=joules, stage_seconds=stages, watch=watch, load=load
+        )
         for (row, job), done in zip(jobs.items(), completions, strict=True)
     }
 
@@ -270,6 +281,8 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         seconds=answer.seconds,
         stage_seconds=answer.stage_seconds,
         load=answer.load,
+        joules=answer.joules,
+        **_moments(answer, done),
         accepted=tuple(step.accepted for step in rounds),
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
@@ -283,6 +296,26 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         margin=different.margin if different is not None else None,
         tie_bound=different.tie_bound if different is not None else None,
     )
+
+
+def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
+    """The timestamps of a request as its record has them; nothing of an engine that does not tell."""
+    found = done.timestamps
+    if found is None:
+        return {}
+
+    def since(moment: float) -> float:
+        return round(answer.watch.without_looking(moment) - answer.began, 7)
+
+    return {
+        "arrived": since(found.arrived),
+        "admitted": since(found.admitted),
+        "prefilled": since(found.prefilled),
+        "finished": since(found.finished),
+        "emitted_at": tuple(since(moment) for moment, _ in done.emissions),
+        "emitted": tuple(count for _, count in done.emissions),
+        "ingestion": round(answer.job.ingestion, 7),
+    }
 
 
 def _rounded(value: float | None) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.records import RECORDS, Record, read_records
+from experiments.results.requests.figures import Terms
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 
@@ -45,6 +46,7 @@ def load_run(folder: Path) -> Run:
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
             compared_with=manifest["config"].get("compared_with"),
+            terms=Terms.of(manifest["config"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error

@@ -9,6 +9,7 @@ from experiments.results.gains import Gain, gain_over
 from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, Verdict, judge
 from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
+from experiments.results.requests.figures import RequestFigures, Terms, request_figures
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
 
 
@@ -56,6 +57,7 @@ class MethodSummary:
         lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
         gain: Over the method that all are compared with; None if there is none, and for itself.
+        requests: What users felt: latencies, rates, goodput, cost; None where no request ended well.
     """
 
     method: str
@@ -90,6 +92,7 @@ class MethodSummary:
     lossless: Lossless | None
     by_category: dict[str, CategorySummary]
     gain: Gain | None = None
+    requests: RequestFigures | None = None
 
     @property
     def label(self) -> str:
@@ -141,6 +144,7 @@ def summarize(
     baseline: str = PLAIN,
     bootstrap: Bootstrap | None = None,
     compared_with: str | None = None,
+    terms: Terms | None = None,
 ) -> Summary:
     """All figures of a run, from its records alone.
 
@@ -151,13 +155,17 @@ def summarize(
         baseline: The method that speedups are over.
         bootstrap: Settings of the intervals.
         compared_with: The method that gains are over; None for no gains.
+        terms: Limits on latencies and a price; None for neither.
     """
-    bootstrap = bootstrap or Bootstrap()
+    bootstrap, terms = bootstrap or Bootstrap(), terms or Terms()
     by_series: dict[tuple[float, str], list[Record]] = {}
     for record in records:
         by_series.setdefault((record.temperature, record.method), []).append(record)
     methods = tuple(
-        _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap)
+        replace(
+            _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap),
+            requests=request_figures(own, terms, bootstrap),
+        )
         for (temperature, method), own in by_series.items()
     )
     if compared_with is not None:
