@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.reporting.verdicts import print_verdicts, sentence
@@ -132,6 +133,7 @@ class Session:
         print_divergences(console, summary)
         print_failures(console, summary)
         print_noise(console, summary)
+        terminal.say(console, *warnings_of(summary))
         terminal.list_written(console, written)
         print_verdicts(console, summary)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")

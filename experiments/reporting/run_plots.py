@@ -14,11 +14,13 @@ from experiments.reporting.verdicts import warning
 from experiments.results.summary import MethodSummary, Summary
 
 STAGE_COLORS = {
+    "ingestion": "#d55e00",
     "prefill": "#999999",
     "draft": "#e69f00",
     "verify": "#0072b2",
     "accept": "#009e73",
     "commit": "#cc79a7",
+    "completion": "#56b4e9",
     "other": "#dddddd",
 }
 
@@ -115,7 +117,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.set_xlim(0, max(left) * 1.15)
     axes.set_xlabel("wall time per emitted token (ms)")
     axes.grid(axis="x")
-    style.legend(figure, *axes.get_legend_handles_labels(), ncols=6)
+    style.legend(figure, *axes.get_legend_handles_labels())
     plot_title(figure, "Where the time goes", subtitle, summary)
     return style.save(figure, path)
 

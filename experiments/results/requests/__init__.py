@@ -1,2 +1,1 @@
-"""What a user feels: latency, rates, goodput and cost of requests, from their timestamps. Definitions are in
-docs/what-a-user-feels.md."""
+"""What a user feels: figures of requests from their timestamps. docs/what-a-user-feels.md defines them."""

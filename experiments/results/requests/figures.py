@@ -126,7 +126,10 @@ def request_figures(records: Sequence[Record], terms: Terms, bootstrap: Bootstra
         total_tokens_per_second=(tokens + sum(record.prompt_tokens for record in good)) / seconds,
         user_tokens_per_second=1 / tpot.p50 if tpot is not None and tpot.p50 else None,
         concurrency=concurrency(
-            [([line for row in rows if (line := timeline_of(row)) is not None], rows[0].seconds or 0.0) for rows in calls]
+            [
+                ([line for row in rows if (line := timeline_of(row)) is not None], rows[0].seconds or 0.0)
+                for rows in calls
+            ]
         )
         if len(lines) == len(good)
         else None,

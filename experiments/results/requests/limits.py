@@ -71,12 +71,14 @@ class Goodput:
     """How many requests keep every limit.
 
     Attributes:
+        limits: The limits in words.
         good: Those that do.
         arrived: All that arrived. Those that failed or never ended count as missed.
         attainment: Good over arrived.
         per_second: Good over the time that all took.
     """
 
+    limits: str
     good: int
     arrived: int
     attainment: float | None
@@ -96,6 +98,7 @@ def goodput(requests: Sequence["Timeline"], limits: Limits, *, arrived: int, sec
     """
     good = sum(limits.met_by(request) for request in requests)
     return Goodput(
+        limits=str(limits),
         good=good,
         arrived=arrived,
         attainment=good / arrived if arrived else None,
