@@ -102,7 +102,7 @@ def _joules(path: Path) -> float | None:
 def _of_gpu(index: int) -> tuple[Wrapping, ...]:
     """The counter of an NVIDIA GPU, if the package ``nvidia-ml-py`` is there and the GPU has one (since Volta)."""
     try:
-        import pynvml  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+        import pynvml  # pyright: ignore[reportMissingImports]
 
         pynvml.nvmlInit()
         # By its own name: CUDA_VISIBLE_DEVICES may give the devices other numbers here than there.

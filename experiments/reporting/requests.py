@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -36,8 +37,7 @@ def requests_table(summary: Summary, title: str = TITLE) -> Table | None:
     if not known:
         return None
     make = _upright if len(known) <= _MOST_COLUMNS else _flat
-    table = make([(method, found) for method, found in known], title, _notes(summary, [found for _, found in known]))
-    return table
+    return make(known, title, _notes(summary, [found for _, found in known]))
 
 
 def warnings_of(summary: Summary) -> list[str]:
@@ -61,10 +61,10 @@ def _rows(figures: Sequence[RequestFigures]) -> list[tuple[str, Figure]]:
     """Names and cells of the rows; what nobody asked for is left out."""
     rows: list[tuple[str, Figure]] = [
         ("TTFT, ms: p50; p99", lambda f: _milliseconds(f.ttft)),
-        ("  interval of p50; of p99", lambda f: _intervals(f.ttft)),
+        ("  interval of p50", lambda f: _interval(f.ttft)),
         ("  without the queue", lambda f: _milliseconds(f.engine_ttft)),
         ("TPOT, ms: p50; p99", lambda f: _milliseconds(f.tpot)),
-        ("  interval of p50; of p99", lambda f: _intervals(f.tpot)),
+        ("  interval of p50", lambda f: _interval(f.tpot)),
         ("gap between deliveries, ms: p50; p99", lambda f: _milliseconds(f.chunk_gap)),
         ("gap between tokens, ms: p50; p99", lambda f: _milliseconds(f.token_gap)),
         ("arrival to end, ms: p50; p99", lambda f: _milliseconds(f.e2e)),
@@ -132,10 +132,10 @@ def _milliseconds(spread: Spread | None) -> str:
     return NOTHING if spread is None else f"{_digits(spread.p50)}; {_digits(spread.p99)}"
 
 
-def _intervals(spread: Spread | None) -> str:
-    if spread is None or spread.p50_interval is None or spread.p99_interval is None:
+def _interval(spread: Spread | None) -> str:
+    if spread is None or spread.p50_interval is None:
         return NOTHING
-    return "; ".join(f"{_digits(low)} to {_digits(high)}" for low, high in (spread.p50_interval, spread.p99_interval))
+    return " to ".join(map(_digits, spread.p50_interval))
 
 
 def _digits(seconds: float) -> str:
@@ -192,11 +192,11 @@ def _panel(axes: Axes, spreads: Sequence[Spread | None]) -> None:
         values = [1000 * getattr(spread, f"p{level}") for level in LEVELS]
         axes.hlines(row, values[0], values[-1], color=style.color(0), linewidth=1.3)
         for index, (level, value) in enumerate(zip(LEVELS, values, strict=True)):
-            looks = {"color": style.color(index), "marker": style.marker(index), "linestyle": "none"}
+            looks: dict[str, Any] = {"color": style.color(index), "marker": style.marker(index), "linestyle": "none"}
             axes.plot([value], [row], label=f"p{level}", **looks)
         if spread.p50_interval is not None:
             low, high = (1000 * end for end in spread.p50_interval)
             axes.hlines(row + 0.22, low, high, color=style.FAINT, linewidth=1.0, label="interval of p50")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(axis="x")

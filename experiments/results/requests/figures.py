@@ -111,6 +111,9 @@ def request_figures(records: Sequence[Record], terms: Terms, bootstrap: Bootstra
         return None
     timed = [(record, line) for record in good if (line := timeline_of(record)) is not None]
     lines = [line for _, line in timed]
+    in_calls = [
+        ([line for row in rows if (line := timeline_of(row)) is not None], rows[0].seconds or 0.0) for rows in calls
+    ]
     spread = spreads({name: _groups(timed, name) for name in LATENCIES}, bootstrap)
     tokens = sum(len(record.token_ids) for record in good)
     per_second = tokens / seconds
@@ -125,14 +128,7 @@ def request_figures(records: Sequence[Record], terms: Terms, bootstrap: Bootstra
         output_tokens_per_second=per_second,
         total_tokens_per_second=(tokens + sum(record.prompt_tokens for record in good)) / seconds,
         user_tokens_per_second=1 / tpot.p50 if tpot is not None and tpot.p50 else None,
-        concurrency=concurrency(
-            [
-                ([line for row in rows if (line := timeline_of(row)) is not None], rows[0].seconds or 0.0)
-                for rows in calls
-            ]
-        )
-        if len(lines) == len(good)
-        else None,
+        concurrency=concurrency(in_calls) if len(lines) == len(good) else None,
         disordered=sum(not line.in_order for line in lines),
         goodput=None if limits is None or not lines else goodput(lines, limits, arrived=len(records), seconds=seconds),
         device_hours_per_million_tokens=device_hours_per_million(per_second),
