@@ -19,6 +19,7 @@ from experiments.results import metrics
 from experiments.results.checked import stated_exactness
 from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
+from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
 from specdec.origin import described
 from specdec.requests import SamplingParams
@@ -233,7 +234,7 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
     stages = metrics.stage_seconds(step for done in completions for step in done.steps)
-    if stages:
+    if COMPLETION in stages:  # our engine has timed its stages, and told when things happened
         stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
     return {
         row: _Answer(

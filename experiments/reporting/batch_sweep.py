@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -132,14 +133,14 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
         looks = {"color": style.color(index), "marker": style.marker(index)}
         x = [1000 * point.tpot for point in curve.points]
         y = [point.tokens_per_second for point in curve.points]
-        (line,) = left.plot(x, y, **looks, linestyle="--" if curve.plain else "-")  # pyright: ignore[reportArgumentType]
+        (line,) = left.plot(x, y, **looks, linestyle="--" if curve.plain else "-")
         for point, latency, rate in zip(curve.points, x, y, strict=True):
             place = {"xytext": (4, -8), "textcoords": "offset points", "fontsize": style.SMALLEST}
             left.annotate(str(point.batch), (latency, rate), color=style.color(index), **place)
         if curve.knee_is_inside:
             knee = curve.knee
             ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
-            left.plot([1000 * knee.tpot], [knee.tokens_per_second], linestyle="none", **ring)  # pyright: ignore[reportArgumentType]
+            left.plot([1000 * knee.tpot], [knee.tokens_per_second], linestyle="none", **ring)
         name = "plain decoding" if curve.plain else curve.name
         handles.append(line)
         labels.append(style.wrapped(name + (f", T={curve.temperature:g}" if several else ""), 40))
@@ -148,7 +149,7 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
     _finish(left, right, sorted({point.batch for curve in found for point in curve.points}))
     if any(curve.knee_is_inside for curve in found):
         ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": "black"}
-        handles.append(Line2D([], [], linestyle="none", **ring))  # pyright: ignore[reportArgumentType]
+        handles.append(Line2D([], [], linestyle="none", **ring))
         labels.append("knee: largest throughput for its latency")
     if any(curve.crossings for curve in found):
         handles.append(Line2D([], [], color="black", linestyle=":", linewidth=0.9))
@@ -162,16 +163,16 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
 
 def _speedups(axes: Axes, curve: Curve, index: int) -> None:
     known = [(point.batch, point.speedup, point.speedup_interval) for point in curve.points if point.speedup]
-    looks = {"color": style.color(index), "marker": style.marker(index)}
-    axes.plot([batch for batch, _, _ in known], [speedup for _, speedup, _ in known], **looks)  # pyright: ignore[reportArgumentType]
+    looks: dict[str, Any] = {"color": style.color(index), "marker": style.marker(index)}
+    axes.plot([batch for batch, _, _ in known], [speedup for _, speedup, _ in known], **looks)
     for batch, _, interval in known:
         if interval is not None:
             axes.vlines(batch, *interval, color=style.color(index), linewidth=0.9)
     for crossing in curve.crossings:
         axes.axvline(crossing.at, color=style.color(index), linestyle=":", linewidth=0.9)
         # At the bottom of the panel, where no curve is.
-        where = {"xy": (crossing.at, 0.02), "xycoords": ("data", "axes fraction"), "fontsize": style.SMALLEST}
-        axes.annotate(f" {crossing.at:.1f}", **where, color=style.color(index))  # pyright: ignore[reportArgumentType]
+        where: dict[str, Any] = {"xy": (crossing.at, 0.02), "xycoords": ("data", "axes fraction"), "fontsize": style.SMALLEST}
+        axes.annotate(f" {crossing.at:.1f}", **where, color=style.color(index))
 
 
 def _finish(left: Axes, right: Axes, batches: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ class Point:
 
     @property
     def power(self) -> float:
-        """Throughput over latency (Kleinrock 1979): it is largest where more load begins to cost more than it brings."""
+        """Throughput over latency (Kleinrock 1979): largest where more load begins to cost more than it brings."""
         return self.tokens_per_second / self.tpot
 
 
