@@ -69,7 +69,7 @@ def test_from_arrival_to_end_is_ttft_and_the_other_tokens_exactly() -> None:
         assert len(line.token_gaps) == line.tokens - line.emissions[0][1]
     # TTFT + N · TPOT, as some sources have it, is wrong wherever tokens came after the first delivery.
     several = [line for line in lines if line.tpot]
-    assert len(several) > 40
+    assert len(several) > 30
     assert all(line.e2e != line.ttft + line.tokens * line.tpot for line in several)  # type: ignore[operator]
 
 
