@@ -173,7 +173,11 @@ def _speedups(axes: Axes, curve: Curve, index: int) -> None:
     for crossing in curve.crossings:
         axes.axvline(crossing.at, color=style.color(index), linestyle=":", linewidth=0.9)
         # At the bottom of the panel, where no curve is.
-        where: dict[str, Any] = {"xy": (crossing.at, 0.02), "xycoords": ("data", "axes fraction"), "fontsize": style.SMALLEST}
+        where: dict[str, Any] = {
+            "xy": (crossing.at, 0.02),
+            "xycoords": ("data", "axes fraction"),
+            "fontsize": style.SMALLEST,
+        }
         axes.annotate(f" {crossing.at:.1f}", **where, color=style.color(index))
 
 

@@ -16,6 +16,16 @@ from experiments.results.timing import STAGES
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
 """The figures of ``RequestFigures`` that have a distribution."""
 
+RATES = (
+    "requests_per_second",
+    "total_tokens_per_second",
+    "user_tokens_per_second",
+    "device_hours_per_million_tokens",
+    "price_per_million_tokens",
+    "joules_per_token",
+)
+"""Those that are a number, and that no other figure of a method has the name of."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
