@@ -15,8 +15,8 @@ from tests.experiments.made_runs import made
 
 QUICK = Bootstrap(resamples=100)
 BATCHES = (1, 2, 4, 8, 16)
-# Seconds per round by batch size: the fixed part is shared up to 4 rows, then every row costs its own. Speculation emits
-# two tokens per round, whose rounds cost 1.2 times as much at batch 1 and ever more above.
+# Seconds per round by batch size: the fixed part is shared up to 4 rows, then every row costs its own. Speculation
+# emits two tokens per round, which costs 1.2 times as much at batch 1 and ever more above.
 PLAIN = {1: 0.10, 2: 0.10, 4: 0.11, 8: 0.22, 16: 0.44}
 FAST = {1: 0.12, 2: 0.13, 4: 0.17, 8: 0.44, 16: 1.10}
 TOKENS = 8
@@ -73,7 +73,7 @@ def test_curves_by_hand(runs: list[Run]) -> None:
     assert (plain.plain, plain.name, fast.name) == (True, "plain", "fast")
     assert [point.batch for point in plain.points] == list(BATCHES)
     assert [point.tpot for point in plain.points] == pytest.approx(list(PLAIN.values()))
-    # Batch 4 emits 4 tokens in 0.11 s; a request's time per token after the first: 3 more rounds of 0.17 s for 7 tokens.
+    # Batch 4 emits 4 tokens in 0.11 s. Drafted: after the first of 8 tokens, 7 more in 3 rounds of 0.17 s.
     assert plain.points[2].tokens_per_second == pytest.approx(4 / 0.11)
     assert fast.points[2].tokens_per_second == pytest.approx(8 / 0.17)
     assert fast.points[2].tpot == pytest.approx(3 * 0.17 / 7)

@@ -58,6 +58,12 @@ def lossy_round(folder: Path, **more: Any) -> None:
         divergence=1,
         margin=0.25,
         tie_bound=0.01,
+        arrived=0.0,
+        admitted=0.1,
+        prefilled=0.2,
+        finished=0.4,
+        emitted_at=(0.3, 0.4),
+        emitted=(2, 1),
     )
     with RecordWriter(folder / "records.jsonl", append=True) as writer:
         writer.write(dataclasses.replace(record, **more))
