@@ -123,10 +123,7 @@ def round_columns(run: str, record: Record) -> dict[str, list[Any]]:
     for name in ("distance_tv", "distance_kl"):
         known = list(getattr(record, name))
         columns[name] = known + [None] * (count - len(known))
-    for name in (
-        "emitted_at",
-        "emitted",
-    ):  # the last round of a request may have brought no token: a stop string cut it
+    for name in ("emitted_at", "emitted"):  # a stop string may have cut all tokens of the last round
         known = list(getattr(record, name))[:count]
         columns[name] = known + [None] * (count - len(known))
     return columns
