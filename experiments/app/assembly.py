@@ -104,12 +104,12 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
-    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     begin = time.perf_counter()
+    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
+    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -165,9 +165,9 @@ def measure_methods(
         ),
         plots=dict(report.plots),
         compared_with=config.get("compared_with"),
-        terms=Terms.of(resolved),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
+        terms=Terms.of(resolved),
         passed=sum(
             min(size, len(jobs) - number * size)
             for each, (jobs, _) in zip(samplings, prepared, strict=True)

@@ -58,8 +58,8 @@ class Session:
     title: str
     plots: dict[str, Plot]
     compared_with: str | None = None
-    terms: Terms | None = None
     before: Sequence[Record] = field(default_factory=tuple)
+    terms: Terms | None = None
     kept: Sequence[Record] | None = None
     passed: int = 0
     progress_every: Every | None = None
@@ -112,8 +112,8 @@ class Session:
             planned=self.planned,
             series=self.series,
             bootstrap=self.bootstrap,
-            compared_with=self.compared_with,
             terms=self.terms,
+            compared_with=self.compared_with,
         )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")

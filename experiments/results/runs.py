@@ -45,8 +45,8 @@ def load_run(folder: Path) -> Run:
             planned=manifest["planned"],
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
-            compared_with=manifest["config"].get("compared_with"),
             terms=Terms.of(manifest["config"]),
+            compared_with=manifest["config"].get("compared_with"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error

@@ -56,8 +56,8 @@ class MethodSummary:
         divergences: Where each of the others first differs.
         lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
-        gain: Over the method that all are compared with; None if there is none, and for itself.
         requests: What users felt: latencies, rates, goodput, cost; None where no request ended well.
+        gain: Over the method that all are compared with; None if there is none, and for itself.
     """
 
     method: str
@@ -91,8 +91,8 @@ class MethodSummary:
     divergences: tuple[Divergence, ...]
     lossless: Lossless | None
     by_category: dict[str, CategorySummary]
-    gain: Gain | None = None
     requests: RequestFigures | None = None
+    gain: Gain | None = None
 
     @property
     def label(self) -> str:
@@ -143,8 +143,8 @@ def summarize(
     series: int = 2,
     baseline: str = PLAIN,
     bootstrap: Bootstrap | None = None,
-    compared_with: str | None = None,
     terms: Terms | None = None,
+    compared_with: str | None = None,
 ) -> Summary:
     """All figures of a run, from its records alone.
 
@@ -154,18 +154,15 @@ def summarize(
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
         bootstrap: Settings of the intervals.
-        compared_with: The method that gains are over; None for no gains.
         terms: Limits on latencies and a price; None for neither.
+        compared_with: The method that gains are over; None for no gains.
     """
     bootstrap, terms = bootstrap or Bootstrap(), terms or Terms()
     by_series: dict[tuple[float, str], list[Record]] = {}
     for record in records:
         by_series.setdefault((record.temperature, record.method), []).append(record)
     methods = tuple(
-        replace(
-            _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap),
-            requests=request_figures(own, terms, bootstrap),
-        )
+        _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap)
         for (temperature, method), own in by_series.items()
     )
     if compared_with is not None:
@@ -182,6 +179,10 @@ def summarize(
             )
             for method in methods
         )
+    methods = tuple(
+        replace(each, requests=request_figures(by_series[each.temperature, each.method], terms, bootstrap))
+        for each in methods
+    )
     complete = len(methods) == series and all(method.finished + method.failed == planned for method in methods)
     return Summary(
         complete=complete,

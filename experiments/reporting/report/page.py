@@ -149,12 +149,12 @@ def _categories(of_rows: Sequence[str], outputs: Sequence[RunOutputs]) -> list[s
 def _details(runs: Sequence[Run]) -> str:
     parts = []
     for run, name in zip(runs, names_of(runs), strict=True):
-        summary = html.element("summary", escape(f"All figures{f' of {name}' if name else ''}"))
-        parts.append(html.element("details", summary, html.table(run_table(run.summary, ""), sortable=False)))
         felt = requests_table(run.summary, "")
         if felt is not None:
             summary = html.element("summary", escape(f"{TITLE}{f', {name}' if name else ''}"))
             parts.append(html.element("details", summary, html.table(felt, sortable=False)))
+        summary = html.element("summary", escape(f"All figures{f' of {name}' if name else ''}"))
+        parts.append(html.element("details", summary, html.table(run_table(run.summary, ""), sortable=False)))
     return "".join(parts)
 
 
