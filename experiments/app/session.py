@@ -132,8 +132,8 @@ class Session:
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
-        print_noise(console, summary)
         terminal.say(console, *warnings_of(summary))
+        print_noise(console, summary)
         terminal.list_written(console, written)
         print_verdicts(console, summary)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")

@@ -132,8 +132,6 @@ class _Answer:
         error: Why it counts for nothing.
         traceback: Where an exception came from.
         seconds: Time of the whole call.
-        began: When the call began, on the clock of ``time.perf_counter``.
-        joules: The energy that the device used in the whole call, where a counter tells.
         stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
         load: How busy the machine was meanwhile.
@@ -144,8 +142,6 @@ class _Answer:
     error: str | None = None
     traceback: str | None = None
     seconds: float | None = None
-    began: float = 0.0
-    joules: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
@@ -222,11 +218,11 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
             meter = LoadMeter()
             energy = EnergyMeter(engine.target.device)
-            begin = time.perf_counter()
+            begin = watch.began = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)
             seconds = time.perf_counter() - begin - watch.seconds
-            joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
+            watch.joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
             load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         if isinstance(engine, Engine) and engine.runner.agreement.shared:
@@ -237,9 +233,7 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
     if COMPLETION in stages:  # our engine has timed its stages, and told when things happened
         stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
     return {
-        row: _Answer(
-            job, done, seconds=seconds, began=begin, joules=joules, stage_seconds=stages, watch=watch, load=load
-        )
+        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
         for (row, job), done in zip(jobs.items(), completions, strict=True)
     }
 
@@ -282,7 +276,7 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         seconds=answer.seconds,
         stage_seconds=answer.stage_seconds,
         load=answer.load,
-        joules=answer.joules,
+        joules=answer.watch.joules,
         **_moments(answer, done),
         accepted=tuple(step.accepted for step in rounds),
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
@@ -306,7 +300,7 @@ def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
         return {}
 
     def since(moment: float) -> float:
-        return round(answer.watch.without_looking(moment) - answer.began, 7)
+        return round(answer.watch.without_looking(moment) - answer.watch.began, 7)
 
     return {
         "arrived": since(found.arrived),

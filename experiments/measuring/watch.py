@@ -25,12 +25,16 @@ class Watch:
     Attributes:
         seconds: How long looking took. It is not part of the call's time.
         looks: When every look ended, on the clock of ``time.perf_counter``, and how long all looks took until then.
+        began: When the call began, on the same clock.
+        joules: The energy that the device used in the call; None where no counter tells, or where somebody looked.
         distances: How far each round's first token is from the target's distribution, by the job's random stream;
             empty for an exact rule.
     """
 
     seconds: float = 0.0
     looks: list[tuple[float, float]] = field(default_factory=list)
+    began: float = 0.0
+    joules: float | None = None
     distances: dict[int, list[Distance]] = field(default_factory=dict)
 
     def without_looking(self, moment: float) -> float:
