@@ -229,9 +229,7 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
             raise  # the other processes of this target may be in the middle of a forward that needs this one
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
-    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
-    if COMPLETION in stages:  # our engine has timed its stages, and told when things happened
-        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
+    stages = _stages(completions)
     return {
         row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
         for (row, job), done in zip(jobs.items(), completions, strict=True)
@@ -293,6 +291,26 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
     )
 
 
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
+    """Plain decoding's answer, where the other one should equal it: greedy, and to the very same prompt."""
+    if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
+        return None
+    # Different answers make different prompts of the next turn, after which nothing is to be compared.
+    return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
+
+
+def _stages(completions: Sequence[Completion]) -> dict[str, float]:
+    """Seconds by stage in a call; those of our engine begin with the checks of its prompts."""
+    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    if COMPLETION in stages:
+        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
+    return stages
+
+
 def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
     """The timestamps of a request as its record has them; nothing of an engine that does not tell."""
     found = done.timestamps
@@ -311,15 +329,3 @@ def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
         "emitted": tuple(count for _, count in done.emissions),
         "ingestion": round(answer.job.ingestion, 7),
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
-def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
-    """Plain decoding's answer, where the other one should equal it: greedy, and to the very same prompt."""
-    if plain is None or plain.failed or answer.failed or not answer.job.sampling.greedy:
-        return None
-    # Different answers make different prompts of the next turn, after which nothing is to be compared.
-    return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
