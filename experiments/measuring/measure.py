@@ -22,6 +22,7 @@ from experiments.tracing.trace import TraceWriter
 from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
 from specdec.origin import described
+from specdec.placement import is_spread
 from specdec.requests import SamplingParams
 from specdec.types import Completion
 
@@ -217,7 +218,7 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         batch = list(jobs.values())
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
             meter = LoadMeter()
-            energy = EnergyMeter(engine.target.device)
+            energy = EnergyMeter(engine.target.device, None if _is_here(engine) else ())
             begin = watch.began = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)
@@ -301,6 +302,11 @@ def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
         return None
     # Different answers make different prompts of the next turn, after which nothing is to be compared.
     return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
+
+
+def _is_here(engine: Engine | OtherEngine) -> bool:
+    """Whether all of the work is done by the one device that the target is said to be on."""
+    return isinstance(engine, Engine) and not is_spread(engine.target.model) and not engine.runner.agreement.shared
 
 
 def _stages(completions: Sequence[Completion]) -> dict[str, float]:
