@@ -14,7 +14,7 @@ from experiments.results.statistics import Bootstrap
 from experiments.results.timing import STAGES
 
 LATENCIES = ("ttft", "engine_ttft", "queue", "tpot", "chunk_gap", "token_gap", "e2e")
-"""The figures of ``RequestFigures`` that have a distribution."""
+"""The figures of ``RequestFigures`` that are distributions over requests."""
 
 RATES = (
     "requests_per_second",
@@ -24,7 +24,7 @@ RATES = (
     "price_per_million_tokens",
     "joules_per_token",
 )
-"""Those that are a number, and that no other figure of a method has the name of."""
+"""The figures of ``RequestFigures`` that are single numbers, and columns of the frame ``runs`` by these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Terms:
 
     Attributes:
         limits: Limits on their latencies; None if there are none.
-        price: Of the device per hour, in any currency; None if it is not given.
+        price: What the device costs per hour, in any currency; None if it is not given.
     """
 
     limits: Limits | None = None
@@ -96,7 +96,7 @@ class RequestFigures:
     def warning(self) -> str | None:
         """Why the timestamps cannot be right; None if nothing speaks against them."""
         if self.disordered:
-            return f"BROKEN TIMESTAMPS: {self.disordered} requests have moments in an impossible order"
+            return f"BROKEN TIMESTAMPS: moments of {self.disordered} of {self.requests} requests are in an impossible order"
         found = self.concurrency
         if found is not None and not found.holds:
             return (

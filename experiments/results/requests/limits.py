@@ -34,9 +34,9 @@ class Limits:
     """Upper limits of a request's latencies in seconds; None where there is no limit.
 
     Attributes:
-        ttft: On the time to first token, the queue included.
-        tpot: On the time per output token. A request of one token has none, and keeps it.
-        e2e: On the time from arrival to end.
+        ttft: The longest time to first token, the queue included.
+        tpot: The longest time per output token. A request of one token has no such time, and keeps the limit.
+        e2e: The longest time from arrival to end.
     """
 
     ttft: float | None = None

@@ -197,7 +197,7 @@ def test_requests_in_flight_over_time() -> None:
     [
         ({"arrived": -2.0}, "Little's law expects"),  # before the call began
         ({"emitted_at": (4.0,), "finished": 14.0, "seconds": 10.0}, "Little's law expects"),  # after it ended
-        ({"admitted": 5.0}, "1 requests have moments in an impossible order"),
+        ({"admitted": 5.0}, "moments of 1 of 3 requests are in an impossible order"),
     ],
 )
 def test_broken_timestamps_are_said(broken: dict[str, object], words: str) -> None:
