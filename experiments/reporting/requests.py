@@ -119,13 +119,14 @@ def _flat(known: Sequence[tuple[MethodSummary, RequestFigures]], title: str, not
 
 def _notes(summary: Summary, figures: Sequence[RequestFigures]) -> list[str]:
     limits = [found.goodput.limits for found in figures if found.goodput is not None]
-    silent = [method.label for method in summary.methods if method.requests is not None and method.requests.ttft is None]
+    known = [(method.label, method.requests) for method in summary.methods]
+    silent = ", ".join(dict.fromkeys(name for name, found in known if found is not None and found.ttft is None))
     return [
         *warnings_of(summary),
         CLOSED,
         "TTFT: time to first token; TPOT: time per further token",
         *([f"limits: {limits[0]}"] if limits else []),
-        *([f"left out, because they do not tell when tokens come: {', '.join(dict.fromkeys(silent))}"] if silent else []),
+        *([f"left out, because they do not tell when tokens come: {silent}"] if silent else []),
         f"intervals: {summary.confidence:.0%}, over prompts",
     ]
 

@@ -96,7 +96,8 @@ class RequestFigures:
     def warning(self) -> str | None:
         """Why the timestamps cannot be right; None if nothing speaks against them."""
         if self.disordered:
-            return f"BROKEN TIMESTAMPS: moments of {self.disordered} of {self.requests} requests are in an impossible order"
+            broken = f"{self.disordered} of {self.requests} requests"
+            return f"BROKEN TIMESTAMPS: moments of {broken} are in an impossible order"
         found = self.concurrency
         if found is not None and not found.holds:
             return (
