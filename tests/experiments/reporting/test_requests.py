@@ -25,6 +25,8 @@ def records(method: str, *, tells: bool = True, **more: object) -> list[Record]:
         "finish_reason": "length",
         "seconds": 1.0,
         "emitted": (1, 4),
+        **dict.fromkeys(("accepted", "proposed_depth", "proposed_nodes"), (0, 3)),
+        "expected_accepted": (0.0, 3.0),
     }
     moments = {"arrived": 0.0, "admitted": 0.0, "prefilled": 0.1, "finished": 0.8} if tells else {}
     return [
