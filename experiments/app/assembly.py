@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -104,12 +106,14 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
+    begin = time.perf_counter()
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
     contenders = accounted(contenders, target, costs, str(config.get("costs")))
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
+    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -169,6 +173,7 @@ def measure_methods(
         peaks=facts["peaks"],
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
+        terms=Terms.of(resolved),
         passed=sum(
             min(size, len(jobs) - number * size)
             for each, (jobs, _) in zip(samplings, prepared, strict=True)

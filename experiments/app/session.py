@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
 from experiments.reporting.utilization import above_roof, utilization_table
@@ -13,6 +14,7 @@ from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.plain_json import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
@@ -39,6 +41,7 @@ class Session:
         title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
         compared_with: The method that all others are compared with, besides plain decoding; None for none.
+        terms: Limits on latencies, and a price.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
@@ -58,6 +61,7 @@ class Session:
     plots: dict[str, Plot]
     compared_with: str | None = None
     before: Sequence[Record] = field(default_factory=tuple)
+    terms: Terms | None = None
     kept: Sequence[Record] | None = None
     passed: int = 0
     progress_every: Every | None = None
@@ -111,6 +115,7 @@ class Session:
             planned=self.planned,
             series=self.series,
             bootstrap=self.bootstrap,
+            terms=self.terms,
             compared_with=self.compared_with,
             peaks=self.peaks,
         )
@@ -132,6 +137,7 @@ class Session:
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
+        terminal.say(console, *warnings_of(summary))
         print_noise(console, summary)
         for warning in above_roof(summary):
             console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)

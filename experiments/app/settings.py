@@ -25,6 +25,7 @@ from experiments.app.values import (
     text,
 )
 from experiments.reporting.formats import FORMATS
+from experiments.results.requests.limits import seconds_of
 
 OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
 """Figures of a method that an optimizing sweeper may ask for: fields of ``MethodSummary``."""
@@ -33,6 +34,19 @@ OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_a
 def objective(value: Any) -> str | None:
     """A figure that a sweep searches the best of, or null."""
     return None if value is None or value in OBJECTIVES else f"give one of {', '.join(OBJECTIVES)}, or null"
+
+
+def duration(value: Any) -> str | None:
+    """A limit on a latency, or none."""
+    try:
+        if value is not None:
+            seconds_of(value)
+    except ValueError as error:
+        return f"{error}, or null"
+    return None
+
+
+SLA: dict[str, Check] = {"ttft": duration, "tpot": duration, "e2e": duration}
 
 
 def kv_format(value: Any) -> str | None:
@@ -89,6 +103,9 @@ RUN = {
     "costs": optional_text,
     "peaks": one_of("measured", "none"),
     "temperatures": lambda value: None if value is None else _TEMPERATURES(value),
+    "sla": section,
+    "price": number(lambda value: value > 0, "the price of an hour, above 0", optional=True),
+    "requests_table": lambda value: None if value is None or flag(value) is None else "give true, false or null",
 }
 DEMO = {
     **_MEASURING,

@@ -14,6 +14,7 @@ from experiments.reporting.report import html
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
 from experiments.reporting.report.pictures import Picture, comparison_pictures, pictures_of
+from experiments.reporting.requests import TITLE, requests_table
 from experiments.reporting.run_tables import run_table
 from experiments.reporting.utilization import TITLE as USE
 from experiments.reporting.utilization import above_roof, utilization_table
@@ -151,6 +152,10 @@ def _categories(of_rows: Sequence[str], outputs: Sequence[RunOutputs]) -> list[s
 def _details(runs: Sequence[Run]) -> str:
     parts = []
     for run, name in zip(runs, names_of(runs), strict=True):
+        felt = requests_table(run.summary, "")
+        if felt is not None:
+            summary = html.element("summary", escape(f"{TITLE}{f', {name}' if name else ''}"))
+            parts.append(html.element("details", summary, html.table(felt, sortable=False)))
         summary = html.element("summary", escape(f"All figures{f' of {name}' if name else ''}"))
         parts.append(html.element("details", summary, html.table(run_table(run.summary, ""), sortable=False)))
         used = utilization_table(run.summary, "")
