@@ -2,5 +2,5 @@
 
 Rooms import only rooms that come later in this list: ``app`` (configuration and assembly), ``reporting`` (tables and
 plots), ``measuring`` (the clock), ``tracing`` (rounds kept and asked again), ``training``, ``grading`` (are answers
-right), ``results`` (records and figures), ``datasets`` (prompts).
+right), ``planning`` (what a model will cost), ``results`` (records and figures), ``datasets`` (prompts).
 """

@@ -3,6 +3,7 @@
 ``methods`` names several, which are then measured in turn, at all ``temperatures``: see ``experiment=drafters``.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -32,6 +33,8 @@ def run(config: DictConfig) -> "Summary":
     from experiments.app.assembly import measure_methods
 
     report = _report_on_several(config) if config.methods else _report_on_one(config)
+    if _asks_for_requests(config):
+        report = _with_requests(report)
     temperatures = config.temperatures or ()
     return measure_methods(config, known=RUN, methods=methods, report=report, temperatures=temperatures)
 
@@ -98,6 +101,24 @@ def _report_on_several(config: DictConfig) -> "Report":
             "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
         },
     )
+
+
+def _asks_for_requests(config: DictConfig) -> bool:
+    """Whether to show what users felt: as ``requests_table`` says, by default where there are limits or a price."""
+    if config.requests_table is not None:
+        return config.requests_table
+    return config.price is not None or any(limit is not None for limit in config.sla.values())
+
+
+def _with_requests(report: "Report") -> "Report":
+    """The report with the table and the picture of requests."""
+    from experiments.reporting.requests import requests_plot, requests_table
+
+    def tables(summary: "Summary", title: str) -> list["Table"]:
+        requests = requests_table(summary)
+        return [*report.tables(summary, title), *([requests] if requests is not None else [])]
+
+    return replace(report, tables=tables, plots={**report.plots, "requests.png": requests_plot})
 
 
 def _tables(summary: "Summary", title: str) -> list["Table"]:

@@ -42,6 +42,22 @@ class CompareJobs(Callback):
             show(error)
 
 
+class BatchSweep(Callback):
+    """Draws latency against throughput over the batch sizes of a sweep's jobs."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the table and the picture into the sweep's folder."""
+        from experiments.app.sweeps import collect
+        from experiments.reporting.batch_sweep import report_batch_sweep
+
+        folder = Path(config.hydra.sweep.dir)
+        runs, _ = collect(folder)
+        try:
+            report_batch_sweep(runs, folder)
+        except ValueError as error:  # Hydra would turn it into a warning of its own
+            show(error)
+
+
 class ReplayJobs(Callback):
     """Asks every rule about the drafts of all jobs of a sweep that left a trace.
 

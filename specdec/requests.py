@@ -164,7 +164,10 @@ class Request:
         slot: Its slot while it is running.
         prefilled: Number of prompt tokens whose keys and values are in the cache.
         rounds: Number of verify forwards so far.
-        started: When it took its slot, on the clock of ``time.perf_counter``.
+        arrived: When it came, on the clock of ``time.perf_counter``, like the next two.
+        admitted: When it took its slot; 0 before.
+        prefill_ended: When its prompt was in the cache; 0 before.
+        ingestion: How many seconds it took to make a request of the prompt: template, tokenizer, checks.
     """
 
     id: int
@@ -176,7 +179,10 @@ class Request:
     slot: int = -1
     prefilled: int = 0
     rounds: int = 0
-    started: float = 0.0
+    arrived: float = 0.0
+    admitted: float = 0.0
+    prefill_ended: float = 0.0
+    ingestion: float = 0.0
 
     @property
     def remaining(self) -> int:

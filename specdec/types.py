@@ -161,6 +161,26 @@ class Decided:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timestamps:
+    """When things happened to a request, in seconds on the clock of ``time.perf_counter``.
+
+    Attributes:
+        arrived: It was given to the engine: text, before it was tokenized. All prompts of a call arrive together.
+        admitted: It took its slot.
+        prefilled: The last part of its prompt was computed. On a GPU: given to the device, which may still be at it.
+        finished: The host saw its last tokens, or the error that ended it.
+        ingestion: How many seconds template, tokenizer and checks took for this request alone. They lie between
+            ``arrived`` and ``admitted``.
+    """
+
+    arrived: float
+    admitted: float
+    prefilled: float
+    finished: float
+    ingestion: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What one round did for one request.
 
@@ -181,7 +201,10 @@ class Step:
         expected_accepted: The expected value of ``accepted``, given the draft tree.
         seconds: Seconds of each stage of the round, if timing is on. Rows that share the round carry the same
             figures: do not add them up over rows.
-        elapsed: Seconds from when the request took its slot to the end of this round, prefill included.
+        elapsed: Seconds from when the request took its slot to when the host saw this round's tokens, prefill included.
+        visible: When the host saw this round's tokens, in seconds on the clock of ``time.perf_counter``: the round's
+            results had been read back from the device, and text had not been made of them yet.
+        timestamps: When the request arrived, was admitted, prefilled and finished; in its last step alone.
         finish_reason: ``"stop"``, ``"length"`` or ``"error"`` in a request's last step, else None.
         error: What went wrong in the round, in one sentence, if anything did. Without a ``finish_reason``, the drafts
             were at fault, and the next round goes on from the same place without any.
@@ -200,6 +223,8 @@ class Step:
     expected_accepted: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
     elapsed: float = field(default=0.0, compare=False)  # a second run of the same is equal, and takes its own time
+    visible: float = field(default=0.0, compare=False)
+    timestamps: Timestamps | None = field(default=None, compare=False)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -252,6 +277,16 @@ class Completion:
         """Emitted tokens per round before any cut, recovered or bonus token included; None without a round."""
         decided = [step for step in self.steps if step.error is None and step.finish_reason != "error"]
         return 1 + sum(step.accepted for step in decided) / len(decided) if decided else None
+
+    @property
+    def timestamps(self) -> Timestamps | None:
+        """When the request arrived, was admitted, prefilled and finished; None if it never ended."""
+        return self.steps[-1].timestamps if self.steps else None
+
+    @property
+    def emissions(self) -> tuple[tuple[float, int], ...]:
+        """When tokens became visible to the host, and how many, round by round (``Step.visible``)."""
+        return tuple((step.visible, len(step.token_ids)) for step in self.steps if step.token_ids)
 
     @property
     def seconds(self) -> float:

@@ -37,7 +37,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # import rooms only, never each other.
 ROOMS = (
     ("datasets", "results"),
-    ("tracing", "training", "grading", "contenders", "exporting"),
+    ("tracing", "training", "grading", "contenders", "exporting", "planning"),
     ("measuring", "bundling", "inspecting"),
     ("reporting", "tracking"),
     ("app",),

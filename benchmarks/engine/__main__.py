@@ -40,7 +40,7 @@ from specdec.memory import free_memory
 from specdec.modeling.loading import resolve_device
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
-from specdec.roofline.transformer import DecoderShape
+from specdec.roofline.shape import ModelShape
 
 SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
 """How the time is divided; what a section does not need is left for the others."""
@@ -148,7 +148,7 @@ def _device_facts(device: torch.device, roof: Measured) -> dict[str, Any]:
 
 
 def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
-    shape = DecoderShape.of(target.model.config)
+    shape = ModelShape.of(target.model.config)
     # What a runner reads: its copies of weights may take fewer bytes than the model's own.
     runner = ModelRunner(target.model, max_batch_size=1, max_length=1)
     return {
@@ -158,8 +158,15 @@ def _model_facts(target: Target, name: str, options: Options) -> dict[str, Any]:
         "quantization": options.quantization,
         "parameters": target.num_parameters,
         "weight_bytes": runner.weight_bytes(),
-        "kv_bytes_per_token": int(shape.kv_bytes_per_token(target.dtype.itemsize)),
-        "shape": asdict(shape),
+        "kv_bytes_per_token": shape.kept_per_position * target.dtype.itemsize,
+        "shape": {
+            "kind": shape.kind,
+            "hidden": shape.hidden,
+            "vocab": shape.vocab,
+            "layers": len(shape.layers),
+            "layer_weights": shape.layer_weights,
+            "output_weights": shape.output_weights,
+        },
     }
 
 

@@ -18,7 +18,10 @@ from specdec.execution.counting import counted
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.roofline.bounds import Work
-from specdec.roofline.transformer import DecoderShape
+from specdec.roofline.precision import Precision
+from specdec.roofline.shape import ModelShape
+from specdec.roofline.work import prefill_work
+from specdec.roofline.work import step_work as work_of_step
 from specdec.tree import DraftTree, TreeShape
 
 PREFILLS = (512, 128, 2048)
@@ -200,7 +203,8 @@ def measure_prefill(target: Target, budget: Budget, *, repeats: int) -> list[dic
         timing = timed(
             lambda r=runner, b=batch: r.run(b), runner.device, repeats=repeats, limit=min(6.0, budget.left / 2)
         )
-        flops = DecoderShape.of(target.model.config).prefill_flops(tokens)
+        shape = ModelShape.of(target.model.config)
+        flops = prefill_work(shape, Precision(), tokens=tokens, logits=0).total.flops
         records.append({"tokens": tokens, **asdict(timing), "flops": flops, "bytes": runner.weight_bytes(tokens)})
     return records
 
@@ -224,8 +228,9 @@ def step_work(runner: ModelRunner, setting: Setting) -> Work:
     """Returns what a step must move and compute: the weights once, the rows' keys and values once, and its own."""
     tokens = setting.batch * setting.nodes
     moved = runner.weight_bytes(tokens) + runner.bytes_per_token * (setting.batch * setting.context + tokens)
-    shape = DecoderShape.of(runner.model.config)
-    return Work(moved, shape.step_flops(batch=setting.batch, nodes=setting.nodes, context=setting.context))
+    shape = ModelShape.of(runner.model.config)
+    work = work_of_step(shape, Precision(), batch=setting.batch, context=setting.context, drafted=setting.nodes - 1)
+    return Work(moved, work.total.flops)
 
 
 def fill(cache: Cache, layers: int) -> None:

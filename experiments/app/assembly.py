@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
+from experiments.app.accounting import accounted, peaks_of
 from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
@@ -36,6 +38,7 @@ from experiments.results.manifest import device_name, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -49,6 +52,7 @@ from specdec.machine import recommended_threads
 from specdec.modeling.target import Target
 from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
+from specdec.roofline.calibrated import CalibratedRounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +106,14 @@ def measure_methods(
         resume.check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
+    begin = time.perf_counter()
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
+    costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    contenders = accounted(contenders, target, costs, str(config.get("costs")))
     engine, tokenizer = contenders[0].engine, target.tokenizer
     assert tokenizer is not None, "assemble refuses a target without one"
+    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
     template = plain(config, "chat_template")
     fitting = fit(
         chosen,
@@ -123,6 +131,7 @@ def measure_methods(
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
         "sampling": sampling.seed,
@@ -161,8 +170,10 @@ def measure_methods(
         ),
         plots=dict(report.plots),
         compared_with=config.get("compared_with"),
+        peaks=facts["peaks"],
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
+        terms=Terms.of(resolved),
         passed=sum(
             min(size, len(jobs) - number * size)
             for each, (jobs, _) in zip(samplings, prepared, strict=True)

@@ -12,13 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.checking import check_arguments, check_settings
 from experiments.app.pairs import check_choices
-from experiments.app.settings import ENGINE
+from experiments.app.settings import ENGINE, SLA
 from experiments.app.values import Check
 
 if TYPE_CHECKING:
     from experiments.results.statistics import Bootstrap
 
 Made = TypeVar("Made")
+
+_SECTIONS = {"engine": ENGINE, "sla": SLA}
+"""Sections that are no component, and their settings."""
 
 
 def _find_conf() -> Path:
@@ -77,8 +80,8 @@ def check_early(config: DictConfig, known: dict[str, Check]) -> None:
     for name in config:
         if OmegaConf.is_dict(config._get_node(name)):
             options = plain(config, str(name))
-            if name == "engine":
-                check_settings(options, ENGINE, within="engine")
+            if name in _SECTIONS:
+                check_settings(options, _SECTIONS[str(name)], within=str(name))
             check_module(options, str(name))
 
 

@@ -30,6 +30,7 @@ from specdec.drafting.best_shapes import best_shapes
 from specdec.drafting.tree_costs import TreeCosts, fastest
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
+from specdec.roofline.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
 
 MEASURE, NO_COSTS = "measure", "none"
@@ -39,8 +40,8 @@ NEW, OLD = "new", "old"
 def optimize(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
-    costs_given = None if config.costs in (MEASURE, NO_COSTS) else TreeCosts.load(config.costs)
     traced = read_traces(config)
+    costs_given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config, traced)
     old = old_shape(config.old, traced.config)
     if costs_given is not None and config.measure:
         check_costs(costs_given, config.costs, changed_run(config, traced, 0.0))
@@ -79,6 +80,14 @@ def optimize(config: DictConfig) -> list[Optimized]:
             write_figures(optimized, out, bootstrap, about)
         found.append(optimized)
     return found
+
+
+def _read_costs(config: DictConfig, traced: Traced) -> TreeCosts:
+    """The costs of trees in a file, which may be one of ``experiments.calibrate``."""
+    if not is_calibrated(config.costs):
+        return TreeCosts.load(config.costs)
+    rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
+    return TreeCosts.of_calibrated(CalibratedRounds.load(config.costs), rows=rows)
 
 
 def _with_shape(drafter: DictConfig, shape: Any) -> dict[str, Any]:

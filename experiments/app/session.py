@@ -1,17 +1,20 @@
 """A measurement from its first record to its last picture, whatever happens in between."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments.reporting import terminal
 from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
+from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.plain_json import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.requests.figures import Terms
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
@@ -38,11 +41,13 @@ class Session:
         title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
         compared_with: The method that all others are compared with, besides plain decoding; None for none.
+        terms: Limits on latencies, and a price.
         before: Records of prompts that cannot run, which are written first.
         kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
         passed: Prompts that the earlier attempt has done.
         progress_every: How often a line of progress is written where there is no terminal.
         closing: More tables for the end, made of the records; what it writes beside them may be listed.
+        peaks: What the device does at best, by name; None where it was not measured.
         quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
@@ -56,10 +61,12 @@ class Session:
     plots: dict[str, Plot]
     compared_with: str | None = None
     before: Sequence[Record] = field(default_factory=tuple)
+    terms: Terms | None = None
     kept: Sequence[Record] | None = None
     passed: int = 0
     progress_every: Every | None = None
     closing: Callable[[Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
+    peaks: Mapping[str, float] | None = None
     quiet: bool = False
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
@@ -108,7 +115,9 @@ class Session:
             planned=self.planned,
             series=self.series,
             bootstrap=self.bootstrap,
+            terms=self.terms,
             compared_with=self.compared_with,
+            peaks=self.peaks,
         )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
@@ -120,14 +129,18 @@ class Session:
         if any(method.finished for method in summary.methods):
             more, files = ((), ()) if self.closing is None else self.closing(records)
             written += files
-            for table in [*self.tables(summary, self.title), *more]:
+            used = utilization_table(summary)
+            for table in [*self.tables(summary, self.title), *([used] if used is not None else []), *more]:
                 console.print(terminal.render(table))
             for name, plot in self.plots.items():
                 path = plot(summary, self.folder / name, self.title)
                 written += [path] if path is not None else []
         print_divergences(console, summary)
         print_failures(console, summary)
+        terminal.say(console, *warnings_of(summary))
         print_noise(console, summary)
+        for warning in above_roof(summary):
+            console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
         terminal.list_written(console, written)
         print_verdicts(console, summary)
         (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")

@@ -25,6 +25,7 @@ from experiments.app.values import (
     text,
 )
 from experiments.reporting.formats import FORMATS
+from experiments.results.requests.limits import seconds_of
 
 OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
 """Figures of a method that an optimizing sweeper may ask for: fields of ``MethodSummary``."""
@@ -33,6 +34,19 @@ OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_a
 def objective(value: Any) -> str | None:
     """A figure that a sweep searches the best of, or null."""
     return None if value is None or value in OBJECTIVES else f"give one of {', '.join(OBJECTIVES)}, or null"
+
+
+def duration(value: Any) -> str | None:
+    """A limit on a latency, or none."""
+    try:
+        if value is not None:
+            seconds_of(value)
+    except ValueError as error:
+        return f"{error}, or null"
+    return None
+
+
+SLA: dict[str, Check] = {"ttft": duration, "tpot": duration, "e2e": duration}
 
 
 def kv_format(value: Any) -> str | None:
@@ -86,7 +100,12 @@ RUN = {
     "rules": section,
     "labels": section,
     "compared_with": optional_text,
+    "costs": optional_text,
+    "peaks": one_of("measured", "none"),
     "temperatures": lambda value: None if value is None else _TEMPERATURES(value),
+    "sla": section,
+    "price": number(lambda value: value > 0, "the price of an hour, above 0", optional=True),
+    "requests_table": lambda value: None if value is None or flag(value) is None else "give true, false or null",
 }
 DEMO = {
     **_MEASURING,
@@ -112,6 +131,27 @@ ACCURACY: dict[str, Check] = {
     "seed": integer(0),
     "format": _FORMAT,
     "out": text,
+}
+_PROBABILITY = number(lambda value: 0 <= value <= 1, "a probability from 0 to 1, or a list of them by position")
+_ABOVE_0 = number(lambda value: value > 0, "a number above 0", optional=True)
+PLAN: dict[str, Check] = {
+    **dict.fromkeys(("target", "drafter", "engine"), section),
+    "device": text,
+    "devices": optional_text,
+    "measured": flag,
+    "batch": one_or_more(integer(1), "an integer of at least 1, or a list of them"),
+    "context": integer(2, optional=True),
+    "output": integer(1),
+    "acceptance": one_or_more(_PROBABILITY, "a probability from 0 to 1, or a list of them by position"),
+    "longest": integer(1),
+    "price": _ABOVE_0,
+    "memory": _ABOVE_0,
+    "usable": number(lambda value: 0 < value <= 1, "a share above 0, at most 1"),
+    "page": integer(1),
+    "overhead": number(lambda value: value >= 0, "seconds, 0 or more"),
+    "chat_template": optional_section,
+    "pictures": flag,
+    "out": folder,
 }
 REPORT: dict[str, Check] = {
     "runs": anything,
@@ -146,6 +186,24 @@ OPTIMIZE_TREE: dict[str, Check] = {
     "old": anything,
     "measure": flag,
     **dict.fromkeys(("target", "drafter", "verifier", "sampling", "dataset", "engine", "bootstrap"), section),
+    "seed": integer(0),
+    "threads": integer(1, optional=True),
+    "out": folder,
+}
+_SIZES = several(integer(1), "a list of integers, each at least 1")
+GRID: dict[str, Check] = {
+    "batch": _SIZES,
+    "context": _SIZES,
+    "drafted": several(integer(0), "a list of integers, each at least 0"),
+    "chunk": lambda value: None if value == [] else _SIZES(value),
+}
+CALIBRATE: dict[str, Check] = {
+    **dict.fromkeys(("target", "drafter", "verifier", "sampling", "engine", "grid", "held_out"), section),
+    "ranges": lambda value: None if value in (None, []) else _SIZES(value),
+    "seconds": number(lambda value: value >= 0, "seconds from 0 on"),
+    "rounds": integer(0),
+    "costs": text,
+    "chat_template": optional_section,
     "seed": integer(0),
     "threads": integer(1, optional=True),
     "out": folder,

@@ -1,8 +1,9 @@
 """Jobs: one sample of one prompt each, tokenized turn by turn."""
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ class Job:
         prompt_ids: What the engine is given.
         sampling: With the turn's own random stream.
         turn: Number of the turn, from 0.
+        ingestion: How many seconds it took to make tokens of the text: chat template, tokenizer, check of the length.
     """
 
     prompt: Prompt
@@ -32,6 +34,7 @@ class Job:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     turn: int = 0
+    ingestion: float = field(default=0.0, compare=False)
 
 
 def prepare(
@@ -53,9 +56,12 @@ def prepare(
     jobs: list[Job] = []
     unfit: list[tuple[Job, str]] = []
     for prompt in prompts:
+        begin = time.perf_counter()
         ids = render(prompt, tokenizer, template=template)
+        spent = time.perf_counter() - begin
         for sample in range(sampling.n):
-            job = Job(prompt, sample, ids, replace(sampling, n=1, stream=stream_of(prompt.id, 0, sample)))
+            own = replace(sampling, n=1, stream=stream_of(prompt.id, 0, sample))
+            job = Job(prompt, sample, ids, own, ingestion=spent)
             reason = too_long(job, max_length)
             if reason is None:
                 jobs.append(job)
@@ -71,10 +77,13 @@ def follow(
 ) -> Job:
     """The job of the turn that comes after these answers."""
     turn = len(answers)
+    begin = time.perf_counter()
+    ids = render(job.prompt, tokenizer, answers, template=template)
     return replace(
         job,
         turn=turn,
-        prompt_ids=render(job.prompt, tokenizer, answers, template=template),
+        prompt_ids=ids,
+        ingestion=time.perf_counter() - begin,
         sampling=replace(job.sampling, stream=stream_of(job.prompt.id, turn, job.sample)),
     )
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from experiments.contenders.base import OtherEngine
+from experiments.measuring.accounting import Account, Accountant
 from experiments.measuring.divergence import find_divergence
+from experiments.measuring.energy import EnergyMeter
 from experiments.measuring.jobs import Job, follow, too_long
 from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
@@ -18,8 +20,10 @@ from experiments.results import metrics
 from experiments.results.checked import stated_exactness
 from experiments.results.records import Record
 from experiments.tracing.trace import TraceWriter
+from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
 from specdec.origin import described
+from specdec.placement import is_spread
 from specdec.types import Completion
 
 
@@ -31,11 +35,13 @@ class Contender:
         method: Its name in all results.
         engine: Where it runs.
         speculate: False for plain decoding, on the same engine.
+        accountant: Works out what its calls had to do; None for nothing of the kind.
     """
 
     method: str
     engine: Engine | OtherEngine
     speculate: bool = True
+    accountant: Accountant | None = None
 
     @cached_property
     def exactness(self) -> str | None:
@@ -139,6 +145,8 @@ class _Answer:
         stage_seconds: Time of each stage in the whole call.
         watch: What was seen of the whole call.
         load: How busy the machine was meanwhile.
+        account: What the whole call had to do.
+        row: Its place in the call.
     """
 
     job: Job
@@ -149,6 +157,8 @@ class _Answer:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     load: Mapping[str, float] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
+    row: int = 0
 
     @property
     def failed(self) -> bool:
@@ -221,20 +231,24 @@ def _run(contender: Contender, jobs: Mapping[int, Job], trace: TraceWriter | Non
         batch = list(jobs.values())
         with watching(engine, contender.method, batch, trace, speculate=contender.speculate) as watch:
             meter = LoadMeter()
-            begin = time.perf_counter()
+            energy = EnergyMeter(engine.target.device, None if _is_here(engine) else ())
+            begin = watch.began = time.perf_counter()
             completions = engine.generate(prompts, sampling, speculate=contender.speculate)
             _synchronize(engine.target.device)
             seconds = time.perf_counter() - begin - watch.seconds
+            watch.joules = energy.stop() if not watch.seconds else None  # looking uses energy, too
             load = meter.stop()
     except Exception as error:  # a failed prompt must not end a run of hours; it is counted and shown
         if isinstance(engine, Engine) and engine.runner.agreement.shared:
             raise  # the other processes of this target may be in the middle of a forward that needs this one
         text, where = described(error), traceback.format_exc()
         return {row: _Answer(job, error=text, traceback=where) for row, job in jobs.items()}
-    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    stages = _stages(completions)
+    account = Account() if contender.accountant is None else contender.accountant.of_call(completions)
+    shared = {"seconds": seconds, "stage_seconds": stages, "watch": watch, "load": load, "account": account}
     return {
-        row: _Answer(job, done, seconds=seconds, stage_seconds=stages, watch=watch, load=load)
-        for (row, job), done in zip(jobs.items(), completions, strict=True)
+        row: _Answer(job, done, row=place, **shared)
+        for place, ((row, job), done) in enumerate(zip(jobs.items(), completions, strict=True))
     }
 
 
@@ -276,6 +290,8 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         seconds=answer.seconds,
         stage_seconds=answer.stage_seconds,
         load=answer.load,
+        joules=answer.watch.joules,
+        **_moments(answer, done),
         accepted=tuple(step.accepted for step in rounds),
         expected_accepted=tuple(round(step.expected_accepted, 6) for step in rounds),
         proposed_depth=tuple(step.proposed_depth for step in rounds),
@@ -288,7 +304,15 @@ def _record(contender: Contender, answer: _Answer, batch: int, plain: _Answer | 
         texts_at_divergence=different.texts if different is not None else (),
         margin=different.margin if different is not None else None,
         tie_bound=different.tie_bound if different is not None else None,
+        work={name: float(f"{value:.6g}") for name, value in answer.account.work.items()},
+        round_seconds=_row(answer.account.seconds, answer.row),
+        predicted_seconds=_row(answer.account.predicted, answer.row),
     )
+
+
+def _row(values: Sequence[Sequence[float | None]], row: int) -> tuple[Any, ...]:
+    """One request's seconds, to a tenth of a microsecond; empty where there are none."""
+    return tuple(None if value is None else round(value, 7) for value in values[row]) if values else ()
 
 
 def _rounded(value: float | None) -> float | None:
@@ -301,3 +325,36 @@ def _comparable(answer: _Answer, plain: _Answer | None) -> Completion | None:
         return None
     # Different answers make different prompts of the next turn, after which nothing is to be compared.
     return plain.done if plain.job.prompt_ids == answer.job.prompt_ids else None
+
+
+def _is_here(engine: Engine | OtherEngine) -> bool:
+    """Whether all of the work is done by the one device that the target is said to be on."""
+    return isinstance(engine, Engine) and not is_spread(engine.target.model) and not engine.runner.agreement.shared
+
+
+def _stages(completions: Sequence[Completion]) -> dict[str, float]:
+    """Seconds by stage in a call; those of our engine begin with the checks of its prompts."""
+    stages = metrics.stage_seconds(step for done in completions for step in done.steps)
+    if COMPLETION in stages:
+        stages["ingestion"] = sum(done.timestamps.ingestion for done in completions if done.timestamps is not None)
+    return stages
+
+
+def _moments(answer: _Answer, done: Completion) -> dict[str, Any]:
+    """The timestamps of a request as its record has them; nothing of an engine that does not tell."""
+    found = done.timestamps
+    if found is None:
+        return {}
+
+    def since(moment: float) -> float:
+        return round(answer.watch.without_looking(moment) - answer.watch.began, 7)
+
+    return {
+        "arrived": since(found.arrived),
+        "admitted": since(found.admitted),
+        "prefilled": since(found.prefilled),
+        "finished": since(found.finished),
+        "emitted_at": tuple(since(moment) for moment, _ in done.emissions),
+        "emitted": tuple(count for _, count in done.emissions),
+        "ingestion": round(answer.job.ingestion, 7),
+    }

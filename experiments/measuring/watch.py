@@ -1,6 +1,7 @@
 """A look at every round while it is measured: its trace, and how far a lossy rule is from the target."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,12 +24,23 @@ class Watch:
 
     Attributes:
         seconds: How long looking took. It is not part of the call's time.
+        looks: When every look ended, on the clock of ``time.perf_counter``, and how long all looks took until then.
+        began: When the call began, on the same clock.
+        joules: The energy that the device used in the call; None where no counter tells, or where somebody looked.
         distances: How far each round's first token is from the target's distribution, by the job's random stream;
             empty for an exact rule.
     """
 
     seconds: float = 0.0
+    looks: list[tuple[float, float]] = field(default_factory=list)
+    began: float = 0.0
+    joules: float | None = None
     distances: dict[int, list[Distance]] = field(default_factory=dict)
+
+    def without_looking(self, moment: float) -> float:
+        """Returns when something would have happened if nobody had looked: earlier by all looks before it."""
+        before = bisect_right(self.looks, moment, key=lambda look: look[0])
+        return moment - (self.looks[before - 1][1] if before else 0.0)
 
 
 @contextmanager
@@ -55,7 +67,9 @@ def watching(
             for request, distance in zip(seen.requests, found, strict=True):
                 if request is not None and request.sampling.stream is not None:
                     watch.distances.setdefault(request.sampling.stream, []).append(distance)
-        watch.seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        watch.seconds += end - begin
+        watch.looks.append((end, watch.seconds))
 
     engine.on_round = look
     try:

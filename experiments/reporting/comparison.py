@@ -9,6 +9,7 @@ from experiments.reporting import markdown, terminal
 from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
 from experiments.reporting.formats import USUAL, write_formats
+from experiments.reporting.requests import warnings_of
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.terminal import short
 from experiments.reporting.two_way import report_two_way
@@ -231,6 +232,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             f"repeat them on an idle machine before you rely on tokens/s and speedup."
         )
     notes += [f"Prompts that were too long: {text}." for text in _too_long(runs)]
+    notes += [f"{short(run.folder)}: {text}" for run in runs for text in warnings_of(run.summary)]
     failed = sum(run.summary.failed for run in runs)
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, Normalize, TwoSlopeNorm
+from matplotlib.colors import Normalize, TwoSlopeNorm
 
 from experiments.reporting import style
 from experiments.results.two_way import Grid
@@ -78,7 +78,7 @@ def _panel(axes: Axes, grid: Grid, field: str, norm: Normalize, colors: str) -> 
         value = getattr(figures, field)
         if value is not None:
             at = (grid.columns.index(column), grid.rows.index(row))
-            color = ink(image.cmap, float(norm(value)))
+            color = style.ink(image.cmap, float(norm(value)))
             _write(axes, at, value, getattr(figures, f"{field}_interval"), field, color)
     axes.set_xticks(range(len(grid.columns)), grid.columns)
     axes.set_yticks(range(len(grid.rows)), grid.rows)
@@ -100,10 +100,3 @@ def _write(
     if bounds:
         text = f"[{bounds[0]:.2f}, {bounds[1]:.2f}]"
         axes.text(x, y + 0.24, text, ha="center", va="center", color=color, fontsize=7)
-
-
-def ink(colors: Colormap, share: float) -> str:
-    """Black or white, whichever has the stronger contrast to a colour (relative luminance as WCAG 2 defines it)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colors(share)[:3]]
-    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "black" if luminance > 0.179 else "white"

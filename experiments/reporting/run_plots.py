@@ -14,11 +14,13 @@ from experiments.reporting.verdicts import warning
 from experiments.results.summary import MethodSummary, Summary
 
 STAGE_COLORS = {
+    "ingestion": "#d55e00",
     "prefill": "#999999",
     "draft": "#e69f00",
     "verify": "#0072b2",
     "accept": "#009e73",
     "commit": "#cc79a7",
+    "completion": "#56b4e9",
     "other": "#dddddd",
 }
 
@@ -98,7 +100,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     timed = [method for method in summary.methods if method.stage_seconds and method.tokens_per_second]
     if not timed:
         return None
-    figure = style.new_figure(style.PAGE, 1.1 + 0.24 * len(timed))
+    figure = style.new_figure(style.PAGE, 1.35 + 0.24 * len(timed))
     axes = figure.subplots()
     several = len({method.temperature for method in timed}) > 1
     names = [method.label + (f", T={method.temperature:g}" if several else "") for method in timed]
@@ -115,7 +117,7 @@ def time_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     axes.set_xlim(0, max(left) * 1.15)
     axes.set_xlabel("wall time per emitted token (ms)")
     axes.grid(axis="x")
-    style.legend(figure, *axes.get_legend_handles_labels(), ncols=6)
+    style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
     plot_title(figure, "Where the time goes", subtitle, summary)
     return style.save(figure, path)
 

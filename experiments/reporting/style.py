@@ -13,6 +13,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 COLUMN, PAGE = 3.4, 7.0
@@ -114,6 +115,13 @@ def legend(figure: Figure, handles: Sequence[object], labels: Sequence[str], *, 
 def wrapped(text: str, width: int) -> str:
     """The text in lines of at most so many characters."""
     return "\n".join(textwrap.wrap(text, width))
+
+
+def ink(colors: Colormap, share: float) -> str:
+    """Black or white, whichever has the stronger contrast to a colour (relative luminance as WCAG 2 defines it)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colors(share)[:3]]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if luminance > 0.179 else "white"
 
 
 def baseline(axes: Axes, *, vertical: bool = False) -> object:

@@ -10,7 +10,10 @@ import pandas
 from experiments.results import metrics, schema
 from experiments.results.origin import flatten
 from experiments.results.records import Record
+from experiments.results.requests.figures import LATENCIES, RATES
+from experiments.results.requests.timeline import timeline_of
 from experiments.results.runs import by_number
+from experiments.results.utilization import utilization_columns
 
 
 def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +30,8 @@ def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dic
     row["divergences"] = len(method["divergences"]) if method["compared_with_plain"] is not None else None
     row |= {name: verdict.get(name) for name in ("unexplained", "largest_margin", "tie_bound")}
     row |= {f"stage_seconds.{stage}": seconds for stage, seconds in method["stage_seconds"].items()}
+    row |= utilization_columns(method.get("utilization") or {})
+    row |= request_columns(method.get("requests"))
     row |= {f"finish.{reason}": count for reason, count in method["finish_reasons"].items()}
     by = method["acceptance_by_position"]
     for prefix, values in (
@@ -35,6 +40,26 @@ def method_columns(summary: Mapping[str, Any], method: Mapping[str, Any]) -> dic
         ("rounds_at", by["rounds"]),
     ):
         row |= {f"{prefix}.{position}": value for position, value in enumerate(values, start=1)}
+    return row
+
+
+def request_columns(requests: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What users felt, as columns of a row of the frame ``runs``; none where no request was timed."""
+    if requests is None:
+        return {}
+    row: dict[str, Any] = {name: requests[name] for name in RATES}
+    flying, good = requests["concurrency"] or {}, requests["goodput"] or {}
+    row |= {"concurrency": flying.get("running"), "waiting": flying.get("waiting")}
+    row |= {"attainment": good.get("attainment"), "goodput": good.get("per_second")}
+    for name in LATENCIES:
+        for part, value in (requests[name] or {}).items():
+            if part.endswith("_interval"):
+                ends = (f"{name}.{part.replace('_interval', end)}" for end in ("_low", "_high"))
+                row |= dict(zip(ends, value or (None, None), strict=True))
+            else:
+                row[f"{name}.{part}"] = value
+    for kind in ("phase", "stage"):
+        row |= {f"{kind}_share.{part}": value for part, value in requests[f"{kind}_shares"].items()}
     return row
 
 
@@ -71,7 +96,10 @@ def _cell(value: Any) -> Any:
 def prompt_columns(run: str, record: Record) -> dict[str, Any]:
     """A row of the frame ``prompts``."""
     row = {name: getattr(record, name) for name in schema.PROMPTS if hasattr(record, name)}
+    line = timeline_of(record)
+    felt = ("first_token", "ttft", "engine_ttft", "tpot", "e2e")
     return row | {
+        **({} if line is None else {name: getattr(line, name) for name in felt}),
         "run": run,
         "tokens": len(record.token_ids),
         "rounds": len(record.accepted),
@@ -94,8 +122,16 @@ def round_columns(run: str, record: Record) -> dict[str, list[Any]]:
     columns["round"] = list(range(count))
     for name in ("accepted", "expected_accepted", "proposed_depth", "proposed_nodes"):
         columns[name] = list(getattr(record, name))
-    for name in ("distance_tv", "distance_kl"):
-        known = list(getattr(record, name))
+    for name, field in (
+        ("distance_tv", "distance_tv"),
+        ("distance_kl", "distance_kl"),
+        ("seconds", "round_seconds"),
+        ("predicted_seconds", "predicted_seconds"),
+    ):
+        known = list(getattr(record, field))
+        columns[name] = known + [None] * (count - len(known))
+    for name in ("emitted_at", "emitted"):  # a stop string may have cut all tokens of the last round
+        known = list(getattr(record, name))[:count]
         columns[name] = known + [None] * (count - len(known))
     return columns
 

@@ -54,6 +54,14 @@ class Record:
         stage_seconds: Time of each stage, for the whole batch likewise.
         load: How busy the machine was meanwhile, in cores: ``own`` (this process), ``others`` (all others; of a short
             time it may be below 0), and how many ``cores`` there are. Empty where that is not known.
+        joules: Energy of the whole batch likewise; None where no counter tells (``experiments.measuring.energy``).
+        arrived, admitted, prefilled, finished: When the request was given to the engine, took its slot, had its prompt
+            in the cache, and when the host saw its last tokens: seconds since the batch's call began, on one monotonic
+            clock. None for an engine that does not tell.
+        emitted_at: When the host saw tokens, round by round, on the same clock.
+        emitted: How many tokens these were, after cuts.
+        ingestion: Seconds of template and tokenizer for this request, which ran before the call and are not in
+            ``seconds``.
         accepted: Accepted tokens of every round, before any cut.
         expected_accepted: Their expectations.
         proposed_depth: Depth of every round's longest branch.
@@ -68,6 +76,10 @@ class Record:
         margin: How far the lower of the two differing tokens is below the largest logit there, in nats: near 0, a tie
             of this dtype. None if one output ends where the other goes on, or if a token is impossible there.
         tie_bound: The largest margin that this dtype explains at that place, in nats (``specdec.exactness.ties``).
+        work: What the batch had to do, by stage, and predicted seconds (``experiments.measuring.accounting``). Records
+            that share a batch carry the same figures. Empty where nothing was counted.
+        round_seconds: Seconds of every round: of its stages, prefill left out. Rows that share a round carry the same.
+        predicted_seconds: What calibrated costs say of every round; None outside of their box, empty without costs.
     """
 
     prompt: str
@@ -87,6 +99,14 @@ class Record:
     seconds: float | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     load: Mapping[str, float] = field(default_factory=dict)
+    joules: float | None = None
+    arrived: float | None = None
+    admitted: float | None = None
+    prefilled: float | None = None
+    finished: float | None = None
+    emitted_at: tuple[float, ...] = ()
+    emitted: tuple[int, ...] = ()
+    ingestion: float | None = None
     accepted: tuple[int, ...] = ()
     expected_accepted: tuple[float, ...] = ()
     proposed_depth: tuple[int, ...] = ()
@@ -99,6 +119,9 @@ class Record:
     texts_at_divergence: tuple[str | None, ...] = ()
     margin: float | None = None
     tie_bound: float | None = None
+    work: Mapping[str, float] = field(default_factory=dict)
+    round_seconds: tuple[float, ...] = ()
+    predicted_seconds: tuple[float | None, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.records import RECORDS, Record, read_records
+from experiments.results.requests.figures import Terms
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 
@@ -44,7 +45,9 @@ def load_run(folder: Path) -> Run:
             planned=manifest["planned"],
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
+            terms=Terms.of(manifest["config"]),
             compared_with=manifest["config"].get("compared_with"),
+            peaks=manifest.get("peaks"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error

@@ -1,7 +1,7 @@
 """From records to the figures of a run: the only place where they are computed."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.results import metrics, timing
@@ -9,7 +9,9 @@ from experiments.results.gains import Gain, gain_over
 from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, Verdict, judge
 from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
+from experiments.results.requests.figures import RequestFigures, Terms, request_figures
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
+from experiments.results.utilization import Utilization, utilization_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ class MethodSummary:
         divergences: Where each of the others first differs.
         lossless: The verdict on an exact rule's greedy outputs; None where nothing was to be compared.
         by_category: Where there are several.
+        requests: What users felt: latencies, rates, goodput, cost; None where no request ended well.
         gain: Over the method that all are compared with; None if there is none, and for itself.
+        utilization: What it made of the device, and how well its rounds were predicted; None where nothing was counted.
     """
 
     method: str
@@ -89,7 +93,9 @@ class MethodSummary:
     divergences: tuple[Divergence, ...]
     lossless: Lossless | None
     by_category: dict[str, CategorySummary]
+    requests: RequestFigures | None = None
     gain: Gain | None = None
+    utilization: Utilization | None = None
 
     @property
     def label(self) -> str:
@@ -140,7 +146,9 @@ def summarize(
     series: int = 2,
     baseline: str = PLAIN,
     bootstrap: Bootstrap | None = None,
+    terms: Terms | None = None,
     compared_with: str | None = None,
+    peaks: Mapping[str, float] | None = None,
 ) -> Summary:
     """All figures of a run, from its records alone.
 
@@ -150,14 +158,19 @@ def summarize(
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
         bootstrap: Settings of the intervals.
+        terms: Limits on latencies and a price; None for neither.
         compared_with: The method that gains are over; None for no gains.
+        peaks: What the device does at best (``utilization_of``).
     """
-    bootstrap = bootstrap or Bootstrap()
+    bootstrap, terms = bootstrap or Bootstrap(), terms or Terms()
     by_series: dict[tuple[float, str], list[Record]] = {}
     for record in records:
         by_series.setdefault((record.temperature, record.method), []).append(record)
     methods = tuple(
-        _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap)
+        replace(
+            _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap),
+            utilization=utilization_of(own, peaks),
+        )
         for (temperature, method), own in by_series.items()
     )
     if compared_with is not None:
@@ -174,6 +187,10 @@ def summarize(
             )
             for method in methods
         )
+    methods = tuple(
+        replace(each, requests=request_figures(by_series[each.temperature, each.method], terms, bootstrap))
+        for each in methods
+    )
     complete = len(methods) == series and all(method.finished + method.failed == planned for method in methods)
     return Summary(
         complete=complete,

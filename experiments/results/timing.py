@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap, Interval, throughput_ratio
 
-STAGES = ("prefill", "draft", "verify", "accept", "commit")
-"""The stages in the order of a round, as the engine's clock names them (a test compares the two)."""
+STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
+"""Stages in order: what happens to a prompt first, then those of a round as the engine's clock names them (a test
+compares the two)."""
 
 
 @dataclass(frozen=True)

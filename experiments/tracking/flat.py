@@ -20,6 +20,7 @@ _NOT_FLAT = (
     "lossless",
     "acceptance_by_position",
     "gain",
+    "requests",
 )
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
@@ -72,6 +73,8 @@ def figures_of(method: MethodSummary) -> dict[str, float | str]:
     for name, value in asdict(method).items():
         if name not in _NOT_FLAT:
             add(name, value)
+    if method.requests is not None:
+        add("requests", _without_intervals(asdict(method.requests)))
     if method.exactness is not None:
         flat["exactness"] = method.exactness
     if method.lossless is not None:
@@ -79,6 +82,15 @@ def figures_of(method: MethodSummary) -> dict[str, float | str]:
         for name in ("divergences", "unexplained", "largest_margin", "tie_bound"):
             add(f"lossless/{name}", getattr(method.lossless, name))
     return flat
+
+
+def _without_intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of requests without their intervals, which would be most of a tracker's names: the files have them."""
+    return {
+        name: _without_intervals(value) if isinstance(value, Mapping) else value
+        for name, value in figures.items()
+        if not name.endswith("_interval")
+    }
 
 
 def acceptance_lines(method: MethodSummary) -> dict[str, dict[int, float]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from specdec.roofline.calibrated import CalibratedRounds, Conditions, is_calibrated
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCosts:
@@ -21,6 +23,7 @@ class RoundCosts:
         device: What it was measured on.
         dtype: The target's.
         drafter: What drafted.
+        conditions: Everything that calibrated costs were measured under; None for costs that were measured directly.
     """
 
     rows: tuple[int, ...]
@@ -29,6 +32,7 @@ class RoundCosts:
     device: str = ""
     dtype: str = ""
     drafter: str = ""
+    conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
         flat = [seconds for row in self.table for seconds in row]
@@ -117,18 +121,72 @@ class RoundCosts:
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | Path) -> "RoundCosts":
-        """Returns what ``save`` has written.
+    def of(cls, costs: CalibratedRounds, *, by_nodes: bool = False, context: float | None = None) -> "RoundCosts":
+        """Returns the costs of rounds that follow from calibrated ones.
+
+        Args:
+            costs: Calibrated costs, with a drafter's.
+            by_nodes: By the number of nodes that are verified of a whole drafted tree; else by depth.
+            context: Positions in a row's cache; None for the middle of what was calibrated.
+
+        Raises:
+            ValueError: No drafter was calibrated, or the context is outside of what was.
+        """
+        if not costs.deepest:
+            raise ValueError(
+                "these calibrated costs have no drafter's, and policies choose by those: calibrate with the drafter"
+            )
+        least, most = costs.box.batch
+        rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
+        at = {"context": costs.middle if context is None else context}
+        largest = min(round(costs.nodes_at(costs.deepest)), costs.box.drafted[1])
+        nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
+        if nodes is not None:
+            whole = {row: costs.draft(batch=row, drafted=largest, **at) + costs.outside for row in rows}
+            table = [[costs.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
+        else:
+            sizes = [(round(costs.nodes_at(depth)), depth) for depth in range(costs.deepest + 1)]
+            sizes = [(size, depth) for size, depth in sizes if size <= costs.box.drafted[1]]
+            table = [
+                [costs.round_seconds(batch=row, drafted=size, depth=depth, **at) for size, depth in sizes]
+                for row in rows
+            ]
+        return cls(
+            rows=tuple(rows),
+            table=tuple(map(tuple, table)),
+            nodes=nodes,
+            device=costs.conditions.device,
+            dtype=costs.conditions.dtype,
+            drafter=costs.conditions.drafter or "",
+            conditions=costs.conditions,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
+        """Returns what ``save`` has written, or what follows from a file of ``experiments.calibrate`` (``of``).
+
+        Args:
+            path: The file.
+            by_nodes: See ``of``; a file of ``save`` says itself what it is by.
 
         Raises:
             ValueError: The file cannot be read, or is something else.
         """
+        if is_calibrated(path):
+            return cls.of(CalibratedRounds.load(path), by_nodes=by_nodes)
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             table = tuple(tuple(float(seconds) for seconds in row) for row in found.pop("table"))
             nodes = found.pop("nodes", None)
             rows = tuple(int(row) for row in found.pop("rows"))
-            return cls(rows=rows, table=table, nodes=None if nodes is None else tuple(map(int, nodes)), **found)
+            given = found.pop("conditions", None)
+            return cls(
+                rows=rows,
+                table=table,
+                nodes=None if nodes is None else tuple(map(int, nodes)),
+                conditions=None if given is None else Conditions(**given),
+                **found,
+            )
         except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"{path} holds no costs of rounds ({error}): give a file that RoundCosts.save wrote"

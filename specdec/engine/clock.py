@@ -6,7 +6,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-STAGES = ("prefill", "draft", "verify", "accept", "commit")
+COMPLETION = "completion"
+"""What the host makes of a round's tokens: text, stop strings, steps. On a GPU the next round may run meanwhile."""
+STAGES = ("prefill", "draft", "verify", "accept", "commit", COMPLETION)
 
 
 class StageTimer:

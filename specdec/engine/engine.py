@@ -1,5 +1,6 @@
 """The engine: requests in, steps and completions out, round by round."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
@@ -9,7 +10,7 @@ import torch
 from specdec.arguments import flag, whole
 from specdec.attributes import check_drafter_attributes, check_verifier_attributes
 from specdec.engine import ownership
-from specdec.engine.clock import StageTimer
+from specdec.engine.clock import COMPLETION, StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
 from specdec.engine.flight import Flight
@@ -330,17 +331,19 @@ class Engine:
         played, slots = flight.played, flight.slots
         with self.timer.stage("accept"):
             read = played.read
+        visible = time.perf_counter()
         seconds = self.timer.take()
         still = flight.rows_in(self._occupants.by_slot)
         with self.timer.stage("commit"):
             self._occupants.tell(played, slots, still)
         may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
+        begin = time.perf_counter()
         steps = []
         for row, slot in enumerate(slots.host_index.tolist()):
             request = flight.requests[row]
             if request is None or not still[row]:
                 continue
-            step = self._outputs.step(request, read, row, seconds, may_repeat=bool(may_repeat[row]))
+            step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
             steps.append(step)
             if step.finish_reason is not None:
                 if not read.valid[row]:
@@ -348,6 +351,9 @@ class Engine:
                 self._occupants.leave(request)
             elif not read.valid[row]:
                 self._occupants.start_over(slot, played)
+        if self.timer.enabled:
+            # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
+            seconds[COMPLETION] = time.perf_counter() - begin
         return steps
 
     def _request_in(self, slot: int) -> Request | None:

@@ -1,5 +1,6 @@
 """From prompts to requests: everything is checked before any work starts."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -43,6 +44,7 @@ class Intake:
         Raises:
             ValueError: A prompt or its parameters do not fit; names the prompt.
         """
+        arrived = time.perf_counter()
         speculate = flag("speculate", speculate)
         listed = list_prompts(prompts)
         params = _each(sampling, len(listed))
@@ -52,7 +54,8 @@ class Intake:
                 for sample in range(wanted.n):
                     # Further samples of a given stream get streams of their own, far from those of other prompts.
                     stream = len(made) if wanted.stream is None else wanted.stream + (sample << 40)
-                    made.append(self._request(prompt, replace(wanted, stream=stream), speculate=speculate))
+                    own = replace(wanted, stream=stream)
+                    made.append(self._request(prompt, own, arrived, speculate=speculate))
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
         return made
@@ -63,15 +66,17 @@ class Intake:
         Raises:
             ValueError: The prompt or the parameters do not fit.
         """
+        arrived = time.perf_counter()
         speculate = flag("speculate", speculate)
         _check_sampling("sampling", sampling)
         if sampling.n != 1:
             raise ValueError(
                 f"n={sampling.n}: submit takes one sample per call; use generate, or submit it {sampling.n} times"
             )
-        return self._request(prompt, sampling, speculate=speculate)
+        return self._request(prompt, sampling, arrived, speculate=speculate)
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams, *, speculate: bool) -> Request:
+    def _request(self, prompt: Prompt, sampling: SamplingParams, arrived: float, *, speculate: bool) -> Request:
+        begin = time.perf_counter()  # other prompts of the call may have been before it
         target = self._target
         ids = encode(target.tokenizer, prompt)
         wrong = [token for token in ids if not 0 <= token < target.vocab_size]
@@ -99,6 +104,8 @@ class Intake:
             sampling=sampling.seeded(number),
             speculate=speculate and self._can_speculate,
             stop_ids=stop_ids,
+            arrived=arrived,
+            ingestion=time.perf_counter() - begin,
         )
 
 

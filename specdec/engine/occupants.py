@@ -53,7 +53,7 @@ class Occupants:
     def enter(self, chosen: Iterable[tuple[int, Request]]) -> None:
         """Begin with requests, each in its slot."""
         for slot, request in chosen:
-            request.slot, request.started = slot, time.perf_counter()
+            request.slot, request.admitted = slot, time.perf_counter()
             self.by_slot[slot] = request
             self._runner.cache.reserve(slot, len(request.prompt_ids) + request.sampling.max_new_tokens)
             self._slots.admit(slot, request.prompt_ids, request.sampling, speculate=request.speculate)
@@ -63,6 +63,7 @@ class Occupants:
                 self._drafter.admit(slot, request.prompt_ids, request.sampling)
             if len(request.prompt_ids) == 1:
                 self._slots.start(slot)
+                request.prefill_ended = time.perf_counter()
 
     def prefill(self, chunk: int) -> None:
         """Prefill one chunk of every prompt that is not in the cache yet."""
@@ -72,14 +73,19 @@ class Occupants:
         drafter = self._drafter if any(request.speculate for request in pending) else None
         layers = () if drafter is None else tuple(drafter.hidden_layers)
         committed = prefill(self._runner, pending, chunk=chunk, hidden_layers=layers)
+        done: list[Request] = []
         for request, count in zip(pending, committed.counts.tolist(), strict=True):
             request.prefilled += count
             self._slots.prefilled(request.slot, request.prefilled)
             if request.prefilled == len(request.prompt_ids) - 1:
                 self._slots.start(request.slot)
+                done.append(request)
         if drafter is not None:
             told = np.array([row for row, request in enumerate(pending) if request.speculate])
             drafter.observe(committed if len(told) == len(pending) else committed.rows(told))
+        now = time.perf_counter()  # the drafter has seen the prompt, too: the next thing that happens is a round
+        for request in done:
+            request.prefill_ended = now
 
     def tell(self, played: Played, slots: Slots, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there, and tell the drafter."""

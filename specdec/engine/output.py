@@ -12,7 +12,7 @@ from specdec.engine.read_back import ReadBack
 from specdec.engine.text import Detokenizer
 from specdec.origin import described
 from specdec.requests import Request
-from specdec.types import Completion, Step
+from specdec.types import Completion, Step, Timestamps
 
 
 class Outputs:
@@ -36,7 +36,14 @@ class Outputs:
         self._texts.pop(request.id, None)
 
     def step(
-        self, request: Request, read: ReadBack, row: int, seconds: Mapping[str, float], *, may_repeat: bool = False
+        self,
+        request: Request,
+        read: ReadBack,
+        row: int,
+        seconds: Mapping[str, float],
+        visible: float,
+        *,
+        may_repeat: bool = False,
     ) -> Step:
         """Returns what a round did for a request, and adds the tokens to the request.
 
@@ -45,6 +52,7 @@ class Outputs:
             read: The round's results.
             row: The request's row in them.
             seconds: The round's times, by stage.
+            visible: When the round's results had been read (``Step.visible``).
             may_repeat: If the round decided nothing for this row, the next one may go on from the same root.
         """
         accepted, number = int(read.num_accepted[row]), request.rounds
@@ -63,7 +71,8 @@ class Outputs:
                 proposed_depth=int(read.proposed_depth[row]),
                 **{"accepted": accepted, "expected_accepted": float(read.expected_accepted[row]), **more},
                 seconds=seconds,
-                elapsed=time.perf_counter() - request.started,
+                elapsed=visible - request.admitted,
+                visible=visible,
             )
 
         if not read.valid[row]:
@@ -76,7 +85,8 @@ class Outputs:
         except Exception as error:  # a tokenizer is the user's: its error ends this request and no other
             return self.failed(request, f"the tokenizer failed: {described(error)}", made(0))
         request.output_ids += tokens[:count]
-        return made(count, text=text, finish_reason=reason)
+        ended = {} if reason is None else {"finish_reason": reason, "timestamps": _timestamps(request, visible)}
+        return made(count, text=text, **ended)
 
     def failed(self, request: Request, message: str, step: Step | None = None) -> Step:
         """Returns the last step of a request that ends in an error.
@@ -90,9 +100,12 @@ class Outputs:
             text = self._texts[request.id].flush() if request.id in self._texts else ""
         except Exception:  # it was the tokenizer that failed, so there is no text
             text = ""
-        elapsed = time.perf_counter() - request.started if request.started else 0.0
-        step = step or Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed)
-        return replace(step, text=text, finish_reason="error", error=message)
+        if step is None:
+            now = time.perf_counter()
+            elapsed = now - request.admitted if request.admitted else 0.0
+            step = Step(request=request.id, round=request.rounds, token_ids=(), elapsed=elapsed, visible=now)
+        ended = {"finish_reason": "error", "error": message, "timestamps": _timestamps(request, step.visible)}
+        return replace(step, text=text, **ended)
 
     def _cut(self, request: Request, tokens: Sequence[int]) -> tuple[int, str | None, str]:
         """Returns how many of the emitted tokens belong to the request, why it ends with them, and their text."""
@@ -124,6 +137,17 @@ def completion(request: Request, steps: Sequence[Step]) -> Completion:
         finish_reason=reason or "error",
         steps=tuple(steps),
         error=steps[-1].error if steps and reason is not None else "the request was aborted before it ended",
+    )
+
+
+def _timestamps(request: Request, finished: float) -> Timestamps:
+    """Returns when what happened to a request that has ended; what never happened has the time of the end."""
+    return Timestamps(
+        arrived=request.arrived,
+        admitted=request.admitted or finished,
+        prefilled=request.prefill_ended or finished,
+        finished=finished,
+        ingestion=request.ingestion,
     )
 
 

@@ -44,7 +44,10 @@ class Work:
     @property
     def intensity(self) -> float:
         """Operations per byte."""
-        return self.flops / self.bytes
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
 
 
 def bandwidth_utilization(moved: float, seconds: float, bandwidth: float) -> float:

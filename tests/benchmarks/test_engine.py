@@ -24,7 +24,7 @@ from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, 
 from benchmarks.options import help_text, parse
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.roofline.transformer import DecoderShape
+from specdec.roofline.shape import ModelShape
 from tests.shapes import shapes_unchecked
 
 ROOT = Path(__file__).parents[2]
@@ -194,13 +194,17 @@ def test_bytes_and_operations_of_a_step() -> None:
     setting = Setting(batch=2, nodes=5, context=32)
     runner = make_runner(target, setting, 5)
     work = step_work(runner, setting)
-    shape = DecoderShape.of(target.model.config)
-    norms = (2 * shape.layers + 1) * shape.hidden
+    shape = ModelShape.of(target.model.config)
+    config, layers = target.model.config, len(shape.layers)
+    norms = (2 * layers + 1) * shape.hidden
     weights = 4 * (shape.layer_weights + shape.output_weights + norms)
-    assert work.bytes == weights + shape.kv_bytes_per_token(4) * (2 * 32 + 2 * 5), "read once, and ten tokens written"
-    assert work.flops == shape.step_flops(batch=2, nodes=5, context=32)
-    assert weight_bytes(target.model) == weights + 4 * shape.vocab * shape.hidden + 4 * 2 * (shape.head_dim // 2)
-    assert cache_bytes(runner.cache, shape.layers) == shape.kv_bytes_per_token(4) * 2 * (32 + 5)
+    kv = 4 * shape.kept_per_position
+    assert work.bytes == weights + kv * (2 * 32 + 2 * 5), "read once, and ten tokens written"
+    products, pairs = 2 * (shape.layer_weights + shape.output_weights), shape.pair_flops
+    assert work.flops == 10 * (products + pairs * (32 + 3)), "a node sees the cache and three nodes, on average"
+    head_dim = config.head_dim or shape.hidden // config.num_attention_heads
+    assert weight_bytes(target.model) == weights + 4 * shape.vocab * shape.hidden + 4 * 2 * (head_dim // 2)
+    assert cache_bytes(runner.cache, layers) == kv * 2 * (32 + 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
     assert batch.topology.parents[0].tolist() == [-1, 0, 0, 1, 1], "two children each"
 

@@ -74,6 +74,22 @@ def test_an_ablation_is_one_command(
     assert heading[: heading.index("mean_acceptance_length")][-2:] == [row, column]
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("no_pictures")
+def test_the_sweep_over_batch_sizes_is_one_command(
+    saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [text for text in tiny if not text.startswith("out=")]
+    given += ["experiment=batch_sweep", f"drafter.name={saved / 'drafter'}", "target.inflate=null"]
+    given += ["engine.max_length=128", "engine.max_batch_size=1,2", "dataset.count=4", "warmup_prompts=0"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    launch(run, "run")
+    curves = json.loads((tmp_path / "sweep" / "batch_sweep.json").read_text())["curves"]
+    assert [curve["method"] for curve in curves] == ["plain", "model"]
+    assert [[point["batch"] for point in curve["points"]] for curve in curves] == [[1, 2], [1, 2]]
+    assert "Latency and throughput by batch size" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_the_acceptance_ablation_is_one_command(
     saved: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

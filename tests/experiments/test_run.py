@@ -11,6 +11,7 @@ from experiments.demo import demo
 from experiments.results.records import read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
+from experiments.results.timing import STAGES
 from experiments.run import run
 from tests.experiments.runs import Configure, local, summary_file
 
@@ -46,7 +47,7 @@ def test_a_run_leaves_everything_behind(
     assert method["mean_acceptance_length"] >= 1
     assert plain["mean_acceptance_length"] == 1
     assert method["speedup"] > 0
-    assert set(method["stage_seconds"]) == {"prefill", "draft", "verify", "accept", "commit", "other"}
+    assert set(method["stage_seconds"]) == {*STAGES, "other"}
     if not more:
         assert method["equal_to_plain"] == method["compared_with_plain"] == 3, "float32, so token for token"
 
@@ -67,6 +68,36 @@ def test_a_run_leaves_everything_behind(
     shown = capsys.readouterr().out
     assert "mean acceptance length" in shown
     assert "records.jsonl" in shown
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("verifier", ["rejection", "typical"])
+def test_what_users_felt(
+    verifier: str, configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Limits and a price add a table; a lossy rule's rounds are looked at, which the moments do not show."""
+    asked = ["sla.ttft=60", "sla.e2e=1us", "price=3.6", f"verifier={verifier}", "engine.max_batch_size=2"]
+    run(configure("run", *tiny, *local(saved, "model"), *asked))
+    for record in read_records(tmp_path / "out" / "records.jsonl"):
+        assert record.seconds is not None and record.ingestion is not None and record.ingestion > 0
+        moments = [record.arrived, record.admitted, record.prefilled, *record.emitted_at, record.finished]
+        assert moments == sorted(moments, key=lambda moment: moment or 0.0)
+        assert (record.arrived or 0.0) >= 0 and (record.finished or 0.0) <= record.seconds
+        assert sum(record.emitted) == len(record.token_ids)
+        assert len(record.emitted) == len(record.accepted)
+    for method in summary_file(tmp_path / "out")["methods"]:
+        felt = method["requests"]
+        assert felt["goodput"]["attainment"] == 0, "nothing ends within a millionth of a second"
+        assert felt["goodput"]["limits"] == "TTFT ≤ 60 s, e2e ≤ 0.001 ms"
+        assert felt["ttft"]["p50"] > 0 and felt["tpot"]["count"] == 3
+        assert felt["price_per_million_tokens"] == pytest.approx(3.6 * felt["device_hours_per_million_tokens"])
+        assert felt["concurrency"]["running"] + felt["concurrency"]["waiting"] <= 2
+        assert sum(felt["stage_shares"].values()) == pytest.approx(1.0)
+        assert sum(felt["phase_shares"].values()) == pytest.approx(1.0)
+    shown = capsys.readouterr().out
+    assert "requests within all limits" in shown
+    assert "BROKEN TIMESTAMPS" not in shown
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["loading_seconds"] > 0
 
 
 @pytest.mark.full

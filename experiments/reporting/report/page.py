@@ -14,7 +14,10 @@ from experiments.reporting.report import html
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
 from experiments.reporting.report.pictures import Picture, comparison_pictures, pictures_of
+from experiments.reporting.requests import TITLE, requests_table
 from experiments.reporting.run_tables import run_table
+from experiments.reporting.utilization import TITLE as USE
+from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.results.comparison import differences, title
 from experiments.results.prompts import read_prompts
 from experiments.results.records import RECORDS, read_records
@@ -91,6 +94,7 @@ def write_page(
 def _page(runs: Sequence[Run], outputs: Sequence[RunOutputs], notes: Sequence[str]) -> str:
     style, code = _resource("style.css"), "\n".join(_resource(name) for name in _CODE)
     mixed = [f"MIXED: the runs {text}." for text in differences(runs)]
+    mixed += [f"Above the roof: {text}." for run in runs for text in above_roof(run.summary)]
     table, categories = figures_table(runs)
     return Template(_resource("page.html")).substitute(
         policy=_policy(style, code),
@@ -148,8 +152,16 @@ def _categories(of_rows: Sequence[str], outputs: Sequence[RunOutputs]) -> list[s
 def _details(runs: Sequence[Run]) -> str:
     parts = []
     for run, name in zip(runs, names_of(runs), strict=True):
+        felt = requests_table(run.summary, "")
+        if felt is not None:
+            summary = html.element("summary", escape(f"{TITLE}{f', {name}' if name else ''}"))
+            parts.append(html.element("details", summary, html.table(felt, sortable=False)))
         summary = html.element("summary", escape(f"All figures{f' of {name}' if name else ''}"))
         parts.append(html.element("details", summary, html.table(run_table(run.summary, ""), sortable=False)))
+        used = utilization_table(run.summary, "")
+        if used is not None:
+            summary = html.element("summary", escape(f"{USE}{f', {name}' if name else ''}"))
+            parts.append(html.element("details", summary, html.table(used, sortable=False)))
     return "".join(parts)
 
 

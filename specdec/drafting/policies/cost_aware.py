@@ -22,8 +22,8 @@ class CostAwareLength(LengthPolicy):
     SmartSpec (Liu et al. 2024, arXiv 2406.14066) chooses by goodput, too.
 
     Args:
-        costs: How long rounds take, or a file of that (``RoundCosts.save``). With None, set the attribute before the
-            policy is used (``drafters.round_costs.measure_costs``).
+        costs: How long rounds take, or a file of that (``RoundCosts.save``, or calibrated costs). With None, set the
+            attribute before the policy is used (``drafters.round_costs.measure_costs``).
         memory: How many rounds it takes until a round counts for 1/e.
         prior: How many rounds the average of all requests counts for.
         explore: Every so many rounds, drafts are deeper than is best, or nothing would be known of depths that are not

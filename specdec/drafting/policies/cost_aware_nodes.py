@@ -29,8 +29,8 @@ class CostAwareNodes(NodePolicy):
     may save more: it also spares the drafting.
 
     Args:
-        costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``). With None, set the
-            attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
+        costs: How long rounds take by the number of nodes, or a file of that (``RoundCosts.save``) or of calibrated
+            costs. With None, set the attribute before the policy is used (``drafters.round_costs.measure_node_costs``).
         source: See ``NodePolicy``.
         calibration: See ``NodePolicy``.
         learn: See ``NodePolicy``.
@@ -50,7 +50,7 @@ class CostAwareNodes(NodePolicy):
         explore: int = 32,
     ):
         super().__init__(source=source, calibration=calibration, learn=learn, explore=explore)
-        self.costs = RoundCosts.load(costs) if isinstance(costs, str | Path) else costs
+        self.costs = RoundCosts.load(costs, by_nodes=True) if isinstance(costs, str | Path) else costs
 
     @property
     def adapts(self) -> bool:

@@ -18,6 +18,7 @@ from experiments.app.config import CONF, bootstrap_of, build, plain, typed
 from experiments.app.settings import (
     ACCURACY,
     BUNDLE,
+    CALIBRATE,
     CHECK_DRAFTER,
     CHECK_VERIFIER,
     COMPARE,
@@ -26,6 +27,7 @@ from experiments.app.settings import (
     EXPORT,
     INSPECT_DRAFTER,
     OPTIMIZE_TREE,
+    PLAN,
     REPLAY,
     REPLAY_TEXT,
     REPORT,
@@ -132,7 +134,7 @@ def test_the_files_are_found() -> None:
         *TRAINING,
     }
     known = {"run", "demo", "compare", "replay", "replay_text", "check_verifier", "check_drafter", "optimize_tree"}
-    known |= {"export", "inspect_drafter", "train", "bundle"}
+    known |= {"calibrate", "export", "inspect_drafter", "plan", "train", "bundle"}
     assert known <= set(APPLICATIONS)
 
 
@@ -354,6 +356,8 @@ def test_every_option_of_the_engine_is_checked() -> None:
         ("check_drafter", CHECK_DRAFTER),
         ("optimize_tree", OPTIMIZE_TREE),
         ("inspect_drafter", INSPECT_DRAFTER),
+        ("plan", PLAN),
+        ("calibrate", CALIBRATE),
         ("train", TRAIN),
         ("export", EXPORT),
         ("bundle", BUNDLE),

@@ -246,6 +246,13 @@ BAD = {
     "drafter.temperature=-1": "drafter temperature=-1: give 0 (top-k), a positive number",
     "drafter.sampling=greedy": "drafter sampling='greedy': give one of iid, ",
     "drafter=ngram verifier=lenient verifier.lenience=2": "lenience=2: give a factor in (0, 1]",
+    "drafter=ngram sla.ttft=0": "sla.ttft=0: give seconds above 0, or a number with a unit (us, ms, s, min) such as",
+    "drafter=ngram sla.tpot=-5ms": "sla.tpot='-5ms': give seconds above 0",
+    "drafter=ngram sla.e2e=soon": "sla.e2e='soon': give seconds above 0",
+    "drafter=ngram +sla.itl=1": "there is no sla.itl: choose among ttft, tpot, e2e",
+    "drafter=ngram sla=fast": "sla='fast': give a section",
+    "drafter=ngram price=0": "price=0: give the price of an hour, above 0, or null",
+    "drafter=ngram requests_table=some": "requests_table='some': give true, false or null",
     "drafter=ngram seed=1.5": "seed=1.5: give an integer of at least 0, or null",
 }
 

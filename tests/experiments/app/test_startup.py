@@ -48,6 +48,17 @@ TYPING_ERRORS = {
     ],
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
     "inspect_drafter": [(["tokens=2"], "tokens=2: give an integer of at least 8")],
+    "calibrate": [
+        (["grid.batch=[0]"], "grid.batch=[0]: give a list of integers, each at least 1"),
+        (["seconds=-1"], "seconds=-1: give seconds from 0 on"),
+    ],
+    "plan": [
+        (["batch=0"], "batch=0: give an integer of at least 1, or a list of them"),
+        (["batch=[1,0]"], "batch=[1, 0]: give an integer of at least 1, or a list of them"),
+        (["acceptance=1.5"], "acceptance=1.5: give a probability from 0 to 1, or a list of them by position"),
+        (["price=0"], "price=0: give a number above 0, or null"),
+        (["drafter=eagel"], "there is no drafter 'eagel': did you mean eagle?"),
+    ],
     "compare": [(["outputs/run"], "'outputs/run' has no name"), ([], "runs has no value")],
     "export": [
         (["drafter.name=a", "out=b", "format=vllm"], "format='vllm': give one of native, speculators, sglang"),

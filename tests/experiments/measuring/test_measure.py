@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from experiments.datasets.prompt import Prompt
-from experiments.measuring.jobs import Job, prepare, render, stream_of
+from experiments.measuring.jobs import Job, follow, prepare, render, stream_of
 from experiments.measuring.measure import Contender, failure, measure
+from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
@@ -284,6 +285,20 @@ def test_jobs_for_samples_and_what_does_not_fit() -> None:
     assert unfit[0][1] == "40 prompt tokens and max_new_tokens=10 exceed the engine's max_length=30"
     with pytest.raises(ValueError, match="no prompt fits: 40 prompt tokens"):
         prepare(prompts[1:], sampling, tokenizer, max_length=30)
+
+
+def test_moments_are_those_without_looking() -> None:
+    """Looks from 1 to 2 and from 4 to 4.5: what comes after them would have come as much earlier."""
+    watch = Watch(looks=[(2.0, 1.0), (4.5, 1.5)])
+    assert [watch.without_looking(moment) for moment in (0.5, 2.0, 3.0, 5.0)] == [0.5, 1.0, 2.0, 3.5]
+    assert Watch().without_looking(3.0) == 3.0
+
+
+def test_the_time_of_making_tokens_of_text_is_kept() -> None:
+    two = Prompt(id="a", turns=("hello", "more"))
+    (first,), _ = prepare([two], GREEDY, byte_tokenizer(), max_length=64)
+    assert first.ingestion > 0
+    assert follow(first, ["answer"], byte_tokenizer()).ingestion > 0
 
 
 def test_conversations_go_through_the_chat_template() -> None:

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reporting.heat_map import heat_map, ink
+from experiments.reporting.heat_map import heat_map
+from experiments.reporting.style import ink
 from experiments.reporting.table import Emphasis
 from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table

@@ -30,6 +30,7 @@ FACTS: dict[str, Any] = {
     "target": {"name": "bundled/target", "parameters": 1000},
     "versions": {"torch": "2.13.0", "wandb": None},
     "machine": {"system": "Linux x86_64", "processor": "a processor", "gpus": ["A", "B"]},
+    "peaks": {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0},
 }
 
 
@@ -58,6 +59,14 @@ def lossy_round(folder: Path, **more: Any) -> None:
         divergence=1,
         margin=0.25,
         tie_bound=0.01,
+        work={"verify_bytes": 15.0, "verify_flops": 60.0, "verified": 4.0, "committed": 3.0},
+        round_seconds=(0.25, 0.15),
+        arrived=0.0,
+        admitted=0.1,
+        prefilled=0.2,
+        finished=0.4,
+        emitted_at=(0.3, 0.4),
+        emitted=(2, 1),
     )
     with RecordWriter(folder / "records.jsonl", append=True) as writer:
         writer.write(dataclasses.replace(record, **more))
@@ -95,6 +104,8 @@ def test_a_row_per_method_has_the_figures_of_the_summary(outputs: Path) -> None:
     assert row.started == pandas.Timestamp("2026-03-01T11:00:00", tz="UTC")
     assert runs.loc[("outputs/sweep/0", "typical"), "divergences"] == 1
     assert runs.loc[("outputs/sweep/0", "typical"), "stage_seconds.verify"] == 0.3
+    assert runs.loc[("outputs/sweep/0", "typical"), ["mbu.verify", "mfu.verify", "wasted"]].tolist() == [0.5, 0.2, 0.25]
+    assert found.rounds.seconds.dropna().tolist()[-2:] == [0.25, 0.15]
     assert pandas.isna(row.divergences), "nothing was compared"
 
 
@@ -126,6 +137,43 @@ def test_rows_of_prompts_and_rounds_are_the_records(outputs: Path) -> None:
     assert list(tail.distance_tv) == [0.5, 0.0]
     assert list(tail.distance_kl.isna()) == [True, False]
     assert rounds.iloc[:-2].distance_tv.isna().all(), "an exact rule has no distance"
+
+
+def test_what_users_felt_is_in_all_frames(outputs: Path) -> None:
+    """A request of 3 tokens: arrived at 0, its first token at 0.2 s, two more at 0.4 s; the last round brought none."""
+    moments: dict[str, Any] = {"arrived": 0.0, "admitted": 0.05, "prefilled": 0.1, "finished": 0.4, "seconds": 0.5}
+    lossy_round(
+        outputs / "sweep" / "0",
+        method="timed",
+        accepted=(0, 1, 0),
+        expected_accepted=(0.0, 1.0, 0.0),
+        proposed_depth=(1, 1, 1),
+        proposed_nodes=(1, 1, 1),
+        distance_tv=(),
+        distance_kl=(),
+        emitted_at=(0.2, 0.4),
+        emitted=(1, 2),
+        ingestion=0.01,
+        **moments,
+    )
+    found = results.load("outputs/sweep/0")
+    runs = found.runs.set_index("method")
+    row = runs.loc["timed"]
+    assert (row["ttft.p50"], row["ttft.count"], row["tpot.p99"], row["queue.mean"]) == (0.2, 1, 0.1, 0.05)
+    assert (row["chunk_gap.p50"], row["token_gap.p50"]) == (0.2, 0.1)
+    assert row.requests_per_second == 2.0
+    assert row.user_tokens_per_second == pytest.approx(10.0)
+    assert row.concurrency == pytest.approx(0.35 / 0.5)
+    assert row["phase_share.decode"] == pytest.approx(0.75)
+    assert pandas.isna(row["ttft.p50_low"]), "one prompt has no interval"
+    assert pandas.isna(row.goodput), "there are no limits"
+    assert pandas.isna(runs.loc["model", "ttft.p50"]), "records of an older version have no moments"
+    assert runs.loc["model", "seconds"] == pytest.approx(3.3), "of the batches that were timed in both, as before"
+    prompt = found.prompts.iloc[-1]
+    assert (prompt.first_token, prompt.ttft, prompt.e2e, prompt.ingestion) == (0.2, 0.2, 0.4, 0.01)
+    rounds = found.rounds.iloc[-3:]
+    assert list(rounds.emitted_at)[:2] == [0.2, 0.4] and pandas.isna(rounds.emitted_at.iloc[2])
+    assert list(rounds.emitted)[:2] == [1, 2] and pandas.isna(rounds.emitted.iloc[2])
 
 
 def test_failures_are_rows_of_prompts_and_not_of_rounds(outputs: Path) -> None:
@@ -286,6 +334,7 @@ def test_of_all_modules_only_those_that_write_ask_torch(tmp_path: Path) -> None:
     reading = sorted(
         path.stem for path in folder.glob("*.py") if path.stem not in ("manifest", "resume", "revision", "__init__")
     )
+    reading += sorted(f"requests.{path.stem}" for path in (folder / "requests").glob("[!_]*.py"))
     done = alone("\n".join(f"import experiments.results.{name}" for name in reading), tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -298,5 +347,5 @@ def test_a_run_does_not_wait_for_pandas() -> None:
 
 def test_what_is_written_twice_agrees() -> None:
     """Constants of the engine that the reading side has a copy of, because it must not import the engine."""
-    assert STAGES == clock.STAGES
+    assert ("ingestion", *clock.STAGES) == STAGES  # which is before the rounds
     assert GREEDY_BELOW == ENGINES_GREEDY_BELOW

@@ -88,6 +88,19 @@ def test_the_figures_of_a_runs_one_method_have_bare_names() -> None:
     assert names[0] == names[1]
 
 
+def test_what_users_felt_has_names_of_its_own() -> None:
+    moments = {"arrived": 0.0, "admitted": 0.0, "prefilled": 0.1, "finished": 0.75}
+    moments |= {"emitted_at": (0.25, 0.75), "emitted": (2, 2), "seconds": 1.0}
+    records = [each for n in range(2) for each in (record(n, PLAIN), record(n, "ngram", **moments))]
+    tracker = Noting()
+    Mirror(tracker, [PLAIN, "ngram"], [0.0]).results(summed_up(records, 2), records, [])
+    assert tracker.figures["requests/ttft/p50"] == 0.25
+    assert tracker.figures["requests/tpot/p99"] == pytest.approx(0.5 / 3)
+    assert tracker.figures["requests/requests_per_second"] == 1.0
+    assert tracker.figures["plain/requests/requests"] == 2
+    assert not [name for name in tracker.figures if "requests/" in name and "interval" in name]
+
+
 def test_a_broken_method_says_so() -> None:
     tracker = Noting()
     broken = {"equals_plain": False, "divergence": 1, "margin": 4.0, "tie_bound": 0.1}

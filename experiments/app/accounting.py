@@ -1,0 +1,60 @@
+"""Gives every method of a run its accountant, and the run the peaks that utilization is over."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from experiments.app.pacing import policy_of
+from experiments.measuring.accounting import Accountant
+from experiments.measuring.conditions import conditions_of
+from experiments.measuring.measure import Contender
+from experiments.measuring.peaks import printed_peaks, quick_peaks
+from specdec.drafting.costs import RoundCosts
+from specdec.engine.engine import Engine
+from specdec.modeling.target import Target
+from specdec.roofline.calibrated import CalibratedRounds, check_conditions
+
+
+def accounted(
+    contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
+) -> list[Contender]:
+    """Returns the methods with what works out their calls; other engines than ours have none.
+
+    Args:
+        contenders: All methods, the baseline first.
+        target: The target.
+        costs: Calibrated costs.
+        path: Their file, for the message.
+
+    Raises:
+        ValueError: The costs are of another device, dtype or model.
+    """
+    baseline = contenders[0].engine
+    if costs is not None and isinstance(baseline, Engine):
+        check_conditions(costs.conditions, conditions_of(target, baseline.runner), path, drafter=False)
+    for each in contenders:
+        _check_policy(each, target)
+    return [
+        replace(each, accountant=Accountant.of(each.engine, speculate=each.speculate, costs=costs))
+        if isinstance(each.engine, Engine)
+        else each
+        for each in contenders
+    ]
+
+
+def _check_policy(contender: Contender, target: Target) -> None:
+    """Refuse a policy that would choose by calibrated costs of something else."""
+    if not isinstance(contender.engine, Engine) or not contender.speculate:
+        return
+    engine, costs = contender.engine, getattr(policy_of(contender.engine.drafter), "costs", None)
+    if isinstance(costs, RoundCosts) and costs.conditions is not None:
+        check_conditions(costs.conditions, conditions_of(target, engine.runner, engine.drafter), "the policy's file")
+
+
+def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:
+    """Returns what the target's device does at best, measured and printed; None if that is not wanted."""
+    if wanted == "none":
+        return None
+    measured = quick_peaks(target.device, target.dtype, torch.get_num_threads())
+    return {**measured.facts(), **printed_peaks(target.device, target.dtype)}

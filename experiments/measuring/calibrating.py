@@ -1,0 +1,267 @@
+"""Calibrates costs of rounds: measures, fits, checks, and says how well the fit predicts what it has not seen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from experiments.measuring.conditions import conditions_of, least_work
+from experiments.measuring.forwards import Grid, Timed, measure_forwards
+from experiments.measuring.peaks import Peaks, measure_peaks, printed_peaks
+from experiments.measuring.round_parts import TimedRound, measure_rounds
+from experiments.results.manifest import versions
+from specdec.drafting.costs import smallest
+from specdec.interfaces import Drafter, Verifier
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.requests import SamplingParams
+from specdec.roofline.calibrated import Box, CalibratedRounds
+from specdec.roofline.fitting import TimedPart, TimedStep, fit_part, fit_step
+from specdec.roofline.plausible import check_possible
+from specdec.roofline.step_cost import Errors, PartCost, StepCost, StepSize
+
+CPU_RANGES = (1, 16)
+"""On a CPU, one token, up to sixteen, and more are multiplied by different kernels (``specdec.execution.few_rows``)."""
+GPU_RANGES = (64,)
+"""On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        grid: The points that constants are fitted to.
+        held_out: The points that they are tried at.
+        ranges: The most tokens of every range but the last one; None for those of the device's kernels.
+        seconds: For the target's forwards.
+        rounds: How many rounds of every kind are timed for the other parts; 0 leaves them out.
+        seed: Of the order and the tokens.
+    """
+
+    grid: Grid
+    held_out: Grid
+    ranges: tuple[int, ...] | None = None
+    seconds: float = 60.0
+    rounds: int = 8
+    seed: int = 0
+
+    @property
+    def box(self) -> Box:
+        """The sizes between which the fit holds: those that it was fitted to."""
+        grid = self.grid
+        return Box(
+            batch=(min(grid.batch), max(grid.batch)),
+            context=(min(grid.context), max(grid.context)),
+            drafted=(min(grid.drafted), max(grid.drafted)),
+            chunk=(min(grid.chunk), max(grid.chunk)) if grid.chunk else (1, 1),
+        )
+
+
+def calibrate(
+    target: Target,
+    drafter: Drafter | None,
+    verifier: Verifier | None,
+    prompt: Sequence[int],
+    plan: Plan,
+    *,
+    sampling: SamplingParams | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> CalibratedRounds:
+    """Returns the fitted costs of rounds of a target, and of a drafter, on this machine.
+
+    Args:
+        target: The target.
+        drafter: The drafter; None fits plain decoding and verification alone.
+        verifier: The acceptance rule; needed with a drafter.
+        prompt: Tokens that prompts are made of.
+        plan: What is measured.
+        sampling: Parameters of the requests in the rounds.
+        progress: Is told how far it is.
+        options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.
+
+    Raises:
+        ValueError: The grid does not fit into the model, or the fit is faster than physics.
+    """
+    torch.manual_seed(plan.seed)
+    longest = max(*plan.grid.context, *plan.held_out.context)
+    runner = ModelRunner(
+        target.model,
+        max_batch_size=max(*plan.grid.batch, *plan.held_out.batch),
+        max_length=min(target.max_length, longest + max((*plan.grid.chunk, *plan.held_out.chunk), default=0)),
+        max_nodes=max(*plan.grid.drafted, *plan.held_out.drafted),
+        **{name: options[name] for name in ("attention", "optimize", "kv_cache", "invariant") if name in options},
+    )
+    progress("what the device can do at best")
+    peaks = _peaks(target)
+    points = plan.grid.forwards() + plan.held_out.forwards(held_out=True)
+    points = [each for each in points if each.context + each.queries <= runner.cache.max_length or not each.prompt]
+    timed = measure_forwards(runner, points, seconds=plan.seconds, seed=plan.seed, progress=progress)
+    peaks = peaks.better(_peaks(target))
+    ends = plan.ranges
+    if ends is None:
+        ends = CPU_RANGES if target.device.type == "cpu" else GPU_RANGES
+    rounds = [each for each in timed if not each.forward.prompt]
+    pieces = [each for each in timed if each.forward.prompt]
+    cost, found = _fitted(rounds, ends)
+    errors = {"target": found}
+    prefill: StepCost | None = None
+    if any(not each.forward.held_out for each in pieces):
+        prefill, errors["prefill"] = _fitted(pieces, ())
+    least = least_work(target, runner)
+    if least is not None:
+        sizes = [each.forward.size for each in rounds]
+        check_possible(cost, sizes, least, peaks.roof, cache_bytes=peaks.cache_bytes)
+    conditions = conditions_of(target, runner, drafter)
+    del runner
+    parts = _Parts()
+    if plan.rounds:
+        parts, more = _measure_parts(target, drafter, verifier, prompt, plan, cost, sampling, progress, options)
+        errors |= more
+    return CalibratedRounds(
+        conditions=conditions,
+        box=plan.box,
+        target=cost,
+        prefill=prefill,
+        drafting=parts.drafting,
+        judging=parts.judging,
+        host=parts.host,
+        depths=parts.depths,
+        deepest=parts.deepest,
+        errors=errors,
+        peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype)},
+        work={} if least is None else asdict(least),
+        versions={**versions(), "clock": _clock(target.device)},
+        measured=tuple(_row(each, prefill if each.forward.prompt and prefill is not None else cost) for each in timed),
+        note=_note(timed),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """The parts of rounds besides the target's forward; see ``CalibratedRounds``."""
+
+    drafting: PartCost | None = None
+    judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
+    host: float = 0.0
+    depths: tuple[tuple[int, int], ...] = ()
+    deepest: int = 0
+
+
+def _measure_parts(
+    target: Target,
+    drafter: Drafter | None,
+    verifier: Verifier | None,
+    prompt: Sequence[int],
+    plan: Plan,
+    cost: StepCost,
+    sampling: SamplingParams | None,
+    progress: Callable[[str], None],
+    options: dict[str, Any],
+) -> tuple[_Parts, dict[str, dict[str, Errors]]]:
+    """Returns the other parts and their errors, and those of the forward's prediction in these rounds."""
+    grid = plan.grid
+    contexts = sorted({min(grid.context), sorted(grid.context)[len(grid.context) // 2]})
+    timed = measure_rounds(
+        target,
+        drafter,
+        verifier,
+        prompt,
+        batches=sorted({min(grid.batch), sorted(grid.batch)[len(grid.batch) // 2], max(grid.batch)}),
+        contexts=contexts,
+        rounds=plan.rounds,
+        sampling=sampling,
+        progress=progress,
+        **options,
+    )
+    errors: dict[str, dict[str, Errors]] = {}
+    judging = fit_part([_part(each, each.judge) for each in timed])
+    errors["judging"] = {"fit": _part_errors(judging, timed, [each.judge for each in timed])}
+    drafts = [each for each in timed if each.depth]
+    drafting = None
+    if drafts and any(each.draft > 0 for each in drafts):
+        drafting = fit_part([_part(each, each.draft) for each in drafts])
+        errors["drafting"] = {"fit": _part_errors(drafting, drafts, [each.draft for each in drafts])}
+    predicted = [
+        cost.seconds(StepSize.of(rows=each.batch, queries=each.nodes + 1, context=each.context)) for each in timed
+    ]
+    errors["target in rounds"] = {"held_out": Errors.of(predicted, [each.verify for each in timed])}
+    depths = sorted({(each.nodes, each.depth) for each in drafts})
+    return (
+        _Parts(
+            drafting=drafting,
+            judging=judging,
+            host=smallest([each.host for each in timed]),
+            deepest=max((each.depth for each in drafts), default=0),
+            depths=() if all(nodes == depth for nodes, depth in depths) else tuple(depths),
+        ),
+        errors,
+    )
+
+
+def _part(each: TimedRound, seconds: float) -> TimedPart:
+    return TimedPart(
+        levels=each.depth, tokens=each.batch * each.nodes, positions=each.batch * each.context, seconds=seconds
+    )
+
+
+def _part_errors(cost: PartCost, timed: Sequence[TimedRound], measured: Sequence[float]) -> Errors:
+    predicted = [
+        cost.seconds(levels=each.depth, tokens=each.batch * each.nodes, positions=each.batch * each.context)
+        for each in timed
+    ]
+    return Errors.of(predicted, measured)
+
+
+def _fitted(timed: Sequence[Timed], ends: Sequence[int]) -> tuple[StepCost, dict[str, Errors]]:
+    """Returns the cost that fits the points which are not held out, and its errors at both kinds."""
+    kinds = {
+        "fit": [each for each in timed if not each.forward.held_out],
+        "held_out": [each for each in timed if each.forward.held_out],
+    }
+    cost = fit_step([TimedStep(size=each.forward.size, seconds=each.seconds) for each in kinds["fit"]], ends=ends)
+    errors = {
+        name: Errors.of([cost.seconds(each.forward.size) for each in group], [each.seconds for each in group])
+        for name, group in kinds.items()
+        if group
+    }
+    return cost, errors
+
+
+def _row(each: Timed, cost: StepCost) -> tuple[float, ...]:
+    point = each.forward
+    predicted = cost.seconds(point.size)
+    return (
+        point.batch,
+        point.context,
+        point.queries - 1,
+        each.seconds,
+        predicted,
+        int(point.held_out),
+        int(point.prompt),
+    )
+
+
+def _note(timed: Sequence[Timed]) -> str:
+    passes = min(each.passes for each in timed)
+    if passes >= 5:
+        return ""
+    return f"every forward was timed {passes} times only, which is little: give more seconds, or a smaller grid"
+
+
+def _peaks(target: Target) -> Peaks:
+    return measure_peaks(target.device, target.dtype, seconds=0.5)
+
+
+def _clock(device: torch.device) -> str | None:
+    """Returns the processor's clock where the system tells it."""
+    if device.type == "cuda":
+        return None
+    try:
+        found = psutil.cpu_freq()
+    except (NotImplementedError, OSError):
+        return None
+    return None if found is None or not found.current else f"{found.current / 1000:.2f} GHz"

@@ -1,0 +1,82 @@
+"""The conditions under which a target runs here, as cost files keep and compare them; and the least it must do."""
+
+import hashlib
+import json
+
+import torch
+
+from experiments.results.manifest import device_name
+from specdec.interfaces import Drafter
+from specdec.modeling.runner import ModelRunner
+from specdec.modeling.target import Target
+from specdec.quantization import quantization_of
+from specdec.roofline.calibrated import Conditions
+from specdec.roofline.plausible import LeastWork
+from specdec.roofline.shape import ModelShape
+
+_NOT_COST = {"_name_or_path", "transformers_version", "architectures", "eos_token_id", "bos_token_id", "pad_token_id"}
+"""What a configuration says that a forward does not cost more or less for."""
+
+
+def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None = None) -> Conditions:
+    """Returns the conditions of rounds on this machine.
+
+    Args:
+        target: The target.
+        runner: Runs it.
+        drafter: What drafts; the one beside a policy counts as itself.
+    """
+    return Conditions(
+        device=device_name(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        model=target.name,
+        fingerprint=fingerprint(target),
+        quantization=quantization_of(target.model),
+        kv_cache=runner.kv_cache,
+        attention=runner.plan.attention_name,
+        executor=type(runner.executor).__name__,
+        threads=torch.get_num_threads() if target.device.type == "cpu" else 1,
+        drafter=drafter_name(drafter),
+    )
+
+
+def drafter_name(drafter: Drafter | None) -> str | None:
+    """Returns what a cost file calls a drafter; a policy beside it is not part of the name."""
+    if drafter is None:
+        return None
+    inner = getattr(drafter, "drafter", None)
+    return type(inner if isinstance(inner, Drafter) else drafter).__name__
+
+
+def fingerprint(target: Target) -> str:
+    """Returns a text that is equal for targets whose forwards cost alike: of the configuration and the stored bytes."""
+    config = target.model.config.to_dict()
+    kept = {name: value for name, value in config.items() if name not in _NOT_COST}
+    text = json.dumps([kept, round(target.bytes_per_weight, 4)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def shape_of(target: Target) -> ModelShape | None:
+    """Returns the target's shape; None if it is of a kind that no work is known for."""
+    try:
+        return ModelShape.of(target.model.config)
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return None
+
+
+def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
+    """Returns what every forward of the target must at least do; None if its shape is not known.
+
+    Bytes are those that the runner reads, which are fewer than the model's own where it multiplies by smaller copies.
+    With windows, the last positions alone are read, so that no bound follows from the others.
+    """
+    shape = shape_of(target)
+    if shape is None:
+        return None
+    windowed = any(part.window is not None for layer in shape.layers for part in layer.attending)
+    return LeastWork(
+        weight_bytes=0.0 if shape.is_mixture else float(runner.weight_bytes(1)),
+        kv_bytes=0.0 if windowed else float(runner.bytes_per_token),
+        token_flops=2.0 * (shape.active_weights + shape.output_weights),
+        pair_flops=0.0 if windowed else float(shape.pair_flops),
+    )

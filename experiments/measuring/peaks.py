@@ -1,0 +1,154 @@
+"""What the device can do at best, measured: bytes per second in a copy, operations per second in a product."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from specdec.memory import free_memory
+from specdec.roofline.bounds import Roof
+from specdec.roofline.devices import Device, read_devices
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The device at its best.
+
+    Attributes:
+        copy: Bytes per second, read and written, in a copy of memory much larger than the caches.
+        read: Bytes per second in a sum over such memory. On many CPUs it is more than a copy reaches, where every line
+            that is written is read first.
+        flops: Operations per second in a large matrix product.
+        cache_bytes: The size of the last cache; 0 if the system does not say.
+    """
+
+    copy: float
+    read: float
+    flops: float
+    cache_bytes: int
+
+    @property
+    def roof(self) -> Roof:
+        """The bound for any work: the faster of both ways to use the memory."""
+        return Roof(max(self.copy, self.read), self.flops)
+
+    def better(self, other: "Peaks") -> "Peaks":
+        """Returns the best of two measurements, which were perhaps disturbed."""
+        return Peaks(
+            max(self.copy, other.copy), max(self.read, other.read), max(self.flops, other.flops), self.cache_bytes
+        )
+
+    def facts(self) -> dict[str, float]:
+        """Returns the figures by name."""
+        return asdict(self)
+
+
+def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, largest: int | None = None) -> Peaks:
+    """Measure a device.
+
+    Args:
+        device: The device.
+        dtype: What the product computes in.
+        seconds: Time for each of the three figures.
+        largest: Bytes of the copied memory at most; None for 4 GiB on a GPU, and elsewhere for 512 MiB or eight times
+            the caches.
+    """
+    caches = cache_bytes(device)
+    wanted = 4 << 30 if device.type == "cuda" else max(512 << 20, 8 * caches)
+    size = min(wanted if largest is None else largest, free_memory(device) // 8)
+
+    def best(call: Callable[[], object]) -> float:
+        return _best(call, device, seconds)
+
+    def memory() -> tuple[float, float]:
+        source = torch.ones(size // 4, device=device)
+        goal = torch.empty_like(source)
+        return 2 * size / best(lambda: goal.copy_(source)), size / best(source.sum)
+
+    copy, read = memory()
+    width = 8192 if device.type == "cuda" else 1024 if largest is None else 512
+    a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    return Peaks(copy, read, 2 * width**3 / best(lambda: a @ b), caches)
+
+
+@cache
+def quick_peaks(device: torch.device, dtype: torch.dtype, threads: int) -> Peaks:
+    """Returns peaks that were measured in about half a second, once per process.
+
+    Args:
+        device: The device.
+        dtype: What products compute in.
+        threads: Of the processor: another number has other peaks.
+    """
+    largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
+    return measure_peaks(device, dtype, seconds=0.1, largest=largest)
+
+
+def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Returns what a device's maker prints, ``printed_bandwidth`` and ``printed_flops``; empty if it is in no table.
+
+    A GPU is recognized by its name, and by its memory where the table has several of that name.
+    """
+    if device.type != "cuda":
+        return {}
+    memory = torch.cuda.get_device_properties(device).total_memory
+    found = row_of(torch.cuda.get_device_name(device), memory, read_devices())
+    if found is None:
+        return {}
+    try:
+        roof = found.roof(str(dtype).removeprefix("torch."))
+    except ValueError:  # it has no such type
+        return {}
+    return {"printed_bandwidth": roof.bandwidth, "printed_flops": roof.flops}
+
+
+def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
+    """Returns the row of the table that a GPU's own name means; None if there is none.
+
+    Args:
+        name: As the driver tells it: "NVIDIA H100 80GB HBM3".
+        memory: Its bytes.
+        devices: The table.
+    """
+    listed = name.lower().replace("-", " ").split()
+    words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word
+    parts = {key: [part for part in key.split("-") if not part.endswith("gb")] for key in devices}
+    fitting = [key for key in devices if words.issuperset(parts[key])]
+    # The most precise name, and of those with one name the one with this memory.
+    best = min(fitting, key=lambda key: (-len(parts[key]), abs(devices[key].memory - memory)), default=None)
+    return None if best is None else devices[best]
+
+
+def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Returns the size of the last cache before a device's memory; 0 if the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for file in root.glob("index*/size"):
+        text = file.read_text().strip()
+        number, unit = text.rstrip("KMG"), text[-1:]
+        if number.isdecimal():
+            sizes.append(int(number) << {"K": 10, "M": 20, "G": 30}.get(unit, 0))
+    return max(sizes, default=0)
+
+
+def _best(call: Callable[[], object], device: torch.device, limit: float) -> float:
+    """Returns the shortest of a call's times, of at least three and at most fifty."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    call()
+    began = now()
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < 50 and time.perf_counter() - began < limit):
+        start = now()
+        call()
+        times.append(now() - start)
+    return min(times)

@@ -1,0 +1,1 @@
+"""What a model will cost on a device, before anything is loaded: configurations, drafters, and a plan's figures."""

@@ -1,0 +1,133 @@
+"""What a drafter of the configuration costs: the shape of what it runs, from its files or from its target's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.planning.sources import read_config, shape_of
+from specdec import bundled
+from specdec.roofline import heads
+from specdec.roofline.precision import Precision
+from specdec.roofline.rounds import DraftModel
+from specdec.roofline.shape import ModelShape
+
+_LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SyntheticDrafter")
+_LONGEST_BLOCK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A drafter as far as a plan needs it.
+
+    Attributes:
+        title: What it is, in words.
+        model: What runs when it drafts; None for a look-up, whose time is not counted.
+        longest: How many tokens it can draft; None if there is no limit.
+    """
+
+    title: str
+    model: DraftModel | None = None
+    longest: int | None = None
+
+
+def plan_drafter(
+    options: Mapping[str, Any], target: ModelShape, precision: Precision, *, target_name: str
+) -> Planned | None:
+    """Returns what a drafter costs; None without one.
+
+    A head's sizes are read from its files if they are on this machine. Otherwise they are those that such heads usually
+    have for this target.
+
+    Args:
+        options: The section ``drafter`` of the configuration.
+        target: The target's shape.
+        precision: Bytes of the target's numbers, which the drafter's are taken to be.
+        target_name: Name of the target, whose files may hold an MTP module.
+
+    Raises:
+        ValueError: Nothing is known about what such a drafter costs.
+    """
+    kind = options.get("_target_")
+    if kind is None:
+        return None
+    name = options.get("name")
+    owner = str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
+    if owner in _LOOKUPS:
+        return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
+    if owner == "ModelDrafter":
+        shape = shape_of(read_config(str(name)), f"drafter.name={name}")
+        if shape.vocab != target.vocab:
+            raise ValueError(
+                f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
+                f"{target.vocab:,}: give a drafter of the same vocabulary"
+            )
+        return Planned(title=f"{name}, a model of {short_count(shape.weights)} parameters", model=_of(shape, precision))
+    found = None if name is None else _own_config(str(name))
+    if found is not None and str(name).startswith(bundled.PREFIX) and found.get("hidden_size") != target.hidden:
+        found = None  # the default of the option, which was trained for the bundled target
+    if found is not None and found.get("hidden_size", target.hidden) != target.hidden:
+        raise ValueError(
+            f"drafter.name={name} is a head for hidden states of {found['hidden_size']} numbers, and "
+            f"target.name={target_name} has {target.hidden}: give a head of this target"
+        )
+    source = f"sizes from {name}" if found is not None else "with the sizes that such heads usually have"
+    own = found or {}
+    layer = None if found is None or "num_attention_heads" not in own else _layer_of(own, str(name))
+    if owner == "EagleDrafter":
+        first = str((own.get("architectures") or [""])[0]).lower()
+        if found is not None and "eagle3" not in first and "draft_vocab_size" not in own:
+            return Planned(title=f"EAGLE head, {source}", model=_of(heads.eagle(target, layer=layer), precision))
+        shape = heads.eagle3(target, layer=layer, draft_vocab=own.get("draft_vocab_size"))
+        return Planned(title=f"EAGLE-3 head, {source}", model=_of(shape, precision))
+    if owner == "MTPDrafter":
+        return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), precision))
+    if owner == "BlockDrafter":
+        count, captured = int(own.get("num_hidden_layers") or 5), own.get("hidden_layers")
+        shape = heads.block(
+            target, layers=count, layer=layer, hidden_layers=len(captured) if isinstance(captured, list) else None
+        )
+        longest = int(options.get("block_size") or own.get("block_size") or _LONGEST_BLOCK)
+        model = DraftModel(shape=shape, precision=precision, at_once=True)
+        return Planned(title=f"block drafter of {count} layers, {source}", model=model, longest=longest)
+    if owner == "MedusaDrafter":
+        count = int(own.get("medusa_num_heads") or 4)
+        shape = heads.medusa(target, heads=count, layers=int(own.get("medusa_num_layers") or 1))
+        model = DraftModel(shape=shape, precision=precision, at_once=True)
+        return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
+    raise ValueError(
+        f"drafter._target_={kind}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as ngram, not what "
+        f"this one costs"
+    )
+
+
+def _of(shape: ModelShape, precision: Precision) -> DraftModel:
+    return DraftModel(shape=shape, precision=precision)
+
+
+def _layer_of(own: Mapping[str, Any], name: str) -> Any:
+    config = {"tie_word_embeddings": False, "vocab_size": 1, **own}
+    # A head's configuration may name a type of its own; its layers are the usual ones.
+    return shape_of({**config, "model_type": config.get("layer_kind") or "llama"}, f"drafter.name={name}").layers[0]
+
+
+def _own_config(name: str) -> dict[str, Any] | None:
+    """Returns a head's configuration if it is on this machine; None if it is not, which is no error."""
+    path = Path(bundled.resolve(name))
+    if path.exists():
+        return read_config(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except ValueError:
+        return None
+    return read_config(cached) if isinstance(cached, str) else None
+
+
+def short_count(count: float) -> str:
+    """Returns a number of parameters in words: ``"8.03 billion"``."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+    return f"{count:,.0f}"

@@ -1,0 +1,69 @@
+"""In how many bytes a target's numbers are stored, and what it computes in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdec.roofline.precision import BYTES, Precision, stored
+
+GROUP = 64
+"""Weights that share a factor in this project's ``int4``."""
+
+_QUANTIZED = ("int8", "int8_compact", "int4", "int4_compact", "fp8")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of a target's numbers.
+
+    Attributes:
+        precision: Bytes by what they are for.
+        computes: What matrix products compute in.
+        words: Both in words.
+    """
+
+    precision: Precision
+    computes: str
+    words: str
+
+
+def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str | None, kv_cache: str | None) -> Formats:
+    """Returns the bytes of a target's numbers.
+
+    Quantized weights are expanded before they are multiplied, so that products compute in the model's own type.
+
+    Args:
+        config: The content of the target's ``config.json``.
+        dtype: As ``target.dtype``: a type, or ``auto`` for the one that the configuration names.
+        quantization: As ``target.quantization``; None for weights as they are stored.
+        kv_cache: As ``engine.kv_cache``.
+
+    Raises:
+        ValueError: A type is not known.
+    """
+    computes = _dtype_of(config) if dtype == "auto" else dtype
+    if computes not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"target.dtype={dtype!r}: give float32, bfloat16, float16 or auto")
+    if quantization is not None and quantization not in _QUANTIZED:
+        raise ValueError(f"target.quantization={quantization!r}: give one of {', '.join(_QUANTIZED)}, or null")
+    kv_words = "" if kv_cache is None else f", KV cache in {kv_cache}"
+    if quantization is not None:
+        scheme = quantization.removesuffix("_compact")
+        group = GROUP if scheme == "int4" else None
+        found = Precision.of(computes, weights=scheme, group=group, kv=kv_cache)
+        # Experts that are stored as one tensor are left alone.
+        found = replace(found, experts=BYTES[computes])
+        return Formats(found, computes, f"weights in {scheme}, computing in {computes}{kv_words}")
+    found = Precision.of(computes, kv=kv_cache)
+    checkpoint = stored(config)
+    if checkpoint is None:
+        return Formats(found, computes, f"{computes}{kv_words}")
+    weights = found.weights if checkpoint.weights is None else checkpoint.weights
+    found = replace(found, weights=weights, experts=checkpoint.experts)
+    return Formats(found, computes, f"weights as stored ({checkpoint.name}), computing in {computes}{kv_words}")
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str:
+    inner = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else {}
+    named = config.get("dtype") or config.get("torch_dtype") or (inner or {}).get("torch_dtype")
+    return str(named).removeprefix("torch.") if named else "bfloat16"

@@ -1,0 +1,376 @@
+"""What a plan asks, and its figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from experiments.planning.drafting import Planned
+from specdec.roofline.bounds import Roof
+from specdec.roofline.capacity import Memory, Served, kv_bytes_per_position
+from specdec.roofline.devices import Device
+from specdec.roofline.precision import Precision
+from specdec.roofline.rounds import RoofRounds, RoundCost
+from specdec.roofline.serving import latency, price_per_million
+from specdec.roofline.shape import ModelShape
+from specdec.roofline.speculation import (
+    Acceptance,
+    BestLength,
+    best_length,
+    break_even_batch,
+    chain_tokens,
+    critical_context,
+    target_efficiency,
+)
+from specdec.roofline.work import StepWork, prefill_work, step_work
+
+BATCHES = tuple(2**power for power in range(11))
+"""Batches of the map."""
+CONTEXTS = tuple(2**power for power in range(6, 18))
+"""Contexts of the map, as far as the model goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be planned.
+
+    Attributes:
+        name: The target's name.
+        shape: Its shape.
+        precision: Bytes of its numbers.
+        formats: Its formats in words.
+        device: Where it is to run.
+        roof: What that does at best, in the type that the target computes in.
+        measured: Whether the roof is a measured one.
+        batches: Rows.
+        context: Positions per row: the length of a slot, and what a step reads.
+        output: How many of them are output; the others are the prompt.
+        drafter: What drafts; None without speculation.
+        acceptance: How often drafted tokens are accepted.
+        longest: The longest draft to consider.
+        usable: Bytes of the device's memory that may be used.
+        prefill_chunk: Prompt tokens per forward, at most.
+        page: Positions per page of a paged cache.
+        overhead: Seconds per forward that are not in the roof.
+        price: Price of the device per hour; None if it is not asked for.
+    """
+
+    name: str
+    shape: ModelShape
+    precision: Precision
+    formats: str
+    device: Device
+    roof: Roof
+    measured: bool
+    batches: Sequence[int]
+    context: int
+    output: int
+    drafter: Planned | None
+    acceptance: Acceptance
+    longest: int
+    usable: float
+    prefill_chunk: int
+    page: int
+    overhead: float
+    price: float | None
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.context - self.output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A forward, or several: what it moves and computes, and the least time of that.
+
+    Attributes:
+        kind: ``"prefill"``, ``"decode"``, ``"draft"`` or ``"verify"``.
+        what: What it does, in words.
+        batch: Rows.
+        work: Bytes and operations.
+        seconds: The least time, part by part.
+        tokens: Tokens that it emits, over all rows; 0 where it emits none.
+    """
+
+    kind: str
+    what: str
+    batch: int
+    work: StepWork
+    seconds: float
+    tokens: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """What speculation brings for a batch.
+
+    Attributes:
+        batch: Rows.
+        best: The draft length that is fastest.
+        tokens: Tokens per round and row with it.
+        efficiency: Seconds of a plain step over those of the verifying one.
+        draft_seconds: Seconds of drafting, per round.
+        verify_seconds: Seconds of verifying, per round.
+        tokens_per_second: Over all rows.
+    """
+
+    batch: int
+    best: BestLength
+    tokens: float
+    efficiency: float
+    draft_seconds: float
+    verify_seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a request takes in a batch whose rows are all alike.
+
+    Attributes:
+        batch: Rows.
+        prefill_seconds: Of its prompt.
+        per_token: Seconds per output token.
+        seconds: All of it.
+        tokens_per_second: Output tokens, over all rows, while they decode.
+        price: Of a million output tokens, prefill included; None without a price.
+    """
+
+    batch: int
+    prefill_seconds: float
+    per_token: float
+    seconds: float
+    tokens_per_second: float
+    price: float | None
+
+    @property
+    def prefill_share(self) -> float:
+        """The prefill's share of the time."""
+        return self.prefill_seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class Room:
+    """A batch's memory, and whether there is room for it.
+
+    Attributes:
+        batch: Rows.
+        memory: What they take.
+        fits: Whether that is in the device.
+        longest: How long so many slots can be.
+    """
+
+    batch: int
+    memory: Memory
+    fits: bool
+    longest: int
+
+
+@dataclass(frozen=True)
+class Map:
+    """The best draft for every batch and context.
+
+    Attributes:
+        batches: Rows of the grid.
+        contexts: Its columns.
+        best: The fastest length, by batch and context.
+        fits: Whether there is room for so many slots of this length.
+        break_even: By context: the largest batch at which a draft of ``Plan.fixed`` tokens is no slower than plain
+            decoding; None if it always pays.
+    """
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    best: tuple[tuple[BestLength, ...], ...]
+    fits: tuple[tuple[bool, ...], ...]
+    break_even: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answers to a question."""
+
+    asked: Question
+
+    @cached_property
+    def cost(self) -> RoundCost:
+        """How long the parts of a round take, at least."""
+        asked = self.asked
+        return RoofRounds(
+            shape=asked.shape,
+            precision=asked.precision,
+            roof=asked.roof,
+            drafter=None if asked.drafter is None else asked.drafter.model,
+            overhead=asked.overhead,
+        )
+
+    @cached_property
+    def served(self) -> Served:
+        """Target and drafter, as memory sees them."""
+        asked = self.asked
+        model = None if asked.drafter is None else asked.drafter.model
+        return Served(
+            shape=asked.shape,
+            precision=asked.precision,
+            drafter=None if model is None else model.shape,
+            drafter_precision=None if model is None else model.precision,
+            drafted=0 if asked.drafter is None else self.longest,
+            prefill_chunk=asked.prefill_chunk,
+        )
+
+    @property
+    def longest(self) -> int:
+        """The longest draft to consider, which the drafter may limit."""
+        drafter = self.asked.drafter
+        return min(self.asked.longest, (drafter.longest if drafter is not None else None) or self.asked.longest)
+
+    @cached_property
+    def fixed(self) -> int:
+        """A draft length that does not change with the load: the best one for a single row, at least 1."""
+        return max(1, self._best(1, self.asked.context).drafted)
+
+    @cached_property
+    def rooms(self) -> list[Room]:
+        """The memory of every batch."""
+        usable, found = self.asked.usable, []
+        for batch in self.asked.batches:
+            memory = self.served.memory(rows=batch, length=self.asked.context)
+            longest = self.served.longest(usable, rows=batch)
+            limit = self.asked.shape.max_length
+            found.append(Room(batch, memory, memory.total <= usable, min(longest, limit) if limit else longest))
+        return found
+
+    @property
+    def most_rows(self) -> int:
+        """How many slots of the context's length there is room for."""
+        return self.served.most_rows(self.asked.usable, length=self.asked.context)
+
+    @property
+    def most_paged_rows(self) -> int:
+        """How many rows there is room for in pages, if they are half as long on average."""
+        return self.served.most_paged_rows(self.asked.usable, mean_length=self.asked.context / 2, page=self.asked.page)
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """The prefill, and for every batch a plain step, a draft and its verification."""
+        asked = self.asked
+        chunks = "" if asked.prompt <= asked.prefill_chunk else f" by {asked.prefill_chunk:,}"
+        found = [self._phase("prefill", f"prefill {asked.prompt:,}{chunks}", 1, self._prefill(1), tokens=0)]
+        for batch, speculation in zip(asked.batches, self.speculations, strict=True):
+            plain = step_work(asked.shape, asked.precision, batch=batch, context=asked.context)
+            found.append(self._phase("decode", "decode, one token", batch, plain, tokens=batch))
+            drafted = speculation.best.drafted
+            if asked.drafter is None or not drafted:
+                continue
+            if asked.drafter.model is not None:
+                drafting = asked.drafter.model.work(batch=batch, drafted=drafted, context=asked.context)
+                what = f"draft {drafted} tokens" if drafted > 1 else "draft a token"
+                found.append(self._phase("draft", what, batch, drafting, tokens=0))
+            work = step_work(asked.shape, asked.precision, batch=batch, context=asked.context, drafted=drafted)
+            tokens = batch * speculation.tokens
+            found.append(self._phase("verify", f"verify {drafted} and the root", batch, work, tokens=tokens))
+        return found
+
+    @cached_property
+    def speculations(self) -> list[Speculation]:
+        """What speculation brings, by batch."""
+        return [self._speculation(batch) for batch in self.asked.batches]
+
+    def requests(self, *, speculate: bool) -> list[Request]:
+        """Returns what a request takes, by batch.
+
+        The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
+        """
+        asked, found = self.asked, []
+        for batch in asked.batches:
+            prefill = self._prefill(batch).by_parts(asked.roof) + asked.overhead
+            halfway = asked.prompt + asked.output / 2
+            plain = self.cost.verify(batch=batch, drafted=0, context=halfway) + self.cost.outside
+            speed = self._best(batch, halfway).speedup if speculate else 1.0
+            each = plain / speed
+            seconds = latency(prefill + each, each, asked.output)
+            made = batch * asked.output / seconds
+            price = None if asked.price is None else price_per_million(asked.price, made)
+            found.append(
+                Request(
+                    batch=batch,
+                    prefill_seconds=prefill,
+                    per_token=each,
+                    seconds=seconds,
+                    tokens_per_second=batch / each,
+                    price=price,
+                )
+            )
+        return found
+
+    @cached_property
+    def map(self) -> Map:
+        """The best draft over batches and contexts."""
+        limit = self.asked.shape.max_length
+        contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
+        best = tuple(tuple(self._best(batch, context) for context in contexts) for batch in BATCHES)
+        fits = tuple(
+            tuple(self.served.memory(rows=batch, length=each).total <= self.asked.usable for each in contexts)
+            for batch in BATCHES
+        )
+        even = tuple(
+            break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context)
+            for context in contexts
+        )
+        return Map(BATCHES, contexts, best, fits, even)
+
+    def critical_context(self, drafted: int) -> float | None:
+        """Returns the context from which a step is bound by memory at every batch; None if there is none.
+
+        Args:
+            drafted: Drafted nodes of a row.
+        """
+        shape, precision = self.asked.shape, self.asked.precision
+        flops = 2.0 * (shape.active_weights + shape.output_weights)
+        if not any(part.window for layer, _ in shape.groups for part in layer.attending):
+            return critical_context(
+                flops=flops,
+                pair_flops=shape.pair_flops,
+                kv_bytes=kv_bytes_per_position(shape, precision),
+                ridge=self.asked.roof.ridge,
+                drafted=drafted,
+            )
+
+        def bound_by_memory(context: int) -> bool:
+            step = step_work(shape, precision, batch=1, context=context, drafted=drafted)
+            per_row = flops * (drafted + 1) + step.attention_flops
+            return per_row < self.asked.roof.ridge * step.kv_read_bytes
+
+        return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
+
+    def _best(self, batch: int, context: float) -> BestLength:
+        return best_length(self.cost, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
+
+    def _speculation(self, batch: int) -> Speculation:
+        cost, context = self.cost, self.asked.context
+        best = self._best(batch, context)
+        verify = cost.verify(batch=batch, drafted=best.drafted, context=context)
+        draft = cost.draft(batch=batch, drafted=best.drafted, context=context)
+        tokens = chain_tokens(self.asked.acceptance, best.drafted)
+        return Speculation(
+            batch=batch,
+            best=best,
+            tokens=tokens,
+            efficiency=target_efficiency(cost, batch=batch, drafted=best.drafted, context=context),
+            draft_seconds=draft,
+            verify_seconds=verify,
+            tokens_per_second=batch * tokens / (verify + draft + cost.outside),
+        )
+
+    def _prefill(self, batch: int) -> StepWork:
+        """Returns the work of a batch's prompts, chunk by chunk: every chunk reads the weights again."""
+        asked, work, done = self.asked, StepWork(), 0
+        while done < asked.prompt:
+            tokens = min(asked.prefill_chunk, asked.prompt - done)
+            work += prefill_work(asked.shape, asked.precision, tokens=tokens, context=done, batch=batch, logits=0)
+            done += tokens
+        return work
+
+    def _phase(self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float) -> Phase:
+        seconds = work.by_parts(self.asked.roof) + self.asked.overhead
+        return Phase(kind=kind, what=what, batch=batch, work=work, seconds=seconds, tokens=tokens)

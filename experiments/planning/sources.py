@@ -1,0 +1,102 @@
+"""The configuration of a model by its name, without its weights and without PyTorch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec import bundled
+from specdec.roofline.reading import MissingSizeError
+from specdec.roofline.shape import ModelShape
+
+FILE = "config.json"
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Returns the content of a model's ``config.json``.
+
+    Args:
+        name: A file, a folder that holds one, ``bundled/…``, or a name on the hub, whose file is downloaded if it is
+            not on this machine.
+
+    Raises:
+        ValueError: There is none, or it is not JSON.
+    """
+    path = Path(bundled.resolve(name))
+    if path.is_dir():
+        path = path / FILE
+        if not path.is_file():
+            raise ValueError(f"{name!r} is a folder without a {FILE}: give the folder of a model")
+    elif not path.is_file():
+        if path.suffix == ".json" or name.startswith(("/", "./", "../", "~")):
+            raise ValueError(f"there is no file or folder {name!r}: give a {FILE}, its folder, or a name on the hub")
+        path = _from_hub(name)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no configuration, but {type(found).__name__}")
+    return found
+
+
+def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Returns the shape of a model.
+
+    A configuration may leave out what its class in transformers has a default for. Only then transformers is imported,
+    which takes seconds.
+
+    Args:
+        config: The content of its ``config.json``.
+        name: What it is called, for messages.
+
+    Raises:
+        ValueError: It is no decoder, or lacks a size that transformers does not know either.
+    """
+    try:
+        return ModelShape.of(config)
+    except MissingSizeError as missing:
+        completed = _completed(config)
+        if completed is None:
+            raise ValueError(f"{name}: {missing}") from missing
+        return ModelShape.of(completed)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _completed(config: Mapping[str, Any]) -> Any:
+    """Returns the configuration as transformers completes it; None if it does not know the type."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    from transformers import CONFIG_MAPPING  # imports PyTorch
+
+    if kind not in CONFIG_MAPPING:
+        return None
+    return CONFIG_MAPPING[kind].from_dict(dict(config))
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(name, FILE)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is neither a file, nor a folder, nor a name that the hub can have") from error
+    return Path(cached) if isinstance(cached, str) else _downloaded(name)
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, FILE))
+    except GatedRepoError as error:
+        raise ValueError(f"the hub gives {name} to those who accept its terms, at huggingface.co/{name}") from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(f"the hub has no model {name!r}, or hides it from you") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ValueError(
+            f"{name!r} is not on this machine, and the hub cannot be reached: give the path of its {FILE}"
+        ) from error

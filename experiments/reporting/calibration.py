@@ -1,0 +1,156 @@
+"""Calibrated costs as tables: the constants with what they mean, and how well they predict."""
+
+from experiments.reporting.cells import NOTHING
+from experiments.reporting.table import Cell, Column, Emphasis, Table
+from specdec.roofline.bounds import Roof
+from specdec.roofline.calibrated import CalibratedRounds
+from specdec.roofline.plausible import LeastWork, Meaning, meanings
+from specdec.roofline.step_cost import PartCost, StepCost, StepSize
+
+DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
+"""The constants' letters."""
+GOAL_MEDIAN, GOAL_P95 = 0.08, 0.20
+"""Errors at held-out sizes up to which predictions are worth planning with."""
+
+_PARTS = {
+    "target": "target's forward",
+    "prefill": "prefill",
+    "drafting": "drafting",
+    "judging": "acceptance and commit",
+    "target in rounds": "target's forward in rounds",
+}
+
+
+def constants_table(found: CalibratedRounds) -> Table:
+    """The constants of every part, and what a step would take if it reached the device's peaks."""
+    where = found.conditions
+    columns = [Column("", "left"), Column("constant", "left"), Column("time")]
+    columns += [Column("of the\npeak"), Column("meaning", "left")]
+    title = f"Step costs of {where.model} in {where.dtype} on {where.device}"
+    table = Table(columns, title, _notes(found))
+    known = {each.symbol: each for each in meanings_of(found)}
+    _step_rows(table, "target's forward", found.target, known)
+    if found.prefill is not None:
+        _step_rows(table, "prefill, no logits", found.prefill, {})
+    if found.drafting is not None:
+        _part_rows(table, f"drafting ({where.drafter})", found.drafting, "per call of the drafter")
+    _part_rows(table, "acceptance and commit", found.judging, "per level of the draft")
+    table.add("host", "fixed", _amount(found.host), "", "what no stage has, per round")
+    return table
+
+
+def meanings_of(found: CalibratedRounds) -> list[Meaning]:
+    """The constants of the target's forward beside the least that the device allows; empty where that is not known."""
+    if not found.work or not found.peaks:
+        return []
+    peaks = found.peaks
+    roof = Roof(max(peaks["copy"], peaks["read"]), peaks["flops"])
+    sizes = [
+        StepSize.of(rows=batch, queries=drafted + 1, context=context)
+        for batch, context, drafted, *_, prompt in found.measured
+        if not prompt
+    ]
+    return meanings(found.target, sizes, LeastWork(**found.work), roof, cache_bytes=peaks["cache_bytes"])
+
+
+def errors_table(found: CalibratedRounds) -> Table:
+    """How far predicted times are from measured ones, at the fitted sizes and at others."""
+    columns = [Column("", "left"), Column("sizes", "left"), Column("points")]
+    columns += [Column("median error"), Column("95 %"), Column("worst")]
+    table = Table(columns, "Predicted against measured times", [])
+    for part, kinds in found.errors.items():
+        for kind, each in kinds.items():
+            held = kind == "held_out" and part == "target"
+            missed = held and (each.median > GOAL_MEDIAN or each.p95 > GOAL_P95)
+            emphasis = Emphasis.BEST if held and not missed else Emphasis.NONE
+            table.add(
+                _PARTS.get(part, part),
+                "held out" if kind == "held_out" else "fitted",
+                str(each.points),
+                *(Cell(f"{value:.1%}", emphasis=emphasis) for value in (each.median, each.p95, each.worst)),
+            )
+    return table
+
+
+def remarks(found: CalibratedRounds) -> list[str]:
+    """What a reader has to know besides."""
+    said = [found.note] if found.note else []
+    held = found.errors.get("target", {}).get("held_out")
+    if held is not None and (held.median > GOAL_MEDIAN or held.p95 > GOAL_P95):
+        said.append(
+            f"At sizes that were held out, the median error is {held.median:.0%} and the 95th percentile {held.p95:.0%}"
+            f" (good: {GOAL_MEDIAN:.0%} and {GOAL_P95:.0%}): calibrate on an idle machine, or give more seconds."
+        )
+    return said
+
+
+def _step_rows(table: Table, name: str, cost: StepCost, known: dict[str, Meaning]) -> None:
+    begin = 1
+    for number, each in enumerate(cost.ranges):
+        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
+        tokens = f"{begin} or more" if each.upto is None else tokens
+        first, last = number == 0, number == len(cost.ranges) - 1
+        delta = known.get("delta") if first else None
+        gamma = known.get("gamma") if last else None
+        label = "token" if each.upto == 1 else "tokens"
+        table.add(
+            name if first else "",
+            f"{DELTA}, {tokens} {label}" if len(cost.ranges) > 1 else DELTA,
+            _amount(each.fixed),
+            *_meaning(delta, "any forward"),
+        )
+        if each.per_token:
+            table.add(
+                "",
+                f"{GAMMA}, {tokens} {label}" if len(cost.ranges) > 1 else GAMMA,
+                _amount(each.per_token),
+                *_meaning(gamma, "per token"),
+            )
+        begin = (each.upto or 0) + 1
+    table.add("", ALPHA, _amount(cost.per_position), *_meaning(known.get("alpha"), "per position read"))
+    table.add("", BETA, _amount(cost.per_pair), "", "per query and position", end_section=True)
+
+
+def _part_rows(table: Table, name: str, cost: PartCost, level: str) -> None:
+    rows = [
+        ("fixed", cost.fixed, "any such round"),
+        ("per level", cost.per_level, level),
+        ("per token", cost.per_token, "per drafted token"),
+        ("per position", cost.per_position, "per level and position"),
+    ]
+    kept = [row for row in rows if row[1]] or rows[:1]
+    for number, (constant, seconds, meaning) in enumerate(kept):
+        last = number == len(kept) - 1
+        table.add("" if number else name, constant, _amount(seconds), "", meaning, end_section=last)
+
+
+def _meaning(known: Meaning | None, otherwise: str) -> tuple[str, str]:
+    if known is None:
+        return "", otherwise
+    share = NOTHING if known.utilization is None else f"{known.utilization:.0%}"
+    words = {"caches": " (in the caches)", "hidden": " (hidden behind memory)"}
+    return share, f"{known.what}{words.get(known.excuse, '')}"
+
+
+def _amount(seconds: float) -> str:
+    """A time in a unit that suits it."""
+    for unit, factor in (("ms", 1e3), ("µs", 1e6), ("ns", 1e9)):
+        if seconds * factor >= 0.1:
+            return f"{seconds * factor:.3g} {unit}"
+    return "0" if not seconds else f"{seconds * 1e12:.3g} ps"
+
+
+def _notes(found: CalibratedRounds) -> list[str]:
+    where, box, peaks = found.conditions, found.box, found.peaks
+    notes = [
+        f"holds for {box.batch[0]} to {box.batch[1]} rows, {box.context[0]} to {box.context[1]} positions, "
+        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes; {where.attention} attention, {where.threads} threads"
+    ]
+    if peaks:
+        notes.append(
+            f"measured peaks: {max(peaks['copy'], peaks['read']) / 1e9:.3g} GB/s, {peaks['flops'] / 1e12:.3g} TFLOP/s"
+        )
+        if "printed_bandwidth" in peaks:
+            bandwidth, flops = peaks["printed_bandwidth"] / 1e9, peaks["printed_flops"] / 1e12
+            notes[-1] += f"; printed: {bandwidth:.4g} GB/s, {flops:.4g} TFLOP/s"
+    return notes

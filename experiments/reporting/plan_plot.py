@@ -1,0 +1,152 @@
+"""The pictures of a plan: its forwards under the device's roof, and where speculation pays."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.patches import Patch, Rectangle
+
+from experiments.planning.plan import Phase, Plan
+from experiments.reporting import style
+
+_KINDS = ("prefill", "decode", "draft", "verify")
+
+
+def draw(plan: Plan, folder: Path) -> list[Path]:
+    """Draw all pictures of a plan into a folder, and return their files."""
+    made = [roofline(plan, folder / "roofline.png")]
+    if plan.asked.drafter is not None:
+        made.append(pays(plan, folder / "where_it_pays.png"))
+    return made
+
+
+@style.styled()
+def roofline(plan: Plan, path: Path) -> Path:
+    """Every forward at its operations per byte, at the rate that the device allows there."""
+    asked, roof = plan.asked, plan.asked.roof
+    figure = style.new_figure(style.PAGE, 3.9)
+    axes = figure.subplots()
+    points = [(phase.work.total.intensity, phase.work.total.flops / phase.seconds / 1e12) for phase in plan.phases]
+    low = min(0.5, *(0.6 * x for x, _ in points))
+    high = max(10 * roof.ridge, *(2 * x for x, _ in points))
+    grid = np.geomspace(low, high, 200)
+    axes.fill_between(grid[grid < roof.ridge], 1e-6, 1e6, color=style.COLORS[5], alpha=0.10, linewidth=0)
+    axes.fill_between(grid[grid >= roof.ridge], 1e-6, 1e6, color=style.COLORS[1], alpha=0.10, linewidth=0)
+    axes.plot(grid, [roof.attainable(x) / 1e12 for x in grid], color="black", linewidth=1.5, zorder=2)
+    axes.axvline(roof.ridge, color=style.FAINT, linewidth=0.7, linestyle=":", zorder=1)
+    seen: dict[str, object] = {}
+    for phase, (x, y) in zip(plan.phases, points, strict=True):
+        number = _KINDS.index(phase.kind)
+        (dot,) = axes.plot(
+            x, y, style.marker(number), color=style.color(number), zorder=3, markersize=6, markeredgecolor="white"
+        )
+        seen.setdefault(phase.kind, dot)
+    _label_rows(axes, plan.phases, points)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    least = min(y for _, y in points)
+    axes.set_ylim(least / 3, roof.flops / 1e12 * 2.5)
+    axes.text(roof.ridge / 1.1, least / 2.5, "bound by memory", color=style.COLORS[0], ha="right")
+    axes.text(roof.ridge * 1.1, least / 2.5, "bound by compute", color=style.COLORS[4])
+    axes.text(roof.ridge * 1.1, least, f"ridge {roof.ridge:.3g}", color=style.FAINT, fontsize=style.SMALLEST)
+    axes.set_xlabel("arithmetic intensity (FLOP per byte)")
+    axes.set_ylabel("most that the device allows (TFLOP/s)")
+    axes.grid(True, which="major")
+    style.legend(figure, list(seen.values()), list(seen))
+    about = (
+        f"{asked.device.title}, {roof.bandwidth / 1e12:.4g} TB/s and {roof.flops / 1e12:.4g} TFLOP/s; "
+        f"{asked.context:,} positions per row; numbers at the points are rows. A point below the roof has a part bound "
+        f"by memory and one by compute, which take turns"
+    )
+    style.title(figure, f"Forwards of {_short(asked.name)} under the roof", about)
+    return style.save(figure, path)
+
+
+def _label_rows(axes: Axes, phases: list[Phase], points: list[tuple[float, float]]) -> None:
+    """Write the number of rows beside each point: above a decode, below what drafts and verifies."""
+    for phase, (x, y) in zip(phases, points, strict=True):
+        above = phase.kind in ("decode", "prefill")
+        axes.annotate(
+            f"{phase.batch:,}",
+            (x, y),
+            (-4, 5) if above else (4, -10),
+            textcoords="offset points",
+            ha="right" if above else "left",
+            fontsize=style.SMALLEST,
+            color=style.color(_KINDS.index(phase.kind)),
+        )
+
+
+@style.styled()
+def pays(plan: Plan, path: Path) -> Path:
+    """The speedup of the best draft by batch and context, its length, and where a fixed draft breaks even."""
+    grid, asked = plan.map, plan.asked
+    speed = np.array([[each.speedup for each in row] for row in grid.best])
+    figure = style.new_figure(style.PAGE, 4.6)
+    axes = figure.subplots()
+    norm = Normalize(1.0, max(1.1, float(speed.max())))
+    image = axes.imshow(speed, cmap="cividis", norm=norm, aspect="auto", origin="lower")
+    for row, batch in enumerate(grid.best):
+        for column, each in enumerate(batch):
+            color = style.ink(image.cmap, float(norm(each.speedup)))
+            text = f"{each.drafted}\n{each.speedup:.2f}x" if each.drafted else "none"
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=style.SMALLEST, zorder=4)
+            if not grid.fits[row][column]:
+                corner = (column - 0.5, row - 0.5)
+                axes.add_patch(
+                    Rectangle(corner, 1, 1, fill=False, hatch="///", edgecolor="white", linewidth=0, alpha=0.35)
+                )
+    handles: list[object] = [Patch(facecolor="#808080", hatch="///", edgecolor="white")]
+    labels = ["slots do not fit in the memory"]
+    line = _break_even(axes, plan)
+    if line is not None:
+        handles.append(line)
+        labels.append(f"above: a fixed draft of {plan.fixed} is slower than plain decoding")
+    axes.set_xticks(range(len(grid.contexts)), [_thousands(each) for each in grid.contexts])
+    axes.set_yticks(range(len(grid.batches)), [f"{each:,}" for each in grid.batches])
+    axes.set_xlabel("context (positions per row)")
+    axes.set_ylabel("batch (rows)")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.colorbar(image, ax=axes, pad=0.01, aspect=30).set_label("speedup of the best draft")
+    style.legend(figure, handles, labels)
+    assert asked.drafter is not None
+    acceptance = asked.acceptance if isinstance(asked.acceptance, float | int) else list(asked.acceptance)
+    about = (
+        f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance}; drafts of up "
+        f"to {plan.longest} tokens; least times"
+    )
+    style.title(figure, "How long to draft, and what that brings", about)
+    return style.save(figure, path)
+
+
+def _break_even(axes: Axes, plan: Plan) -> object | None:
+    """Draw the line above which a fixed draft loses; None if it is nowhere in the map."""
+    grid = plan.map
+    top = len(grid.batches) - 0.5
+    heights = []
+    for batch in grid.break_even:
+        place = top if batch is None else -0.5 if batch == 0 else float(np.log2(batch))
+        heights.append(min(max(place, -0.5), top))
+    if all(height >= top for height in heights):
+        return None
+    edges = [column + side for column in range(len(heights)) for side in (-0.5, 0.5)]  # flat over every column
+    steps = [height for height in heights for _ in range(2)]
+    (line,) = axes.plot(edges, steps, color=style.COLORS[4], linewidth=2, linestyle="--", zorder=3)
+    axes.set_ylim(-0.5, top)
+    axes.set_xlim(-0.5, len(heights) - 0.5)
+    return line
+
+
+def _short(name: str) -> str:
+    """Returns a name for a title: of a path its last part that says something, any other name as it is."""
+    if not name.startswith(("/", ".", "~")):
+        return name
+    path = Path(name)
+    return path.parent.name if path.name == "config.json" else path.stem
+
+
+def _thousands(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 else str(count)

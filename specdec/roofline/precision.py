@@ -1,0 +1,141 @@
+"""How many bytes the numbers of a model take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+}
+"""Bytes of a number, without factors that belong to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Bytes per number.
+
+    Attributes:
+        weights: Bytes of a weight in a layer's matrix, factors and zero points of its group included.
+        experts: Bytes of a weight in an expert's matrix; None for as many as in the others.
+        output: Bytes of a weight in the output layer.
+        tables: Bytes of a weight in the tables of embeddings, which quantizers leave alone.
+        kv: Bytes of a number in the cache.
+        kv_vector: Bytes of the factor that a quantized cache keeps with every vector.
+        activations: Bytes of a number between layers.
+        logits: Bytes of a logit.
+    """
+
+    weights: float = 2.0
+    experts: float | None = None
+    output: float = 2.0
+    tables: float = 2.0
+    kv: float = 2.0
+    kv_vector: float = 0.0
+    activations: float = 2.0
+    logits: float = 4.0
+
+    @property
+    def of_experts(self) -> float:
+        """Bytes of a weight in an expert's matrix."""
+        return self.weights if self.experts is None else self.experts
+
+    @classmethod
+    def of(
+        cls,
+        dtype: str = "bfloat16",
+        *,
+        weights: str | None = None,
+        group: int | None = None,
+        zero_points: bool = False,
+        output: str | None = None,
+        kv: str | None = None,
+    ) -> "Precision":
+        """Returns the bytes of formats by name.
+
+        Args:
+            dtype: What the model computes in.
+            weights: Format of the layers' matrices; None for ``dtype``.
+            group: How many weights of a quantized matrix share a factor of 16 bits; None for a row, whose factor is
+                too small a part of it to count.
+            zero_points: Whether every group has a zero point of 16 bits, too.
+            output: Format of the output layer; None for that of ``weights``.
+            kv: Format of the cache; ``int8`` and ``fp8`` keep a factor of 32 bits with every vector. None for
+                ``dtype``.
+
+        Raises:
+            ValueError: There is no such format.
+        """
+        factors = 0.0 if group is None else (4 if zero_points else 2) / group
+        return cls(
+            weights=bytes_of(weights or dtype) + factors,
+            output=bytes_of(output or weights or dtype) + (factors if output is None else 0.0),
+            tables=bytes_of(dtype),
+            kv=bytes_of(kv or dtype),
+            kv_vector=4.0 if kv in ("int8", "fp8") else 0.0,
+            activations=bytes_of(dtype),
+        )
+
+
+def bytes_of(name: str) -> float:
+    """Returns the bytes of a number in a format.
+
+    Raises:
+        ValueError: There is no such format.
+    """
+    if name not in BYTES:
+        raise ValueError(f"there is no number format {name!r}: give one of {', '.join(BYTES)}")
+    return BYTES[name]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a checkpoint stores its weights, where something has quantized it.
+
+    Attributes:
+        name: The name of the method.
+        weights: Bytes of a weight in a layer's matrix, factors included; None for those of the model's own type.
+        experts: Likewise, in an expert's matrix.
+    """
+
+    name: str
+    weights: float | None
+    experts: float | None = None
+
+
+def stored(config: Mapping[str, Any]) -> Stored | None:
+    """Returns how a checkpoint is quantized, by its configuration's ``quantization_config``; None if it is not.
+
+    Args:
+        config: The content of its ``config.json``.
+
+    Raises:
+        ValueError: It is quantized in a way whose bytes are not known here.
+    """
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping):
+        return None
+    method = str(given.get("quant_method") or "")
+    if method == "mxfp4":  # a factor of 8 bits for 32 weights, in experts only
+        return Stored(method, None, (4 + 8 / 32) / 8)
+    if method in ("gptq", "awq"):
+        bits = given.get("bits", given.get("w_bit", 4))
+        group = given.get("group_size", given.get("q_group_size", 128))
+        return Stored(method, bits / 8 + ((2 + bits / 8) / group if isinstance(group, int) and group > 0 else 0.0))
+    if method == "bitsandbytes":
+        return Stored(method, 0.5 + 4 / 64 if given.get("load_in_4bit") else 1.0)
+    if method in ("fp8", "fbgemm_fp8"):
+        return Stored(method, 1.0)
+    if method == "compressed-tensors":
+        groups = given.get("config_groups")
+        first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+        weights = first.get("weights") or {}
+        if type(weights.get("num_bits")) is int:
+            group = weights.get("group_size")
+            factors = 2 / group if isinstance(group, int) and group > 0 else 0.0
+            return Stored(method, weights["num_bits"] / 8 + factors)
+    raise ValueError(f"the checkpoint is quantized by {method or 'a method without a name'}, whose size is not known")

@@ -1,0 +1,63 @@
+"""From the times of steps to what requests take, cost and occupy."""
+
+
+def latency(first: float, per_token: float, tokens: int) -> float:
+    """Returns the seconds from a request's arrival to its last token: TTFT + (N - 1) · TPOT.
+
+    Args:
+        first: Seconds to the first token.
+        per_token: Seconds per token after it.
+        tokens: Output tokens, the first one included.
+    """
+    return first + (tokens - 1) * per_token
+
+
+def price_per_million(price: float, tokens_per_second: float) -> float:
+    """Returns the price of a million tokens.
+
+    Args:
+        price: Price of the device per hour.
+        tokens_per_second: What it makes, over all rows.
+    """
+    return price * hours_per_million(tokens_per_second)
+
+
+def hours_per_million(tokens_per_second: float) -> float:
+    """Returns the hours that a device takes for a million tokens."""
+    return 1e6 / (3600 * tokens_per_second)
+
+
+def rows_in_flight(arrivals_per_second: float, seconds: float) -> float:
+    """Returns how many requests are served at a time, on average (Little's law).
+
+    Args:
+        arrivals_per_second: Requests that arrive.
+        seconds: Mean time that a request takes.
+    """
+    return arrivals_per_second * seconds
+
+
+def load_seconds(size: float, bandwidth: float) -> float:
+    """Returns the seconds that reading the weights from a disk takes.
+
+    Args:
+        size: Bytes.
+        bandwidth: Bytes per second.
+    """
+    return size / bandwidth
+
+
+def all_reduce_seconds(
+    *, devices: int, tokens: float, hidden: int, number_bytes: float, bandwidth: float, latency: float = 0.0
+) -> float:
+    """Returns the seconds of one sum over devices that share a model; a layer needs two.
+
+    Args:
+        devices: How many there are.
+        tokens: Tokens of the step.
+        hidden: Width of the residual stream.
+        number_bytes: Bytes of a number in it.
+        bandwidth: Bytes per second of the link.
+        latency: Seconds until the first byte arrives.
+    """
+    return 2 * (devices - 1) / devices * tokens * hidden * number_bytes / bandwidth + latency

@@ -1,0 +1,32 @@
+"""Which row of the table of devices a GPU's own name means, and what is measured on the processor."""
+
+import pytest
+import torch
+
+from experiments.measuring.peaks import measure_peaks, row_of
+from specdec.roofline.devices import read_devices
+
+DEVICES = read_devices()
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80, "h100"),
+        ("NVIDIA A100-SXM4-40GB", 40, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 80, "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", 24, "rtx4090"),
+        ("NVIDIA A10", 24, "a10"),
+        ("NVIDIA GeForce RTX 1234", 24, None),
+    ],
+)
+def test_a_gpu_is_found_by_its_name_and_memory(name: str, gigabytes: float, row: str | None) -> None:
+    found = row_of(name, gigabytes * 1e9, DEVICES)
+    assert (None if found is None else found.name) == row
+
+
+def test_the_peaks_of_a_processor_are_numbers() -> None:
+    peaks = measure_peaks(torch.device("cpu"), torch.float32, seconds=0.0, largest=1 << 20)
+    assert min(peaks.copy, peaks.read, peaks.flops) > 0
+    assert peaks.roof.bandwidth == max(peaks.copy, peaks.read)
+    assert peaks.better(peaks) == peaks

@@ -1,0 +1,138 @@
+"""MBU, MFU, waste and residuals from records, by hand; what is above the roof is said."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from experiments.reporting.utilization import above_roof, utilization_table
+from experiments.results.records import Record
+from experiments.results.summary import summarize
+from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_columns, utilization_of
+from specdec.roofline import bounds
+
+PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
+WORK = {
+    "verify_bytes": 300.0,
+    "verify_flops": 2000.0,
+    "verify_forwards": 2.0,
+    "useful_flops": 500.0,
+    "verified": 8.0,
+    "committed": 6.0,
+}
+
+
+def record(**changes: Any) -> Record:
+    made = Record(
+        prompt="p",
+        method="plain",
+        temperature=0.0,
+        batch=0,
+        prompt_tokens=4,
+        token_ids=(1,),
+        finish_reason="length",
+        seconds=10.0,
+        stage_seconds={"verify": 8.0, "prefill": 1.0},
+        accepted=(0,),
+        expected_accepted=(0.0,),
+        proposed_depth=(0,),
+        proposed_nodes=(0,),
+        work=WORK,
+    )
+    return replace(made, **changes)
+
+
+def test_utilization_is_counted_by_hand() -> None:
+    found = utilization_of([record()], PEAKS)
+    assert found is not None
+    use = found.stages["verify"]
+    # 300 bytes in 8 s of 100 bytes/s, 2000 operations of 1000/s; the least time is that of the bytes.
+    assert (use.mbu, use.mfu) == (pytest.approx(300 / 800), pytest.approx(2000 / 8000))
+    assert use.of_least == pytest.approx(8 / 3) and use.note == ""
+    assert found.useful_mfu == pytest.approx(500 / 8000) and found.wasted == pytest.approx(1 - 6 / 8)
+    assert set(found.stages) == {"verify"} and use.mbu_printed is None
+    printed = utilization_of([record()], {**PEAKS, "printed_bandwidth": 200.0, "printed_flops": 4000.0})
+    assert printed is not None
+    assert printed.stages["verify"].mbu_printed == pytest.approx(300 / 1600)
+    assert printed.stages["verify"].mfu_printed == pytest.approx(2000 / 32000)
+
+
+def test_rows_of_a_batch_count_once_and_failures_never() -> None:
+    rows = [
+        record(),
+        record(prompt="q"),
+        record(prompt="r", batch=1),
+        record(prompt="s", batch=2, finish_reason="error"),
+    ]
+    both = utilization_of(rows, PEAKS)
+    assert both is not None and both.stages["verify"].mbu == pytest.approx(600 / 1600)
+
+
+def test_without_peaks_waste_alone_is_known() -> None:
+    found = utilization_of([record()], None)
+    assert found is not None and found.stages == {} and found.useful_mfu is None and found.wasted == 0.25
+    assert utilization_of([record(work={})], PEAKS) is None
+
+
+@pytest.mark.parametrize(("cache", "note"), [(0, "FASTER THAN PHYSICS"), (100, "served by caches")])
+def test_what_is_above_the_roof_is_said_unless_caches_explain_it(cache: int, note: str) -> None:
+    """Two forwards of 150 bytes, which caches of 38 bytes or more may hold."""
+    rows = [record(stage_seconds={"verify": 2.0})]
+    peaks = {**PEAKS, "cache_bytes": cache}
+    found = utilization_of(rows, peaks)
+    assert found is not None and found.stages["verify"].note.startswith(note)
+    said = above_roof(summarize(rows, planned=1, series=1, peaks=peaks))
+    assert bool(said) == (not cache)
+    if said:
+        assert "plain's verify would be faster than physics: it took 67% of the least time" in said[0]
+
+
+@pytest.mark.parametrize("seconds", [0.9, 0.94, 0.96, 2.0])
+@pytest.mark.parametrize("cache", [0, 20, 30])
+def test_suspicions_are_those_of_the_roofline(seconds: float, cache: int) -> None:
+    """100 bytes or 100 operations take a second at best."""
+    work, roof = bounds.Work(100.0, 100.0), bounds.Roof(100.0, 100.0)
+    assert (TOLERANCE, CACHES) == (bounds.TOLERANCE, bounds.CACHES)
+    assert suspicion(seconds, 100.0, cache) == bounds.suspicion(work, seconds, roof, cache_bytes=cache)
+
+
+PREDICTED = {
+    **WORK,
+    "predicted_rounds": 2.0,
+    "unpredicted_rounds": 1.0,
+    "predicted_draft": 1.0,
+    "measured_draft": 1.5,
+    "predicted_verify": 6.0,
+    "measured_verify": 5.0,
+    "predicted_judge": 0.5,
+    "measured_judge": 0.25,
+    "predicted_prefill": 1.2,
+    "measured_prefill": 1.0,
+}
+
+
+def test_residuals_add_up() -> None:
+    row = record(work=PREDICTED, round_seconds=(3.0, 3.75, 2.0), predicted_seconds=(3.3, 4.2, None))
+    found = utilization_of([row], PEAKS)
+    assert found is not None and found.prediction is not None
+    prediction = found.prediction
+    assert (prediction.rounds, prediction.outside) == (2, 1)
+    assert prediction.residual == {"draft": 0.5, "verify": -1.0, "judge": -0.25}
+    assert sum(prediction.residual.values()) == pytest.approx((3.0 - 3.3) + (3.75 - 4.2))
+    assert prediction.total_error == pytest.approx(7.5 / 6.75 - 1)
+    assert prediction.prefill_error == pytest.approx(0.2)
+    assert (prediction.median_error, prediction.p95_error) == (pytest.approx(0.12), pytest.approx(0.12))
+    columns = utilization_columns(asdict(found))
+    assert columns["predicted_error"] == pytest.approx(7.5 / 6.75 - 1) and columns["mbu.verify"] == 0.375
+
+
+def test_the_table_shows_them() -> None:
+    rows = [record(work=PREDICTED, round_seconds=(3.0,), predicted_seconds=(3.3,))]
+    table = utilization_table(summarize(rows, planned=1, series=1, peaks=PEAKS))
+    assert table is not None
+    cells = {row[0].text: row[1].text for row in table.rows}
+    assert cells["verify: MBU; MFU, of the measured peaks"] == "38%; 25%"
+    assert cells["wasted nodes"] == "25%"
+    assert cells["predicted rounds; outside of the costs"] == "2; 1"
+    assert cells["  measured less predicted, verify, ms per round"] == "-500.000"
+    assert utilization_table(summarize(rows, planned=1, series=1)) is None
