@@ -1,11 +1,13 @@
 """Calibrated costs as tables: the constants with what they mean, and how well they predict."""
 
+from collections.abc import Sequence
+
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import Roof
 from specdec.roofline.calibrated import CalibratedRounds
 from specdec.roofline.plausible import LeastWork, Meaning, meanings
-from specdec.roofline.step_cost import PartCost, StepCost, StepSize
+from specdec.roofline.step_cost import PartCost, StepCost, StepSize, TokenRange
 
 DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
 """The constants' letters."""
@@ -85,43 +87,39 @@ def remarks(found: CalibratedRounds) -> list[str]:
 
 
 def _step_rows(table: Table, name: str, cost: StepCost, known: dict[str, Meaning]) -> None:
-    begin = 1
-    for number, each in enumerate(cost.ranges):
-        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
-        tokens = f"{begin} or more" if each.upto is None else tokens
+    for number, (tokens, each) in enumerate(_with_tokens(cost.ranges)):
         first, last = number == 0, number == len(cost.ranges) - 1
-        delta = known.get("delta") if first else None
-        gamma = known.get("gamma") if last else None
-        label = "token" if each.upto == 1 else "tokens"
-        table.add(
-            name if first else "",
-            f"{DELTA}, {tokens} {label}" if len(cost.ranges) > 1 else DELTA,
-            _amount(each.fixed),
-            *_meaning(delta, "any forward"),
-        )
+        of = f", {tokens}" if len(cost.ranges) > 1 else ""
+        delta, gamma = known.get("delta") if first else None, known.get("gamma") if last else None
+        table.add(name if first else "", f"{DELTA}{of}", _amount(each.fixed), *_meaning(delta, "any forward"))
         if each.per_token:
-            table.add(
-                "",
-                f"{GAMMA}, {tokens} {label}" if len(cost.ranges) > 1 else GAMMA,
-                _amount(each.per_token),
-                *_meaning(gamma, "per token"),
-            )
-        begin = (each.upto or 0) + 1
+            table.add("", f"{GAMMA}{of}", _amount(each.per_token), *_meaning(gamma, "per token"))
     table.add("", ALPHA, _amount(cost.per_position), *_meaning(known.get("alpha"), "per position read"))
     table.add("", BETA, _amount(cost.per_pair), "", "per query and position", end_section=True)
 
 
 def _part_rows(table: Table, name: str, cost: PartCost, level: str) -> None:
-    rows = [
-        ("fixed", cost.fixed, "any such round"),
-        ("per level", cost.per_level, level),
-        ("per token", cost.per_token, "per drafted token"),
-        ("per position", cost.per_position, "per level and position"),
-    ]
+    rows = [("fixed", cost.fixed, "any such round")]
+    for tokens, each in _with_tokens(cost.levels):
+        of = f", {tokens}" if len(cost.levels) > 1 else ""
+        rows += [(f"per level{of}", each.fixed, level), (f"per token{of}", each.per_token, "per drafted token")]
+    rows.append(("per position", cost.per_position, "per level and position"))
     kept = [row for row in rows if row[1]] or rows[:1]
     for number, (constant, seconds, meaning) in enumerate(kept):
         last = number == len(kept) - 1
         table.add("" if number else name, constant, _amount(seconds), "", meaning, end_section=last)
+
+
+def _with_tokens(ranges: Sequence[TokenRange]) -> list[tuple[str, TokenRange]]:
+    """Every range with its numbers of tokens in words."""
+    found: list[tuple[str, TokenRange]] = []
+    begin = 1
+    for each in ranges:
+        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
+        tokens = f"{begin} or more" if each.upto is None else tokens
+        found.append((f"{tokens} {'token' if each.upto == 1 else 'tokens'}", each))
+        begin = (each.upto or 0) + 1
+    return found
 
 
 def _meaning(known: Meaning | None, otherwise: str) -> tuple[str, str]:
