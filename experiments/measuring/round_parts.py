@@ -110,6 +110,7 @@ def _time(
         ignore_eos=True,
         seed=0,
     )
+    engine.warm_up()
     for _ in range(rows):
         engine.submit(given, wanted)
     emitted = 0

@@ -35,7 +35,7 @@ def constants_table(found: CalibratedRounds) -> Table:
     if found.prefill is not None:
         _step_rows(table, "prefill, no logits", found.prefill, {})
     if found.drafting is not None:
-        _part_rows(table, f"drafting ({where.drafter})", found.drafting, "per call of the drafter")
+        _part_rows(table, "drafting", found.drafting, "per call of the drafter")
     _part_rows(table, "acceptance and commit", found.judging, "per level of the draft")
     table.add("host", "fixed", _amount(found.host), "", "what no stage has, per round")
     return table
@@ -140,9 +140,10 @@ def _amount(seconds: float) -> str:
 
 def _notes(found: CalibratedRounds) -> list[str]:
     where, box, peaks = found.conditions, found.box, found.peaks
+    drafter = "" if where.drafter is None else f" {where.drafter};"
     notes = [
         f"holds for {box.batch[0]} to {box.batch[1]} rows, {box.context[0]} to {box.context[1]} positions, "
-        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes; {where.attention} attention, {where.threads} threads"
+        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes;{drafter} {where.attention} attention, {where.threads} threads"
     ]
     if peaks:
         notes.append(

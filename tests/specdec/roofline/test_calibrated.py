@@ -189,7 +189,7 @@ def test_the_bounds_themselves_are_possible() -> None:
 @pytest.mark.parametrize(
     ("constants", "said"),
     [
-        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, and bytes of the weights / bandwidth is 0.01 s"),
+        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, and weights / bandwidth is 0.01 s"),
         ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, and FLOPs per token / peak is 0.0001 s"),
         ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, and KV per position / bandwidth is 1e-06 s"),
     ],
