@@ -143,7 +143,8 @@ def _notes(found: CalibratedRounds) -> list[str]:
     drafter = "" if where.drafter is None else f" {where.drafter};"
     notes = [
         f"holds for {box.batch[0]} to {box.batch[1]} rows, {box.context[0]} to {box.context[1]} positions, "
-        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes;{drafter} {where.attention} attention, {where.threads} threads"
+        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes;{drafter} "
+        f"{where.attention} attention, {where.threads} threads"
     ]
     if peaks:
         notes.append(
