@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from experiments.reporting import markdown
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import Roof
@@ -25,11 +26,9 @@ _PARTS = {
 
 def constants_table(found: CalibratedRounds) -> Table:
     """The constants of every part, and what a step would take if it reached the device's peaks."""
-    where = found.conditions
     columns = [Column("", "left"), Column("constant", "left"), Column("time")]
     columns += [Column("of the\npeak"), Column("meaning", "left")]
-    title = f"Step costs of {where.model} in {where.dtype} on {where.device}"
-    table = Table(columns, title, _notes(found))
+    table = Table(columns, _title(found), _notes(found))
     known = {each.symbol: each for each in meanings_of(found)}
     _step_rows(table, "target's forward", found.target, known)
     if found.prefill is not None:
@@ -72,6 +71,15 @@ def errors_table(found: CalibratedRounds) -> Table:
                 *(Cell(f"{value:.1%}", emphasis=emphasis) for value in (each.median, each.p95, each.worst)),
             )
     return table
+
+
+def document(found: CalibratedRounds) -> str:
+    """Returns both tables in Markdown, with what they are of."""
+    notes = "; ".join(_notes(found))
+    said = [f"- {each}" for each in remarks(found)]
+    lines = [f"{_title(found)}; {notes}.", "", markdown.render(constants_table(found)), ""]
+    lines += ["Predicted against measured times:", "", markdown.render(errors_table(found)), *said]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def remarks(found: CalibratedRounds) -> list[str]:
@@ -136,6 +144,11 @@ def _amount(seconds: float) -> str:
         if seconds * factor >= 0.1:
             return f"{seconds * factor:.3g} {unit}"
     return "0" if not seconds else f"{seconds * 1e12:.3g} ps"
+
+
+def _title(found: CalibratedRounds) -> str:
+    where = found.conditions
+    return f"Step costs of {where.model} in {where.dtype} on {where.device}"
 
 
 def _notes(found: CalibratedRounds) -> list[str]:
