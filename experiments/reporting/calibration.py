@@ -77,7 +77,7 @@ def document(found: CalibratedRounds) -> str:
     """Returns both tables in Markdown, with what they are of."""
     notes = "; ".join(_notes(found))
     said = [f"- {each}" for each in remarks(found)]
-    lines = [f"{_title(found)}; {notes}.", "", markdown.render(constants_table(found)), ""]
+    lines = [f"{_title(found)}; {notes}.", "", markdown.render(constants_table(found))]
     lines += ["Predicted against measured times:", "", markdown.render(errors_table(found)), *said]
     return "\n".join(lines).rstrip() + "\n"
 
