@@ -1,19 +1,16 @@
 """The figures that the chapter's sentences name: each is a call of ``specdec.roofline``."""
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 
+from benchmarks.chapter.examples import Example, Forward
 from benchmarks.chapter.given import GIVEN, LONGEST, VLLM_8B
 from benchmarks.chapter.models import (
-    A100,
     DEEPSEEK_V3,
-    DEVICES,
     H100,
     HALF,
     LLAMA_8B,
     LLAMA_70B,
     MISTRAL_7B,
-    QWEN3_30B,
     ROUND_7B,
     ROUND_8B,
     ROUND_15B,
@@ -31,142 +28,9 @@ from specdec.roofline.shape import Attention, ModelShape
 from specdec.roofline.speculation import (
     break_even_batch,
     chain_tokens,
-    critical_context,
-    intensity_of_many_rows,
-    speedup_of,
     target_efficiency,
 )
-from specdec.roofline.work import prefill_work, step_work
-
-
-@dataclass(frozen=True)
-class Forward:
-    """A forward on a device: what it must do, and the least time of that.
-
-    Attributes:
-        work: Bytes and operations.
-        roof: The device.
-        tokens: Tokens that it computes, over all rows.
-    """
-
-    work: Work
-    roof: Roof
-    tokens: float
-
-    @property
-    def bytes(self) -> float:
-        """What it must move."""
-        return self.work.bytes
-
-    @property
-    def flops(self) -> float:
-        """What it must compute."""
-        return self.work.flops
-
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.work.intensity
-
-    @property
-    def seconds(self) -> float:
-        """The least time."""
-        return self.roof.least_seconds(self.work)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    @property
-    def flops_rate(self) -> float:
-        """Operations per second."""
-        return self.flops / self.seconds
-
-    @property
-    def bound(self) -> str:
-        """What limits it."""
-        return "memory" if self.intensity < self.roof.ridge else "compute"
-
-    @property
-    def over_ridge(self) -> float:
-        """Its operations per byte over those of the ridge."""
-        return self.intensity / self.roof.ridge
-
-
-@dataclass(frozen=True)
-class Example:
-    """A model on a device.
-
-    Without a context, a forward is its products with weights alone, as it is worked out by hand.
-    """
-
-    shape: ModelShape
-    roof: Roof
-    precision: Precision = HALF
-
-    def decode(self, rows: int = 1, context: float = 0, drafted: int = 0) -> Forward:
-        """A step of plain decoding, or one that verifies a draft."""
-        work = step_work(self.shape, self.precision, batch=rows, context=context, drafted=drafted)
-        return Forward(work.total if context else work.linear, self.roof, rows * (drafted + 1))
-
-    def prefill(self, tokens: int) -> Forward:
-        """The products with weights of a prompt."""
-        return Forward(prefill_work(self.shape, self.precision, tokens=tokens).linear, self.roof, tokens)
-
-    def prefill_attention(self, tokens: int) -> float:
-        """The operations of a prompt's attention."""
-        return prefill_work(self.shape, self.precision, tokens=tokens).attention_flops
-
-    def stored(self, *, weights: float) -> "Example":
-        """The same with so many bytes per weight; products are computed as before."""
-        return replace(self, precision=replace(self.precision, weights=weights, output=weights))
-
-    @property
-    def layers(self) -> int:
-        """How many there are."""
-        return len(self.shape.layers)
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of its weights."""
-        return weight_bytes(self.shape, self.precision)
-
-    @property
-    def kv(self) -> float:
-        """Bytes that its cache keeps per position."""
-        return kv_bytes_per_position(self.shape, self.precision)
-
-    @property
-    def pair_flops(self) -> float:
-        """Operations of attention per token and position of context."""
-        return self.shape.pair_flops
-
-    @property
-    def equal_context(self) -> float:
-        """The context where attention costs as many operations as the products with weights."""
-        return self.decode().flops / self.pair_flops
-
-    def critical(self, drafted: int) -> float | None:
-        """The context from which a step is bound by memory at any number of rows."""
-        return critical_context(
-            flops=self.decode().flops,
-            pair_flops=self.pair_flops,
-            kv_bytes=self.kv,
-            ridge=self.roof.ridge,
-            drafted=drafted,
-        )
-
-    def many_rows(self, context: float) -> float:
-        """The operations per byte that no number of rows exceeds."""
-        return intensity_of_many_rows(
-            flops=self.decode().flops, pair_flops=self.pair_flops, kv_bytes=self.kv, context=context
-        )
-
-    @property
-    def attention_intensity(self) -> float:
-        """Operations per byte of attention, per query token."""
-        return self.pair_flops / self.kv
+from specdec.roofline.work import step_work
 
 
 def shared(device: Device) -> float:
@@ -191,8 +55,7 @@ class Figures:
     """70 billion parameters on an H100."""
     llama = Example(LLAMA_8B, H100.roof("float16"))
     """Llama-3.1-8B as its configuration says, on an H100."""
-    h100, a100, a100_40, rounded_a100 = H100, A100, DEVICES["a100-40gb"], ROUND_A100
-    h200 = DEVICES["h200"]
+    h100 = H100
     fp8 = H100.roof("fp8")
 
     @cached_property
@@ -482,26 +345,15 @@ class Figures:
         """What verifying takes longer than a plain step, as a share."""
         return self.llama_verify.seconds / self.llama_decode.seconds - 1
 
-    def fixed_speed(self, rows: int, context: int, acceptance: float) -> float:
-        """The speedup of a fixed draft, with the fitted constants."""
-        return speedup_of(VLLM_8B, acceptance, batch=rows, drafted=self.g.fixed_draft, context=context)
-
     @property
     def break_even(self) -> int | None:
         """The largest batch at which a fixed draft of low acceptance pays, with the fitted constants."""
         return break_even_batch(VLLM_8B, self.g.low_acceptance, drafted=self.g.fixed_draft, context=self.g.context)
 
-    def break_even_at(self, context: int) -> int | None:
-        """The same with another context."""
-        return break_even_batch(VLLM_8B, self.g.low_acceptance, drafted=self.g.fixed_draft, context=context)
-
     def efficiency(self, shape: ModelShape, rows: int) -> float:
         """The seconds of a plain step over those of verifying a fixed draft, by the roof."""
         cost = RoofRounds(shape=shape, precision=HALF, roof=H100.roof("float16"))
         return target_efficiency(cost, batch=rows, drafted=self.g.fixed_draft, context=self.g.context)
-
-    latents = Example(DEEPSEEK_V3, H100.roof("float16"))
-    mixture = QWEN3_30B
 
     @property
     def most_kv_tokens(self) -> int:

@@ -67,6 +67,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "gib": _unit(2**30, "GiB"),
     "gbps": _unit(1e9, "GB/s"),
     "tbps": _unit(1e12, "TB/s", 4),
+    "mflop": _unit(1e6, "MFLOP"),
     "gflop": _unit(1e9, "GFLOP"),
     "tflop": _unit(1e12, "TFLOP"),
     "tflops": _unit(1e12, "TFLOP/s", 4),

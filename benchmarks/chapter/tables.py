@@ -1,6 +1,7 @@
 """The chapter's tables, as Markdown."""
 
-from benchmarks.chapter.figures import Example, Figures, Forward, registers, shared
+from benchmarks.chapter.examples import Example, Forward
+from benchmarks.chapter.figures import Figures, registers, shared
 from benchmarks.chapter.formats import FILTERS, exact, figure, fixed, percent, table
 from benchmarks.chapter.given import ACCEPTANCES, BATCHES, CONTEXTS, GIVEN, LONGEST, VLLM_8B
 from benchmarks.chapter.models import (

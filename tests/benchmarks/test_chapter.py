@@ -14,7 +14,8 @@ from mkdocs.structure.files import File, Files
 from PIL import Image
 
 from benchmarks.chapter import formats, hook, page
-from benchmarks.chapter.pictures import PICTURES, Picture
+from benchmarks.chapter.picture import Picture
+from benchmarks.chapter.pictures import PICTURES
 from specdec.roofline.nominal import nominal
 
 IMAGES = page.ROOT / "docs/images"
