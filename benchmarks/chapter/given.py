@@ -74,7 +74,7 @@ ACCEPTANCES = (0.5, 0.7, 0.8, 0.9)
 BATCHES = (1, 8, 32, 64, 128, 256, 512)
 CONTEXTS = (256, 1024, 4096, 16_384)
 LONGEST = 8
-"""Of what speculation brings: acceptance, rows, positions per row, and the longest draft to consider."""
+"""What speculation is worked out for: acceptance, rows, positions per row, drafts of up to so many tokens."""
 
 VLLM_8B = AffineRounds(
     target=AffineCost(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),

@@ -14,13 +14,13 @@ from specdec.roofline.work import prefill_work
 
 @dataclass(frozen=True)
 class RequestTime:
-    """Least seconds of a request that is served alone.
+    """The least time of a request that is served alone.
 
     Attributes:
         name: What was changed.
-        prefill: Of its prompt.
-        draft: Of all drafting.
-        target: Of all steps of the target.
+        prefill: Seconds of its prompt.
+        draft: Seconds of all drafting.
+        target: Seconds of all steps of the target.
     """
 
     name: str
