@@ -92,7 +92,7 @@ class Tables:
         eight = device.flops.get("fp8") or device.flops.get("int8")
         note = "" if dtype == "float16" else f" ({dtype})"
         return (
-            device.title,
+            device.title if dtype == "float16" else f"{device.title} (measured)",
             gb(device.memory),
             figure(device.bandwidth / 1e12, 4),
             figure(roof.flops / 1e12, 4) + note,
