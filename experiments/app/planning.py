@@ -74,7 +74,7 @@ def question_of(config: DictConfig) -> Question:
         batches=_listed(config.batch),
         context=context,
         output=config.output,
-        drafter=plan_drafter(plain(config, "drafter"), shape, formats.precision, target_name=name),
+        drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),
         acceptance=_acceptance(config.acceptance),
         longest=config.longest,
         usable=config.usable * (device.memory if config.memory is None else config.memory),
