@@ -68,9 +68,7 @@ def held_by(engines: Sequence[Engine]) -> Held:
         kv=kv,
         drafter_kv=drafter_kv,
         scratch=nodes + drafter_nodes,
-        copies=sum(
-            {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}.values()
-        ),
+        copies=sum(copies.values()),
     )
 
 
