@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from drafters.medusa import DEFAULT_SHAPE
 from experiments.app.config import build, plain
 from experiments.app.job_lines import in_sweep
-from experiments.planning.drafting import Planned, plan_drafter
+from experiments.planning.drafting import Planned, drafter_class, plan_drafter
 from experiments.planning.formats import Formats, choose_formats, inflated
 from experiments.planning.memory import RunMemory
 from experiments.planning.sources import shape_of
@@ -134,11 +134,10 @@ def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tupl
 
     The first is below 0 where that follows from a head's files.
     """
-    kind = options.get("_target_")
-    if kind is None:
+    owner = drafter_class(options)
+    if owner is None:
         return 0, None
-    owner = str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
-    if not str(kind).endswith(".from_pretrained"):
+    if not str(options["_target_"]).endswith(".from_pretrained"):
         parts = [f"{section}.{part}" for part in ("lookup", "model") if isinstance(options.get(part), Mapping)]
         if not parts:
             return build(config, section).max_nodes, None  # a look-up: nothing is loaded

@@ -49,11 +49,10 @@ def plan_drafter(
     Raises:
         ValueError: Nothing is known about what such a drafter costs.
     """
-    kind = options.get("_target_")
-    if kind is None:
+    owner = drafter_class(options)
+    if owner is None:
         return None
     name = options.get("name")
-    owner = str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
     if owner in _LOOKUPS:
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
     kv_cache = options.get("kv_cache")
@@ -109,9 +108,15 @@ def plan_drafter(
         model = DraftModel(shape=shape, precision=precision, at_once=True)
         return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
     raise ValueError(
-        f"drafter._target_={kind}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as ngram, not what "
-        f"this one costs"
+        f"drafter._target_={options['_target_']}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as "
+        f"ngram, not what this one costs"
     )
+
+
+def drafter_class(options: Mapping[str, Any]) -> str | None:
+    """Returns the name of the class that a section ``drafter`` makes; None without a drafter."""
+    kind = options.get("_target_")
+    return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
 
 
 def _of(shape: ModelShape, precision: Precision) -> DraftModel:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.roofline.precision import Precision
 from specdec.roofline.shape import Layer, ModelShape
@@ -81,6 +81,7 @@ def _mixed(layer: Layer) -> float:
     return attention.heads * (attention.prefill_key_dim + attention.prefill_value_dim) + attention.kept
 
 
+@runtime_checkable
 class Room(Protocol):
     """Whatever can say how many rows, or how long ones, fit into a memory."""
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from experiments.measuring.peaks import measure_peaks, row_of
-from specdec.roofline.devices import read_devices
+from experiments.measuring.peaks import measure_peaks
+from specdec.roofline.devices import read_devices, row_of
 
 DEVICES = read_devices()
 
