@@ -85,7 +85,6 @@ def question_of(config: DictConfig) -> Question:
             kv_cache=engine["kv_cache"],
             model=name,
             shape=shape,
-            precision=formats.precision,
             drafter=drafter_class(plain(config, "drafter")),
         )
     return Question(
@@ -95,7 +94,7 @@ def question_of(config: DictConfig) -> Question:
         formats=formats.words,
         device=device,
         roof=device.roof(formats.computes, measured=config.measured),
-        measured=config.measured,
+        measured=config.measured or device.name not in devices,
         batches=_listed(config.batch),
         context=context,
         output=config.output,

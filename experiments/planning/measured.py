@@ -108,7 +108,6 @@ def check_file(
     kv_cache: str | None,
     model: str,
     shape: ModelShape,
-    precision: Precision,
     drafter: str | None,
 ) -> None:
     """Refuse costs of something else than what is planned.
@@ -125,7 +124,6 @@ def check_file(
         kv_cache: Format of its keys and values.
         model: Its name.
         shape: Its shape.
-        precision: Bytes of its numbers.
         drafter: The drafter's class; None without one.
 
     Raises:
@@ -139,7 +137,7 @@ def check_file(
     for name, value in here.items():
         if getattr(there, name) != value:
             different.append(f"{name} is {getattr(there, name)} there and {value} here")
-    if not _same_shape(costs, shape, precision):
+    if not _same_shape(costs, shape):
         different.append(f"model is {there.model} there and {model} here")
     if drafter is not None and there.drafter != drafter:
         different.append(f"drafter is {there.drafter} there and {drafter} here")
@@ -150,10 +148,10 @@ def check_file(
         )
 
 
-def _same_shape(costs: CalibratedRounds, shape: ModelShape, precision: Precision) -> bool:
-    work = costs.work
+def _same_shape(costs: CalibratedRounds, shape: ModelShape) -> bool:
+    there, work = costs.conditions, costs.work
     if not work:
         return True  # nothing is known of this type
     flops = 2.0 * (shape.active_weights + shape.output_weights)
-    kv = kv_bytes_per_position(shape, precision)
+    kv = kv_bytes_per_position(shape, Precision.of(there.dtype, kv=there.kv_cache))
     return work.get("token_flops") == flops and work.get("kv_bytes") in (0, kv)

@@ -143,23 +143,25 @@ class Request:
 
     Attributes:
         batch: Rows.
-        prefill_seconds: Of its prompt.
+        prefill_seconds: Of its prompt; None outside of what was measured.
         per_token: Seconds per output token.
-        seconds: All of it.
+        seconds: All of it, if the prefill is known.
         tokens_per_second: Output tokens, over all rows, while they decode.
-        price: Of a million output tokens, prefill included; None without a price.
+        price: Of a million output tokens, prefill included; None without a price, or if the prefill is not known.
     """
 
     batch: int
-    prefill_seconds: float
+    prefill_seconds: float | None
     per_token: float
-    seconds: float
+    seconds: float | None
     tokens_per_second: float
     price: float | None
 
     @property
-    def prefill_share(self) -> float:
+    def prefill_share(self) -> float | None:
         """The prefill's share of the time."""
+        if self.prefill_seconds is None or self.seconds is None:
+            return None
         return self.prefill_seconds / self.seconds
 
 
@@ -325,18 +327,20 @@ class Plan:
             plain = self.cost.verify(batch=batch, drafted=0, context=halfway) + self.cost.outside
         except ValueError:
             return None
-        if prefill is None or best is None:
+        if best is None:
             return None
         each = plain / best.speedup
-        seconds = latency(prefill + each, each, asked.output)
-        made = batch * asked.output / seconds
+        seconds = None if prefill is None else latency(prefill + each, each, asked.output)
+        price = None
+        if asked.price is not None and seconds is not None:
+            price = price_per_million(asked.price, batch * asked.output / seconds)
         return Request(
             batch=batch,
             prefill_seconds=prefill,
             per_token=each,
             seconds=seconds,
             tokens_per_second=batch / each,
-            price=None if asked.price is None else price_per_million(asked.price, made),
+            price=price,
         )
 
     @cached_property

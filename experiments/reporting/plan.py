@@ -7,7 +7,7 @@ from typing import Any
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Phase, Plan, Request, Speculation
-from experiments.reporting.cells import NOTHING
+from experiments.reporting.cells import NOTHING, percent
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import CACHES
 from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
@@ -115,28 +115,24 @@ def memory_table(plan: Plan) -> Table:
 
 
 def phase_table(plan: Plan) -> Table:
-    """Returns what each kind of forward moves and computes, what limits it, and its least time."""
-    columns = (
-        Column("forward", "left"),
-        Column("rows"),
-        Column("weights\nGB"),
-        Column("KV\nGB"),
-        Column("other\nGB"),
-        Column("TFLOP"),
-        Column("of these\nattention"),
-        Column("FLOP/\nbyte"),
-        Column("bound by", "left"),
-        Column("least\nms"),
-    )
-    predicted = (Column("predicted\nms"), Column("over the\nleast")) if plan.asked.costs is not None else ()
+    """Returns what each kind of forward moves and computes, what limits it, and its least time.
+
+    Measured costs take the place of three columns, because a line has only so much room.
+    """
+    measured = plan.asked.costs is not None
+    columns = [Column("forward", "left"), Column("rows")]
+    columns += [Column("GB")] if measured else [Column("weights\nGB"), Column("KV\nGB"), Column("other\nGB")]
+    columns += [Column("TFLOP")] if measured else [Column("TFLOP"), Column("of these\nattention")]
+    columns += [Column("FLOP/\nbyte"), Column("bound by", "left"), Column("least\nms")]
+    columns += [Column("predicted\nms"), Column("over the\nleast")] if measured else []
     notes = [
         "tokens/s are over all rows",
         f"prompts are prefilled in chunks of {plan.asked.prefill_chunk:,} tokens, and each reads the weights",
     ]
-    if plan.asked.costs is not None:
+    if measured:
         notes.append("predicted drafts include the decision about them")
     table = Table(
-        (*columns, *predicted, Column("tokens/s")),
+        [*columns, Column("tokens/s")],
         title=f"Forwards, at {plan.asked.context:,} positions per row",
         notes=notes,
     )
@@ -199,7 +195,7 @@ def request_table(plan: Plan) -> Table:
     columns = [Column("rows"), Column("method", "left"), Column("prefill\ns"), Column("per token\nms")]
     columns += [Column("request\ns"), Column("prefill's\nshare"), Column("tokens/s\nper row"), Column("tokens/s")]
     columns += [Column("price of a\nmillion tokens")] if asked.price is not None else []
-    notes = ["the rows of a batch arrive together and are prefilled first"]
+    notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
     if asked.price is not None:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
     table = Table(
@@ -213,6 +209,17 @@ def request_table(plan: Plan) -> Table:
         if drafting:
             _add_request(table, plan, batch, "speculative", drafting[number], last=True)
     return table
+
+
+def _prefill_unknown(plan: Plan) -> list[str]:
+    """Returns what to give for a prefill that costs can predict, if they do not predict any."""
+    costs = plan.asked.costs
+    if costs is None or plan.phases[0].predicted is not None or costs.rounds.prefill is None:
+        return []
+    return [
+        f"pieces of prompts of {_between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
+        f"engine.prefill_chunk={costs.rounds.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
+    ]
 
 
 def tail_lines(plan: Plan) -> list[str]:
@@ -229,8 +236,9 @@ def tail_lines(plan: Plan) -> list[str]:
     }
     if not known:
         return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
-    shown = [each for each in _SHOWN if each in known] or list(known)[-1:]
-    most = None if plan.asked.costs is None else plan.map.most
+    measured = plan.asked.costs is not None
+    shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
+    most = plan.map.most if measured else None
     for context in shown:
         said = _slower(known[context], most)
         if pieces and pieces[-1][0] == said:
@@ -338,14 +346,16 @@ def _phase_cells(plan: Plan, phase: Phase) -> list[Cell | str]:
     work = phase.work
     kv = work.kv_read_bytes + work.kv_write_bytes
     share = work.attention_flops / work.total.flops if work.total.flops else 0.0
+    flops = f"{work.total.flops / 1e12:,.3g}"
+    if plan.asked.costs is None:
+        other = work.activation_bytes + work.logit_bytes
+        sizes = [_gb(work.weight_bytes), _gb(kv), _gb(other), flops, f"{share:.0%}"]
+    else:
+        sizes = [_gb(work.total.bytes), flops]
     return [
         phase.what,
         f"{phase.batch:,}",
-        _gb(work.weight_bytes),
-        _gb(kv),
-        _gb(work.activation_bytes + work.logit_bytes),
-        f"{work.total.flops / 1e12:,.3g}",
-        f"{share:.0%}",
+        *sizes,
         f"{work.total.intensity:,.3g}",
         work.bound(plan.asked.roof),
         _ms(phase.seconds),
@@ -369,16 +379,20 @@ def _add_request(table: Table, plan: Plan, batch: int, method: str, request: Req
         table.add(*named, *[NOTHING] * (len(table.columns) - 2), end_section=last)
         return
     cells = [
-        f"{request.prefill_seconds:.3g}",
+        _figure(request.prefill_seconds),
         _ms(request.per_token),
-        f"{request.seconds:.3g}",
-        f"{request.prefill_share:.0%}",
+        _figure(request.seconds),
+        percent(request.prefill_share),
         _rate(1 / request.per_token),
         f"{request.tokens_per_second:,.0f}",
     ]
-    if plan.asked.price is not None and request.price is not None:
-        cells.append(f"{request.price:,.3g}")
+    if plan.asked.price is not None:
+        cells.append(_figure(request.price))
     table.add(*named, *cells, end_section=last)
+
+
+def _figure(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}"
 
 
 def _used(plan: Plan) -> int:
