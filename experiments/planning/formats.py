@@ -50,8 +50,10 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     kv_words = "" if kv_cache is None else f", KV cache in {kv_cache}"
     if quantization is not None:
         scheme = quantization.removesuffix("_compact")
-        group = GROUP if scheme == "int4" else None
-        found = Precision.of(computes, weights=scheme, group=group, kv=kv_cache)
+        found = Precision.of(computes, weights=scheme, kv=kv_cache)
+        if scheme == "int4":  # factors are kept in the model's own type
+            size = found.weights + BYTES[computes] / GROUP
+            found = replace(found, weights=size, output=size)
         # Experts that are stored as one tensor are left alone.
         found = replace(found, experts=BYTES[computes])
         return Formats(found, computes, f"weights in {scheme}, computing in {computes}{kv_words}")

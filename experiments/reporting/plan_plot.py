@@ -47,11 +47,11 @@ def roofline(plan: Plan, path: Path) -> Path:
         if phase.predicted is not None:
             rate = phase.work.total.flops / phase.predicted / 1e12
             lowest = min(lowest, rate)
-            (hollow,) = axes.plot(
-                x, rate, style.marker(number), color=style.color(number), zorder=3, markersize=5, fillstyle="none"
-            )
+            hollow = {"markersize": 5, "fillstyle": "none", "zorder": 3}
+            axes.plot(x, rate, style.marker(number), color=style.color(number), **hollow)
             axes.plot([x, x], [rate, y], color=style.color(number), linewidth=0.6, alpha=0.5, zorder=2)
-            seen.setdefault("as measured", hollow)
+    if asked.costs is not None:
+        (seen["hollow: as measured"],) = axes.plot([], [], "o", color=style.FAINT, markersize=5, fillstyle="none")
     _label_rows(axes, plan.phases, points)
     axes.set_xscale("log")
     axes.set_yscale("log")
