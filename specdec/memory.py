@@ -21,6 +21,13 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
+def total_memory(device: torch.device) -> int:
+    """Returns the bytes of memory that a device has, whoever uses them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
+
+
 def ran_out(error: BaseException) -> bool:
     """Returns whether an error says that a device, or the host, has no memory left.
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from experiments.measuring.held import Held, Peak
 from experiments.planning.memory import RunMemory
-from experiments.reporting.cells import NOTHING
-from experiments.reporting.table import Column, Table
+from experiments.reporting.table import NOTHING, Column, Table
 from specdec.roofline.capacity import Memory, written_bytes
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Phase, Plan, Request, Speculation
-from experiments.reporting.cells import NOTHING, percent
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import CACHES
 from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.roofline.serving import load_seconds
@@ -382,7 +381,7 @@ def _add_request(table: Table, plan: Plan, batch: int, method: str, request: Req
         _figure(request.prefill_seconds),
         _ms(request.per_token),
         _figure(request.seconds),
-        percent(request.prefill_share),
+        NOTHING if request.prefill_share is None else f"{request.prefill_share:.0%}",
         _rate(1 / request.per_token),
         f"{request.tokens_per_second:,.0f}",
     ]
