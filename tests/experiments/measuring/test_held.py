@@ -1,5 +1,7 @@
 """What engines hold is what was planned; and the most memory that there was."""
 
+from typing import Any
+
 import torch
 
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
@@ -13,7 +15,7 @@ from tests.components import medusa_heads
 from tests.models import tiny_model
 from verifiers import RejectionVerifier
 
-SIZES = {"max_batch_size": 3, "max_length": 40}
+SIZES: Any = {"max_batch_size": 3, "max_length": 40}
 
 
 def test_engines_hold_what_is_planned() -> None:
