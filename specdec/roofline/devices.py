@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,23 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     near = [each for each in devices if each.startswith(wanted)] or near
     told = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(devices)}"
     raise ValueError(f"there is no device {name!r} in the table: {told} (add rows with devices=FILE)")
+
+
+def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
+    """Returns the row of the table that a GPU's own name means; None if there is none.
+
+    Args:
+        name: As the driver tells it: "NVIDIA H100 80GB HBM3".
+        memory: Its bytes.
+        devices: The table.
+    """
+    listed = name.lower().replace("-", " ").split()
+    words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word
+    parts = {key: [part for part in key.split("-") if not part.endswith("gb")] for key in devices}
+    fitting = [key for key in devices if words.issuperset(parts[key])]
+    # The most precise name, and of those with one name the one with this memory.
+    best = min(fitting, key=lambda key: (-len(parts[key]), abs(devices[key].memory - memory)), default=None)
+    return None if best is None else devices[best]
 
 
 def _device(name: str, row: Any, path: Path) -> Device:
