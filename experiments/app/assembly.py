@@ -22,13 +22,15 @@ from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
+from experiments.app.setups import check_setups, configuration_of, has_setup, law_key, same_setup, target_key
 from experiments.app.tracked import tracked_run
 from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
+from experiments.measuring.ingredients import ingredients_of
 from experiments.measuring.jobs import Job, prepare
-from experiments.measuring.measure import Contender, failure, measure
+from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
@@ -64,12 +66,14 @@ class Report:
         plots: Functions that draw the pictures, by file name.
         opening: Shows something before the measurement begins, given all contenders and the first jobs.
         closing: Makes more tables at its end, of the records and all contenders.
+        study: Makes tables and files of what the folder and the records say, at the end.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
     closing: Callable[[Sequence[Record], Sequence[Contender]], Sequence[Table]] | None = None
+    study: Callable[[Path, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
 
 
 def measure_methods(
@@ -94,6 +98,7 @@ def measure_methods(
     before = earlier.begun(config)
     settle(config)
     check_components(config, methods)
+    check_setups(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
@@ -131,6 +136,7 @@ def measure_methods(
     warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
@@ -142,7 +148,7 @@ def measure_methods(
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}
-    size = engine.max_batch_size
+    size = slots_of(contenders)
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
@@ -165,7 +171,7 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {engine.max_batch_size}{_mode(engine)}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
@@ -219,7 +225,8 @@ def _closing(
     drafters = {each.method: each.engine.drafter for each in contenders[1:] if isinstance(each.engine, Engine)}
     tables = [] if report.closing is None else [*report.closing(records, contenders)]
     learned = calibration_table(calibrations_of(drafters))
-    return [*tables, *([learned] if learned is not None else [])], keep_calibrations(drafters, folder)
+    more, files = ([], []) if report.study is None else report.study(folder, records)
+    return [*tables, *([learned] if learned is not None else []), *more], [*keep_calibrations(drafters, folder), *files]
 
 
 def facts_of(
@@ -271,31 +278,62 @@ def assemble(
     Raises:
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
-    drafters = {name: paced(build(config, section), _policy(config, name)) for name, section in methods.items()}
+    own = {name: configuration_of(config, name) for name in methods}
+    drafters = {name: paced(build(own[name], section), _policy(config, name)) for name, section in methods.items()}
     verifiers = {name: build(config, rule_of(config, name)) for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    target: Target = build(config, "target")
-    if target.tokenizer is None:
-        raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
+    targets = _targets(config, [PLAIN, *methods])
     for name in methods:
         settle_costs(
             drafters[name],
             verifiers[name],
-            target,
+            targets[name],
             samples,
-            max_batch_size=config.engine.max_batch_size,
+            max_batch_size=own[name].engine.max_batch_size,
             folder=Path(config.out),
             method=name if len(methods) > 1 else "",
         )
-    engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
-    # Plain decoding runs on the first method's engine.
-    contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
-    contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
+    engines = {name: new_engine(own[name], targets[name], drafters[name], verifiers[name]) for name in methods}
+    # Plain decoding runs on the first method's engine, unless that is another one than its own.
+    first = next(iter(engines))
+    shares = same_setup(config, PLAIN, first)
+    baseline = engines[first] if shares else new_engine(configuration_of(config, PLAIN), targets[PLAIN], None, None)
+    contenders = [Contender(PLAIN, baseline, speculate=False)]
+    contenders += [
+        Contender(name, engine, speculate=engine.drafter is not None, reference=_reference(config, name, engines))
+        for name, engine in engines.items()
+        if engine.drafter is not None or has_setup(config, name)
+    ]
     size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
     for name, other in others.items():
-        other.bind(target, max_batch_size=size, max_length=length)
+        other.bind(targets[PLAIN], max_batch_size=size, max_length=length)
         contenders.append(Contender(name, other))
-    return target, contenders
+    return targets[PLAIN], contenders
+
+
+def _targets(config: DictConfig, methods: Sequence[str]) -> dict[str, Target]:
+    """The target of every method; those with the same settings share one."""
+    made: dict[str, Target] = {}
+    found: dict[str, Target] = {}
+    for name in methods:
+        key = target_key(config, name)
+        if key not in made:
+            made[key] = build(configuration_of(config, name), "target")
+            if made[key].tokenizer is None:
+                raise ValueError(f"{made[key].name} has no tokenizer, and the prompts of a dataset are text")
+        found[name] = made[key]
+    return found
+
+
+def _reference(config: DictConfig, method: str, engines: Mapping[str, Engine]) -> str | None:
+    """The method whose greedy outputs this one's have to equal: plain decoding of the same law; None if there is none.
+
+    A quantized target is another target: outputs on it are compared with plain decoding of the quantized one.
+    """
+    law = law_key(config, method)
+    plainly = [PLAIN, *(name for name, engine in engines.items() if engine.drafter is None and has_setup(config, name))]
+    found = next((name for name in plainly if law_key(config, name) == law), None)
+    return None if found == method else found
 
 
 def _policy(config: DictConfig, method: str) -> Policy | None:
@@ -365,6 +403,11 @@ def amount(fitting: Fitting) -> str:
     more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
     more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _batches(contenders: Sequence[Contender]) -> str:
+    """The batch size, or all of them where methods differ."""
+    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
 
 
 def _mode(engine: Engine | OtherEngine) -> str:

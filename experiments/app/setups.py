@@ -1,0 +1,88 @@
+"""Settings of the target and the engine that single methods of a run have of their own: ``setups``."""
+
+import copy
+import json
+from collections.abc import Iterable
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.app.checking import check_settings, did_you_mean
+from experiments.app.config import component_of, plain
+from experiments.app.settings import ENGINE
+from experiments.results.records import PLAIN
+
+PARTS = ("target", "engine")
+"""The sections of which a method may have settings of its own."""
+
+
+def has_setup(config: DictConfig, method: str) -> bool:
+    """Returns whether a method differs from the others in its target or engine."""
+    return method in (config.get("setups") or ())
+
+
+def configuration_of(config: DictConfig, method: str) -> DictConfig:
+    """Returns the configuration as one method has it: with its own settings of target and engine, if any.
+
+    References follow: a drafter with ``optimize: ${engine.optimize}`` gets the method's own value.
+    """
+    if not has_setup(config, method):
+        return config
+    own = copy.deepcopy(config)
+    with open_dict(own):
+        for part, settings in (plain(config, f"setups.{method}") or {}).items():
+            own[part] = OmegaConf.merge(own[part], settings or {})
+    return own
+
+
+def check_setups(config: DictConfig, methods: Iterable[str]) -> None:
+    """Check the settings that single methods have of their own, before anything is loaded.
+
+    Raises:
+        ValueError: A method or setting does not exist or is wrong, or something else of the run needs one target.
+    """
+    known = {PLAIN: None, **dict.fromkeys(methods)}
+    setups = config.get("setups") or {}
+    for name in map(str, setups):
+        where = f"setups.{name}"
+        if name not in known:
+            raise ValueError(f"{where}: there is no method {name!r}{did_you_mean(name, known)}")
+        given = plain(config, where) or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"{where}={given!r}: give '{where}={{engine:{{optimize:false}}}}'")
+        for part, settings in given.items():
+            if part not in PARTS:
+                raise ValueError(f"there is no {where}.{part}{did_you_mean(str(part), PARTS, f'{where}.')}")
+            if settings is not None and not isinstance(settings, dict):
+                raise ValueError(f"{where}.{part}={settings!r}: give settings, as in '{where}.{part}={{…}}'")
+        if "max_length" in (given.get("engine") or {}):
+            raise ValueError(f"{where}.engine.max_length: all methods decode the same prompts, give engine.max_length")
+        own = configuration_of(config, name)
+        check_settings(plain(own, "engine"), ENGINE, within=f"{where}.engine")
+        component_of(own, "target")
+    for setting in ("contenders", "costs") if setups else ():
+        if config.get(setting):
+            raise ValueError(
+                f"{setting} and setups are both given, and {setting} are of one target and engine: leave one of them out"
+            )
+
+
+def same_setup(config: DictConfig, one: str, other: str) -> bool:
+    """Returns whether two methods have the same target and the same engine."""
+    return all(_text(config, one, part) == _text(config, other, part) for part in PARTS)
+
+
+def target_key(config: DictConfig, method: str) -> str:
+    """Returns what tells a method's target from others: equal for methods that can share one."""
+    return _text(config, method, "target")
+
+
+def law_key(config: DictConfig, method: str) -> str:
+    """Returns what decides about a method's output law, its drafter apart: the target, and the precision of its cache.
+
+    Two methods of one key have the same law if their acceptance rules are exact.
+    """
+    return f"{target_key(config, method)} {plain(configuration_of(config, method), 'engine').get('kv_cache')}"
+
+
+def _text(config: DictConfig, method: str, part: str) -> str:
+    return json.dumps(plain(configuration_of(config, method), part), sort_keys=True, default=str)
