@@ -49,7 +49,9 @@ def _check_policy(contender: Contender) -> None:
         return
     engine, costs = contender.engine, getattr(policy_of(contender.engine.drafter), "costs", None)
     if isinstance(costs, RoundCosts) and costs.conditions is not None:
-        check_conditions(costs.conditions, conditions_of(engine.target, engine.runner, engine.drafter), "the policy's file")
+        check_conditions(
+            costs.conditions, conditions_of(engine.target, engine.runner, engine.drafter), "the policy's file"
+        )
 
 
 def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:

@@ -133,7 +133,13 @@ def measure_methods(
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
-    warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
+    warmup = encode_warmup(
+        warmup_texts(prompts, spare, config.warmup_prompts),
+        target,
+        sampling,
+        engine.max_length,
+        most=_one_length(prompts),
+    )
 
     facts |= facts_of(target, contenders, prompts, samplings)
     facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
@@ -328,12 +334,14 @@ def _targets(config: DictConfig, methods: Sequence[str]) -> dict[str, Target]:
 def _reference(config: DictConfig, method: str, engines: Mapping[str, Engine]) -> str | None:
     """The method whose greedy outputs this one's have to equal: plain decoding of the same law; None if there is none.
 
-    A quantized target is another target: outputs on it are compared with plain decoding of the quantized one.
+    A quantized target is another target: what is drafted on it is compared with plain decoding of the quantized one.
+    Plain decoding with settings of its own is compared with nothing, because no rule promises anything about it.
     """
+    if engines[method].drafter is None:
+        return None
     law = law_key(config, method)
     plainly = [PLAIN, *(name for name, engine in engines.items() if engine.drafter is None and has_setup(config, name))]
-    found = next((name for name in plainly if law_key(config, name) == law), None)
-    return None if found == method else found
+    return next((name for name in plainly if law_key(config, name) == law), None)
 
 
 def _policy(config: DictConfig, method: str) -> Policy | None:
@@ -383,11 +391,22 @@ def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job,
     ]
 
 
-def encode_warmup(texts: list[str], target: Target, sampling: SamplingParams, max_length: int) -> list[list[int]]:
-    """Warm-up prompts as tokens, cut where they are too long."""
-    room = max_length - sampling.max_new_tokens
+def encode_warmup(
+    texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
+) -> list[list[int]]:
+    """Warm-up prompts as tokens, cut where they are too long, or longer than what is measured (``most``)."""
+    room = min(max_length - sampling.max_new_tokens, most or max_length)
     encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
     return [ids for ids in encoded if ids]
+
+
+def _one_length(prompts: Sequence[Prompt]) -> int | None:
+    """The number of tokens of which no prompt has more; None where prompts are not cut to a length.
+
+    Kernels prepare themselves for a shape when they first meet it: prompts of this length warm up what is measured.
+    """
+    lengths = [prompt.last_tokens for prompt in prompts]
+    return max(length or 0 for length in lengths) if all(lengths) else None
 
 
 def plain_whole(config: DictConfig) -> dict[str, Any]:

@@ -36,12 +36,9 @@ def ingredients_of(contender: Contender) -> dict[str, str]:
 
 def _forwards(engine: Engine) -> str:
     """How forwards and rounds are run."""
-    parts = []
-    if engine.runner.executor.captures:
-        parts += ["packed weights", "captured forwards"]
-    recordings = engine.recording
-    if recordings != "off":
-        parts.append(f"recorded {recordings}")
+    parts = ["packed and captured"] if engine.runner.executor.captures else []
+    if engine.recording != "off":
+        parts.append(f"{engine.recording} recorded")
     if engine.runner.invariant:
         parts.append("invariant")
     return ", ".join(parts) or "the model's own code"

@@ -9,7 +9,7 @@ from experiments.reporting.cells import NOTHING, number, percent, times, with_in
 from experiments.reporting.ingredients_plot import ingredients_plot
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results.comparison import commit_of
-from experiments.results.ingredients import Effect, Ladder, Ratio, Rung, ladders
+from experiments.results.ingredients import LEVERS, Effect, Ladder, Ratio, Rung, ladders
 from experiments.results.noise import noise_of
 from experiments.results.origin import read_manifest
 from experiments.results.plain_json import json_text
@@ -18,16 +18,12 @@ from experiments.results.statistics import Bootstrap
 
 RUNGS = (
     Column("rung", "left", fold=True, min_width=22),
-    Column("forwards", "left", fold=True, min_width=16),
-    Column("weights", "left"),
-    Column("drafter", "left", fold=True, min_width=12),
-    Column("batch"),
     Column("tokens/s,\nall users"),
     Column("tokens/s,\none user"),
     Column("over the\nrung before"),
     Column("over the\nfirst rung"),
-    Column("output law", "left", fold=True, min_width=12),
-    Column("same tokens\nas first"),
+    Column("output\nlaw", "left"),
+    Column("same\ntokens"),
 )
 EFFECTS = (
     Column("ingredient", "left", fold=True, min_width=30),
@@ -35,8 +31,11 @@ EFFECTS = (
     Column("as the last one,\nwith all others"),
     Column("output law", "left"),
 )
+_IN_TITLE = ("target", "engine")
+"""Ingredients that have no column: the first is in the conditions."""
 TITLE = "Where the speedup comes from, one ingredient at a time"
 TITLE_OF_EFFECTS = "Each ingredient by itself"
+TITLE_OF_INGREDIENTS = "The ingredients of every rung"
 
 
 def report_ingredients(
@@ -60,8 +59,12 @@ def report_ingredients(
     tables: list[Table] = []
     document = [f"{'; '.join(conditions)}.", ""]
     for ladder in found:
-        notes = [*_shared(ladder), f"brackets: {bootstrap.confidence:.0%} intervals over prompts"]
-        own = [rungs_table(ladder, labels, notes=notes), effects_table(ladder, notes=sentences(ladder, labels))]
+        notes = [*_ABOUT_RUNGS, f"brackets: {bootstrap.confidence:.0%} intervals over prompts"]
+        own = [
+            rungs_table(ladder, labels, notes=notes),
+            ingredients_table(ladder, labels),
+            effects_table(ladder, notes=sentences(ladder, labels)),
+        ]
         for table in own:
             document += [f"## {table.title}", "", markdown.render(table).rstrip(), ""]
         tables += own
@@ -78,15 +81,10 @@ def report_ingredients(
 
 def rungs_table(ladder: Ladder, labels: Mapping[str, str], *, notes: Sequence[str] = ()) -> Table:
     """Returns a row per rung."""
-    table = Table(RUNGS, f"{TITLE}, at temperature {ladder.temperature:g}", notes)
+    table = Table(RUNGS, _at(TITLE, ladder), notes)
     for rung in ladder.rungs:
-        ingredients = rung.ingredients
         table.add(
             rung_name(rung, labels),
-            ingredients.get("forwards", NOTHING),
-            ingredients.get("weights", NOTHING),
-            ingredients.get("drafter", NOTHING),
-            ingredients.get("batch", NOTHING),
             _speed(rung),
             number(rung.user_tokens_per_second, 1),
             _ratio(rung.over_before),
@@ -97,9 +95,20 @@ def rungs_table(ladder: Ladder, labels: Mapping[str, str], *, notes: Sequence[st
     return table
 
 
+def ingredients_table(ladder: Ladder, labels: Mapping[str, str]) -> Table:
+    """Returns a row per rung, with all of its ingredients."""
+    names = [name for name in LEVERS if name not in ladder.shared and any(name in r.ingredients for r in ladder.rungs)]
+    columns = [Column("rung", "left", fold=True, min_width=20), *(Column(name, "left", fold=True) for name in names)]
+    alike = [f"{name} {value}" for name, value in ladder.shared.items() if name not in _IN_TITLE]
+    table = Table(columns, _at(TITLE_OF_INGREDIENTS, ladder), [f"in every rung: {', '.join(alike)}"] if alike else [])
+    for rung in ladder.rungs:
+        table.add(rung_name(rung, labels), *(rung.ingredients.get(name, NOTHING) for name in names))
+    return table
+
+
 def effects_table(ladder: Ladder, *, notes: Sequence[str] = ()) -> Table:
     """Returns a row per ingredient: added to the first rung alone, and taken out of the last one."""
-    table = Table(EFFECTS, f"{TITLE_OF_EFFECTS}, at temperature {ladder.temperature:g}", notes)
+    table = Table(EFFECTS, _at(TITLE_OF_EFFECTS, ladder), notes)
     for effect in ladder.effects:
         table.add(effect_name(effect), _ratio(effect.alone), _ratio(effect.last), _law(effect.same_law, False))
     return table
@@ -130,11 +139,17 @@ def sentences(ladder: Ladder, labels: Mapping[str, str]) -> list[str]:
     first = ladder.rungs[0]
     if batch is not None and last.user_tokens_per_second and first.user_tokens_per_second:
         user = last.user_tokens_per_second / first.user_tokens_per_second
-        said.append(f"one user's tokens come {user:.1f}x as fast: a batch shares the device, it speeds up nobody's request")
+        said.append(
+            f"one user's tokens come {user:.1f}x as fast: a batch shares the device, it speeds up nobody's request"
+        )
     mixed = [rung_name(rung, labels) for rung in ladder.rungs if len(rung.changed) > 1]
     if mixed:
         said.append(f"CHANGES SEVERAL INGREDIENTS AT ONCE: {', '.join(mixed)}")
     return said
+
+
+def _at(title: str, ladder: Ladder) -> str:
+    return f"{title}, at temperature {ladder.temperature:g}"
 
 
 def rung_name(rung: Rung, labels: Mapping[str, str]) -> str:
@@ -149,9 +164,9 @@ def effect_name(effect: Effect) -> str:
 
 def _speed(rung: Rung) -> Cell:
     bounds = rung.interval
-    return Cell(
-        number(rung.tokens_per_second, 1), () if bounds is None else (f"[{bounds[0]:.1f}, {bounds[1]:.1f}]",)
-    )
+    digits = 0 if (rung.tokens_per_second or 0.0) >= 100 else 1
+    more = () if bounds is None else (f"[{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]",)
+    return Cell(number(rung.tokens_per_second, digits), more)
 
 
 def _ratio(found: Ratio | None) -> Cell:
@@ -160,20 +175,15 @@ def _ratio(found: Ratio | None) -> Cell:
 
 def _law(same: bool, is_first: bool) -> Cell:
     if is_first:
-        return Cell("the target's")
-    return Cell("the same") if same else Cell("ANOTHER", emphasis=Emphasis.LOSSY)
+        return Cell("own")
+    return Cell("same") if same else Cell("ANOTHER", emphasis=Emphasis.LOSSY)
 
 
-def _shared(ladder: Ladder) -> list[str]:
-    """What no rung differs in, which a comparison has to state all the same."""
-    hidden = ("target", "engine")
-    words = [f"{name} {value}" for name, value in ladder.shared.items() if name not in hidden]
-    return [
-        f"in every rung: {', '.join(words)}" if words else "the rungs share no ingredient",
-        "all rungs took turns on the same prompts in one run",
-        "same tokens: the share of the first rung's tokens before the first difference; under the same law, rounding is "
-        "what lets outputs part",
-    ]
+_ABOUT_RUNGS = (
+    "all rungs took turns on the same prompts in one run; the time of prompts (prefill) is in all of them",
+    "same tokens: the share of the first rung's tokens that come before the first difference; under the same "
+    "law, it is rounding that lets outputs part",
+)
 
 
 def _conditions(manifest: Mapping[str, object], records: Sequence[Record]) -> list[str]:

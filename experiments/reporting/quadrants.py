@@ -138,12 +138,18 @@ def _memory(found: Sequence[Quadrant]) -> list[str]:
         f"{each.name} {_megabytes(each.kv_begin)} to {_megabytes(each.kv_end)} MB ({each.rows_per_gigabyte:.0f} per GB)"
         for each in known
     ]
-    return [f"keys and values of one request, from its first to its last token, and requests that fit: {', '.join(parts)}"]
+    return [
+        f"keys and values of one request, from its first to its last token, and requests that fit: {', '.join(parts)}"
+    ]
 
 
 def best(quadrant: Quadrant) -> Figures | None:
     """The method with the largest gain; None where no method is better than plain decoding."""
-    rivals = [each for each in quadrant.methods if each.gain is not None and lossiness(each.summary.exactness) is Emphasis.NONE]
+    rivals = [
+        each
+        for each in quadrant.methods
+        if each.gain is not None and lossiness(each.summary.exactness) is Emphasis.NONE
+    ]
     top = max(rivals, key=lambda each: each.gain or 0.0, default=None)
     return top if top is not None and (top.gain or 0.0) > 1 else None
 

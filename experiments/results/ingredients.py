@@ -229,9 +229,7 @@ def _ladder(
     return Ladder(temperature=temperature, rungs=tuple(rungs), effects=tuple(effects), shared=shared)
 
 
-def _settings(
-    ingredients: Mapping[str, Ingredients], order: Sequence[str]
-) -> list[tuple[str, str]]:
+def _settings(ingredients: Mapping[str, Ingredients], order: Sequence[str]) -> list[tuple[str, str]]:
     """Every value of an ingredient that a rung has and the first has not, in the order in which they are added."""
     first = ingredients[order[0]]
     found: dict[tuple[str, str], None] = {}

@@ -33,7 +33,7 @@ METRICS = {
     "SS": Metric("requests/min", "requests per minute", "per minute"),
     "SL": Metric("TPOT", "time per output token after the first", "ms"),
     "LS": Metric("TTFT", "time to first token", "ms"),
-    "LL": Metric("slot time", "time that a request holds its slot and its cache", "s"),
+    "LL": Metric("slot time", "time that a request holds its slot", "s"),
 }
 """By quadrant: the first letter is the input's length (short, long), the second the output's."""
 
@@ -143,7 +143,9 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
 def _quadrant(name: str, run: Run, temperature: float, records: Sequence[Record], bootstrap: Bootstrap) -> Quadrant:
     summaries = [method for method in run.summary.methods if method.temperature == temperature]
     own = {
-        method.method: [r for r in records if r.method == method.method and r.temperature == temperature and not r.failed]
+        method.method: [
+            r for r in records if r.method == method.method and r.temperature == temperature and not r.failed
+        ]
         for method in summaries
     }
     good = own.get(PLAIN) or next((rows for rows in own.values() if rows), [])
