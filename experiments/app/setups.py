@@ -62,7 +62,7 @@ def check_setups(config: DictConfig, methods: Iterable[str]) -> None:
     for setting in ("contenders", "costs") if setups else ():
         if config.get(setting):
             raise ValueError(
-                f"{setting} and setups are both given, and {setting} are of one target and engine: leave one of them out"
+                f"{setting} and setups are both given, and {setting} need one target and engine: leave one of them out"
             )
 
 

@@ -36,7 +36,7 @@ def ingredients_of(contender: Contender) -> dict[str, str]:
 
 def _forwards(engine: Engine) -> str:
     """How forwards and rounds are run."""
-    parts = ["packed and captured"] if engine.runner.executor.captures else []
+    parts = ["packed", "captured"] if engine.runner.executor.captures else []
     if engine.recording != "off":
         parts.append(f"{engine.recording} recorded")
     if engine.runner.invariant:

@@ -149,7 +149,7 @@ def last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizer
 def _cut(text: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     """The last ``prompt.last_tokens`` tokens of a text, as text."""
     ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return str(tokenizer.decode(last_of(ids, prompt, tokenizer)))
+    return str(tokenizer.decode(list(last_of(ids, prompt, tokenizer))))
 
 
 def stream_of(prompt_id: str, turn: int, sample: int) -> int:

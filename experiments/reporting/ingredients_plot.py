@@ -75,7 +75,7 @@ def _effects(axes: Axes, ladder: Ladder) -> None:
     ends = [end for each in known for end in (each.value, *(each.interval or ()))]
     axes.set_xlim(0, 1.18 * max(ends, default=1.0))
     axes.set_xlabel("tokens/s with it, over without it")
-    axes.set_title("each ingredient by itself (1: no effect)")
+    axes.set_title("each by itself (1: no effect)")
     axes.grid(axis="x")
 
 
@@ -87,6 +87,7 @@ def _dot(axes: Axes, found: Ratio | None, row: float, color: str, marker: str) -
     axes.plot([found.value], [row], color=color, marker=marker, linestyle="none")
     end = max(found.value, found.interval[1] if found.interval is not None else 0.0)
     place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+    place["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # the line at 1 is behind it
     axes.annotate(f"{found.value:.2f}", (end, row), **place)
 
 

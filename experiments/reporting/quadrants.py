@@ -10,6 +10,7 @@ from experiments.reporting.quadrants_plot import quadrants_plot
 from experiments.reporting.requests import CLOSED
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.results.comparison import commit_of
+from experiments.results.lossless import promises_exact
 from experiments.results.plain_json import json_text
 from experiments.results.quadrants import METRICS, Figures, Quadrant, quadrants
 from experiments.results.records import PLAIN
@@ -144,12 +145,9 @@ def _memory(found: Sequence[Quadrant]) -> list[str]:
 
 
 def best(quadrant: Quadrant) -> Figures | None:
-    """The method with the largest gain; None where no method is better than plain decoding."""
-    rivals = [
-        each
-        for each in quadrant.methods
-        if each.gain is not None and lossiness(each.summary.exactness) is Emphasis.NONE
-    ]
+    """The exact method with the largest gain; None where no method is better than plain decoding."""
+    compared = [each for each in quadrant.methods if each.gain is not None and not each.summary.not_lossless]
+    rivals = [each for each in compared if promises_exact(each.summary.exactness)]
     top = max(rivals, key=lambda each: each.gain or 0.0, default=None)
     return top if top is not None and (top.gain or 0.0) > 1 else None
 

@@ -52,6 +52,7 @@ def _panel(axes: Axes, quadrant: Quadrant, names: Sequence[str]) -> None:
         axes.hlines(row, low, high, color=color, linewidth=1.4)
         axes.plot([each.gain], [row], color=color, marker=marker, linestyle="none")
         place: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+        place["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # the line at 1 is behind it
         axes.annotate(f"{each.gain:.2f}", (high, row), **place)
     plain = quadrant.plain
     value = "" if plain is None or plain.own is None else f"plain decoding: {_short(plain.own)} {quadrant.metric.unit}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from experiments.results import timing
 from experiments.results.records import Record
@@ -158,7 +159,7 @@ def ladders(
     for method in order:
         if method not in known or method not in ingredients:
             raise ValueError(f"ladder: the run has no records of {method!r}, it has {', '.join(sorted(known))}")
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         if not changed(ingredients[before], ingredients[after]):
             raise ValueError(f"ladder: {before} and {after} have the same ingredients: give {after} one more in setups")
     return [

@@ -142,15 +142,11 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
 
 def _quadrant(name: str, run: Run, temperature: float, records: Sequence[Record], bootstrap: Bootstrap) -> Quadrant:
     summaries = [method for method in run.summary.methods if method.temperature == temperature]
-    own = {
-        method.method: [
-            r for r in records if r.method == method.method and r.temperature == temperature and not r.failed
-        ]
-        for method in summaries
-    }
-    good = own.get(PLAIN) or next((rows for rows in own.values() if rows), [])
-    inputs = _mean([record.prompt_tokens for record in good]) or 0.0
-    outputs = _mean([len(record.token_ids) for record in good]) or 0.0
+    good = [record for record in records if record.temperature == temperature and not record.failed]
+    own = {method.method: [record for record in good if record.method == method.method] for method in summaries}
+    shown = own.get(PLAIN) or good
+    inputs = _mean([record.prompt_tokens for record in shown]) or 0.0
+    outputs = _mean([len(record.token_ids) for record in shown]) or 0.0
     per_position = run.manifest["target"].get("kv_bytes_per_position")
     figures = [_figures(method, own[method.method]) for method in summaries]
     measure = _MEASURES[name]
