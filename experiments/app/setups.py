@@ -54,6 +54,10 @@ def check_setups(config: DictConfig, methods: Iterable[str]) -> None:
                 raise ValueError(f"there is no {where}.{part}{did_you_mean(str(part), PARTS, f'{where}.')}")
             if settings is not None and not isinstance(settings, dict):
                 raise ValueError(f"{where}.{part}={settings!r}: give settings, as in '{where}.{part}={{…}}'")
+            for key in settings or {}:
+                if key not in config[part]:
+                    hint = did_you_mean(str(key), map(str, config[part]), f"{where}.{part}.")
+                    raise ValueError(f"there is no {where}.{part}.{key}{hint}")
         if "max_length" in (given.get("engine") or {}):
             raise ValueError(f"{where}.engine.max_length: all methods decode the same prompts, give engine.max_length")
         own = configuration_of(config, name)
