@@ -1,13 +1,14 @@
-"""The tables and pictures of docs/drafters-compared.md, from runs: ``python -m benchmarks.evidence``.
+"""The tables and pictures of the documentation's pages of results, from runs: ``python -m benchmarks.evidence``.
 
-Each study is a run of ``experiments.run`` in a process of its own, kept in ``work``; what is there is not run again.
-Its table and pictures replace what stands between the study's two marks in the page. Use an idle machine for
-``drafters``, whose speeds are published; the others are about lengths, which do not depend on load.
+Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is there is not run again.
+Its table and pictures replace what stands between the study's two marks in its page. Use an idle machine: only
+``heads``, ``ceiling`` and ``markov_trees`` are about lengths, which do not depend on load.
 """
 
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gallery import Study, run
@@ -15,21 +16,62 @@ from benchmarks.options import option, read_options, refuse
 from experiments.reporting.methods import methods_document
 from experiments.results.runs import load_run
 
+COMPARED = Path("docs/drafters-compared.md")
+COSTS = Path("docs/step-costs.md")
+FELT = Path("docs/what-a-user-feels.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A study and where it stands.
+
+    Attributes:
+        study: The command.
+        page: The page.
+        text: The file of the study's folder with what it found, in Markdown; None for the table of a run's methods.
+        captions: What each picture shows, by its name in the study's folder.
+    """
+
+    study: Study
+    page: Path
+    text: str | None = None
+    captions: Mapping[str, str] = field(default_factory=lambda: {"nodes": LENGTHS})
+
+
+def _lengths(name: str) -> Evidence:
+    return Evidence(
+        Study("experiments.run", [f"experiment={name}"], sweep=False, pictures={name: "nodes"}), page=COMPARED
+    )
+
+
 STUDIES = {
-    "drafters": Study(
-        "experiments.run",
-        ["experiment=drafters"],
-        sweep=False,
-        pictures={"drafters": "methods", "drafters_nodes": "nodes"},
+    "drafters": Evidence(
+        Study(
+            "experiments.run",
+            ["experiment=drafters"],
+            sweep=False,
+            pictures={"drafters": "methods", "drafters_nodes": "nodes"},
+        ),
+        page=COMPARED,
+        captions={"methods": "Tokens per round and speedup of every drafter, with intervals", "nodes": LENGTHS},
     ),
-    "heads": Study("experiments.run", ["experiment=heads"], sweep=False, pictures={"heads": "nodes"}),
-    "ceiling": Study("experiments.run", ["experiment=ceiling"], sweep=False, pictures={"ceiling": "nodes"}),
-    "markov_trees": Study(
-        "experiments.run", ["experiment=markov_trees"], sweep=False, pictures={"markov_trees": "nodes"}
+    "heads": _lengths("heads"),
+    "ceiling": _lengths("ceiling"),
+    "markov_trees": _lengths("markov_trees"),
+    "calibration": Evidence(
+        Study("experiments.calibrate", ["target.inflate=110m"], sweep=False, pictures={"calibration": "predicted"}),
+        page=COSTS,
+        text="calibration.md",
+        captions={"predicted": "Predicted against measured seconds of every forward, and their ratios"},
+    ),
+    "batch_sweep": Evidence(
+        Study("experiments.run", ["experiment=batch_sweep"], sweep=True, pictures={"batch_sweep": "batch_sweep"}),
+        page=FELT,
+        text="batch_sweep.md",
+        captions={"batch_sweep": "Throughput over one user's time per token, and speedup by batch size"},
     ),
 }
-CAPTIONS = {"methods": "Tokens per round and speedup of every drafter, with intervals", "nodes": LENGTHS}
 
 
 @dataclass(frozen=True)
@@ -39,13 +81,16 @@ class Options:
     only: tuple[str, ...] = option(tuple(STUDIES), "which studies", choices=tuple(STUDIES))
     work: Path = option(Path("outputs/evidence"), "folder of the runs")
     images: Path = option(Path("docs/images"), "folder of the pictures")
-    page: Path = option(Path("docs/drafters-compared.md"), "the page")
 
 
-def block(study: Study, folder: Path) -> str:
+def block(evidence: Evidence, folder: Path) -> str:
     """Returns what the page says of a finished study: its table, and its pictures."""
-    pictures = [f"![{CAPTIONS[picture]}](images/{shown}.png)" for shown, picture in study.pictures.items()]
-    return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
+    shown = evidence.study.pictures.items()
+    pictures = [f"![{evidence.captions[picture]}](images/{name}.png)" for name, picture in shown]
+    if evidence.text is None:
+        return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
+    command = f"`{evidence.study.asked}`"
+    return "\n\n".join([f"{command}: {(folder / evidence.text).read_text(encoding='utf-8').rstrip()}", *pictures])
 
 
 def placed(page: str, name: str, text: str) -> str:
@@ -66,13 +111,13 @@ def main() -> None:
     options = read_options(Options, __doc__)
     try:
         for name in options.only:
-            study, folder = STUDIES[name], options.work.resolve() / name
-            seconds = run(study, folder)
-            text = placed(options.page.read_text(encoding="utf-8"), name, block(study, folder))
-            for shown, picture in study.pictures.items():
+            evidence, folder = STUDIES[name], options.work.resolve() / name
+            seconds = run(evidence.study, folder)
+            text = placed(evidence.page.read_text(encoding="utf-8"), name, block(evidence, folder))
+            for shown, picture in evidence.study.pictures.items():
                 shutil.copyfile(folder / f"{picture}.png", options.images / f"{shown}.png")
-            options.page.write_text(text, encoding="utf-8")
-            print(f"{name}: {options.page} is up to date after {seconds:.0f} s", flush=True)
+            evidence.page.write_text(text, encoding="utf-8")
+            print(f"{name}: {evidence.page} is up to date after {seconds:.0f} s", flush=True)
     except ValueError as error:
         refuse(error)
 

@@ -33,6 +33,11 @@ class Study:
     sweep: bool
     pictures: dict[str, str]
 
+    @property
+    def asked(self) -> str:
+        """What a reader types for it."""
+        return " ".join(["python", "-m", self.module, *self.overrides])
+
     def command(self, folder: Path) -> list[str]:
         """The command line that writes into a folder."""
         where = f"hydra.sweep.dir={folder}" if self.sweep else f"out={folder}"

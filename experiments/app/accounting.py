@@ -9,7 +9,7 @@ from experiments.app.pacing import policy_of
 from experiments.measuring.accounting import Accountant
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.measure import Contender
-from experiments.measuring.peaks import printed_peaks, quick_peaks
+from experiments.measuring.peaks import brief_peaks, printed_peaks, quick_peaks
 from specdec.drafting.costs import RoundCosts
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
@@ -60,3 +60,9 @@ def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:
         return None
     measured = quick_peaks(target.device, target.dtype, torch.get_num_threads())
     return {**measured.facts(), **printed_peaks(target.device, target.dtype)}
+
+
+def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, float]:
+    """Returns the better of earlier peaks and new ones: a busy machine makes them lower, and nothing higher."""
+    now = brief_peaks(target.device, target.dtype).facts()
+    return {name: max(value, now.get(name, value)) for name, value in before.items()}

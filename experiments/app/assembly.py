@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
-from experiments.app.accounting import accounted, peaks_of
+from experiments.app.accounting import accounted, better_peaks, peaks_of
 from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
@@ -183,6 +183,7 @@ def measure_methods(
         plots=dict(report.plots),
         compared_with=config.get("compared_with"),
         peaks=facts["peaks"],
+        peaks_again=None if facts["peaks"] is None else lambda: better_peaks(facts["peaks"], target),
         before=refused(contenders, [unfit for _, unfit in prepared]),
         kept=kept,
         terms=Terms.of(resolved),

@@ -14,13 +14,13 @@ from experiments.app.pairs import check_files
 from experiments.measuring.calibrating import Plan, calibrate
 from experiments.measuring.forwards import Grid
 from experiments.reporting import terminal
-from experiments.reporting.calibration import constants_table, errors_table, remarks
+from experiments.reporting.calibration import constants_table, document, errors_table, remarks
 from experiments.reporting.calibration_plot import predicted_plot
 from specdec.interfaces import Drafter
 from specdec.modeling.target import Target
 from specdec.roofline.calibrated import CalibratedRounds
 
-PICTURE = "predicted.png"
+PICTURE, TEXT = "predicted.png", "calibration.md"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
 _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
 
@@ -60,7 +60,9 @@ def run_calibration(config: DictConfig) -> CalibratedRounds:
     found.save(path)
     picture = Path(config.out) / PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
-    terminal.list_written(console, [path, predicted_plot(found, picture)])
+    text = picture.with_name(TEXT)
+    text.write_text(document(found), encoding="utf-8")
+    terminal.list_written(console, [path, text, predicted_plot(found, picture)])
     return found
 
 

@@ -40,8 +40,10 @@ NEW, OLD = "new", "old"
 def optimize(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
+    given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config.costs)
     traced = read_traces(config)
-    costs_given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config, traced)
+    rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
+    costs_given = TreeCosts.of_calibrated(given, rows=rows) if isinstance(given, CalibratedRounds) else given
     old = old_shape(config.old, traced.config)
     if costs_given is not None and config.measure:
         check_costs(costs_given, config.costs, changed_run(config, traced, 0.0))
@@ -82,12 +84,9 @@ def optimize(config: DictConfig) -> list[Optimized]:
     return found
 
 
-def _read_costs(config: DictConfig, traced: Traced) -> TreeCosts:
+def _read_costs(path: str) -> TreeCosts | CalibratedRounds:
     """The costs of trees in a file, which may be one of ``experiments.calibrate``."""
-    if not is_calibrated(config.costs):
-        return TreeCosts.load(config.costs)
-    rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
-    return TreeCosts.of_calibrated(CalibratedRounds.load(config.costs), rows=rows)
+    return CalibratedRounds.load(path) if is_calibrated(path) else TreeCosts.load(path)
 
 
 def _with_shape(drafter: DictConfig, shape: Any) -> dict[str, Any]:

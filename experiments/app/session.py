@@ -48,6 +48,8 @@ class Session:
         progress_every: How often a line of progress is written where there is no terminal.
         closing: More tables for the end, made of the records; what it writes beside them may be listed.
         peaks: What the device does at best, by name; None where it was not measured.
+        peaks_again: Measures that again at the end and returns the better of both: the machine may have been busy for
+            the moment that the first measurement took. None where ``peaks`` is.
         quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
@@ -67,6 +69,7 @@ class Session:
     progress_every: Every | None = None
     closing: Callable[[Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
     peaks: Mapping[str, float] | None = None
+    peaks_again: Callable[[], Mapping[str, float]] | None = None
     quiet: bool = False
 
     def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
@@ -110,6 +113,7 @@ class Session:
         return summary
 
     def _report(self, records: list[Record], exit_code: int) -> Summary:
+        peaks = self.peaks if self.peaks_again is None else self.peaks_again()
         summary = summarize(
             records,
             planned=self.planned,
@@ -117,13 +121,13 @@ class Session:
             bootstrap=self.bootstrap,
             terms=self.terms,
             compared_with=self.compared_with,
-            peaks=self.peaks,
+            peaks=peaks,
         )
         text = json_text({"title": self.title, **asdict(summary)})
         (self.folder / SUMMARY).write_text(text, encoding="utf-8")
         if (self.folder / MANIFEST).exists():
             verdicts = {m.method: asdict(m.lossless) for m in summary.methods if m.lossless is not None}
-            note_in_manifest(self.folder, lossless=verdicts)
+            note_in_manifest(self.folder, lossless=verdicts, peaks=peaks)
         console = terminal.console(shown=not self.quiet)
         written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
         if any(method.finished for method in summary.methods):

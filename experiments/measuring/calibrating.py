@@ -119,7 +119,7 @@ def calibrate(
     del runner
     parts = _Parts()
     if plan.rounds:
-        parts, more = _measure_parts(target, drafter, verifier, prompt, plan, cost, sampling, progress, options)
+        parts, more = _measure_parts(target, drafter, verifier, prompt, plan, cost, ends, sampling, progress, options)
         errors |= more
     return CalibratedRounds(
         conditions=conditions,
@@ -158,6 +158,7 @@ def _measure_parts(
     prompt: Sequence[int],
     plan: Plan,
     cost: StepCost,
+    ends: Sequence[int],
     sampling: SamplingParams | None,
     progress: Callable[[str], None],
     options: dict[str, Any],
@@ -183,7 +184,7 @@ def _measure_parts(
     drafts = [each for each in timed if each.depth]
     drafting = None
     if drafts and any(each.draft > 0 for each in drafts):
-        drafting = fit_part([_part(each, each.draft) for each in drafts])
+        drafting = fit_part([_part(each, each.draft) for each in drafts], ends=ends)
         errors["drafting"] = {"fit": _part_errors(drafting, drafts, [each.draft for each in drafts])}
     predicted = [
         cost.seconds(StepSize.of(rows=each.batch, queries=each.nodes + 1, context=each.context)) for each in timed

@@ -77,13 +77,18 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, seconds: float, l
 
 @cache
 def quick_peaks(device: torch.device, dtype: torch.dtype, threads: int) -> Peaks:
-    """Returns peaks that were measured in about half a second, once per process.
+    """Returns ``brief_peaks``, measured once per process.
 
     Args:
         device: The device.
         dtype: What products compute in.
         threads: Of the processor: another number has other peaks.
     """
+    return brief_peaks(device, dtype)
+
+
+def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """Returns peaks that are measured in about half a second."""
     largest = 1 << 30 if device.type == "cuda" else max(64 << 20, 4 * cache_bytes(device))
     return measure_peaks(device, dtype, seconds=0.1, largest=largest)
 

@@ -14,7 +14,10 @@ from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 
 _WARM = 3
-"""Rounds of every depth before any is timed."""
+"""Turns before any round is timed."""
+_IN_A_ROW = 2
+"""Rounds of a depth in every turn. The last one is timed: after a round of another depth, a drafter has to catch up on
+more or fewer tokens than in a run of one depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ def measure_rounds(
     for batch in batches:
         for context in contexts:
             progress(f"rounds: {batch} rows behind {context} tokens")
-            emitted = (rounds + _WARM + 1) * sum(depth + 1 for depth in depths)
+            emitted = (rounds + _WARM + 1) * _IN_A_ROW * sum(depth + 1 for depth in depths)
             length = min(context + emitted, target.max_length)
             made = {**options, "max_batch_size": batch, "max_length": length, "timing": True}
             with Engine(target, paced, verifier if paced is not None else None, **made) as engine:
@@ -107,6 +110,7 @@ def _time(
         ignore_eos=True,
         seed=0,
     )
+    engine.warm_up()
     for _ in range(rows):
         engine.submit(given, wanted)
     emitted = 0
@@ -119,11 +123,14 @@ def _time(
             if engine.unfinished < rows:
                 break
             policy.depth = depth
-            before = context + emitted / rows
-            begin = time.perf_counter()
-            steps = engine.step()
-            wall = time.perf_counter() - begin
-            emitted += sum(step.accepted + 1 for step in steps)
+            for _ in range(_IN_A_ROW):
+                before = context + emitted / rows
+                begin = time.perf_counter()
+                steps = engine.step()
+                wall = time.perf_counter() - begin
+                emitted += sum(step.accepted + 1 for step in steps)
+                if engine.unfinished < rows:
+                    break
             if turn < _WARM or not steps or any(step.error is not None for step in steps):
                 continue
             stages = steps[0].seconds

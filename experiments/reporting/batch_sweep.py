@@ -135,9 +135,9 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
         y = [point.tokens_per_second for point in curve.points]
         (line,) = left.plot(x, y, **looks, linestyle="--" if curve.plain else "-")
         for point, latency, rate in zip(curve.points, x, y, strict=True):
-            beside = (-5, 5) if curve.plain else (5, -9)  # the curves are often close to each other
+            beside = (7, -12) if curve.plain else (-7, 6)  # the curves are often close to each other
             place: dict[str, Any] = {"xytext": beside, "textcoords": "offset points", "fontsize": style.SMALLEST}
-            place["ha"] = "right" if curve.plain else "left"
+            place["ha"] = "left" if curve.plain else "right"
             left.annotate(str(point.batch), (latency, rate), color=style.color(index), **place)
         if curve.knee_is_inside:
             knee = curve.knee

@@ -1,11 +1,14 @@
 """Calibrated costs as tables: the constants with what they mean, and how well they predict."""
 
+from collections.abc import Sequence
+
+from experiments.reporting import markdown
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import Roof
 from specdec.roofline.calibrated import CalibratedRounds
 from specdec.roofline.plausible import LeastWork, Meaning, meanings
-from specdec.roofline.step_cost import PartCost, StepCost, StepSize
+from specdec.roofline.step_cost import PartCost, StepCost, StepSize, TokenRange
 
 DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
 """The constants' letters."""
@@ -23,17 +26,15 @@ _PARTS = {
 
 def constants_table(found: CalibratedRounds) -> Table:
     """The constants of every part, and what a step would take if it reached the device's peaks."""
-    where = found.conditions
     columns = [Column("", "left"), Column("constant", "left"), Column("time")]
     columns += [Column("of the\npeak"), Column("meaning", "left")]
-    title = f"Step costs of {where.model} in {where.dtype} on {where.device}"
-    table = Table(columns, title, _notes(found))
+    table = Table(columns, _title(found), _notes(found))
     known = {each.symbol: each for each in meanings_of(found)}
     _step_rows(table, "target's forward", found.target, known)
     if found.prefill is not None:
         _step_rows(table, "prefill, no logits", found.prefill, {})
     if found.drafting is not None:
-        _part_rows(table, f"drafting ({where.drafter})", found.drafting, "per call of the drafter")
+        _part_rows(table, "drafting", found.drafting, "per call of the drafter")
     _part_rows(table, "acceptance and commit", found.judging, "per level of the draft")
     table.add("host", "fixed", _amount(found.host), "", "what no stage has, per round")
     return table
@@ -72,6 +73,15 @@ def errors_table(found: CalibratedRounds) -> Table:
     return table
 
 
+def document(found: CalibratedRounds) -> str:
+    """Returns both tables in Markdown, with what they are of."""
+    notes = "; ".join(_notes(found))
+    said = [f"- {each}" for each in remarks(found)]
+    lines = [f"{_title(found)}; {notes}.", "", markdown.render(constants_table(found))]
+    lines += ["Predicted against measured times:", "", markdown.render(errors_table(found)), *said]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def remarks(found: CalibratedRounds) -> list[str]:
     """What a reader has to know besides."""
     said = [found.note] if found.note else []
@@ -85,43 +95,39 @@ def remarks(found: CalibratedRounds) -> list[str]:
 
 
 def _step_rows(table: Table, name: str, cost: StepCost, known: dict[str, Meaning]) -> None:
-    begin = 1
-    for number, each in enumerate(cost.ranges):
-        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
-        tokens = f"{begin} or more" if each.upto is None else tokens
+    for number, (tokens, each) in enumerate(_with_tokens(cost.ranges)):
         first, last = number == 0, number == len(cost.ranges) - 1
-        delta = known.get("delta") if first else None
-        gamma = known.get("gamma") if last else None
-        label = "token" if each.upto == 1 else "tokens"
-        table.add(
-            name if first else "",
-            f"{DELTA}, {tokens} {label}" if len(cost.ranges) > 1 else DELTA,
-            _amount(each.fixed),
-            *_meaning(delta, "any forward"),
-        )
+        of = f", {tokens}" if len(cost.ranges) > 1 else ""
+        delta, gamma = known.get("delta") if first else None, known.get("gamma") if last else None
+        table.add(name if first else "", f"{DELTA}{of}", _amount(each.fixed), *_meaning(delta, "any forward"))
         if each.per_token:
-            table.add(
-                "",
-                f"{GAMMA}, {tokens} {label}" if len(cost.ranges) > 1 else GAMMA,
-                _amount(each.per_token),
-                *_meaning(gamma, "per token"),
-            )
-        begin = (each.upto or 0) + 1
+            table.add("", f"{GAMMA}{of}", _amount(each.per_token), *_meaning(gamma, "per token"))
     table.add("", ALPHA, _amount(cost.per_position), *_meaning(known.get("alpha"), "per position read"))
     table.add("", BETA, _amount(cost.per_pair), "", "per query and position", end_section=True)
 
 
 def _part_rows(table: Table, name: str, cost: PartCost, level: str) -> None:
-    rows = [
-        ("fixed", cost.fixed, "any such round"),
-        ("per level", cost.per_level, level),
-        ("per token", cost.per_token, "per drafted token"),
-        ("per position", cost.per_position, "per level and position"),
-    ]
+    rows = [("fixed", cost.fixed, "any such round")]
+    for tokens, each in _with_tokens(cost.levels):
+        of = f", {tokens}" if len(cost.levels) > 1 else ""
+        rows += [(f"per level{of}", each.fixed, level), (f"per token{of}", each.per_token, "per drafted token")]
+    rows.append(("per position", cost.per_position, "per level and position"))
     kept = [row for row in rows if row[1]] or rows[:1]
     for number, (constant, seconds, meaning) in enumerate(kept):
         last = number == len(kept) - 1
         table.add("" if number else name, constant, _amount(seconds), "", meaning, end_section=last)
+
+
+def _with_tokens(ranges: Sequence[TokenRange]) -> list[tuple[str, TokenRange]]:
+    """Every range with its numbers of tokens in words."""
+    found: list[tuple[str, TokenRange]] = []
+    begin = 1
+    for each in ranges:
+        tokens = f"{begin}" if each.upto == begin else f"{begin} to {each.upto}"
+        tokens = f"{begin} or more" if each.upto is None else tokens
+        found.append((f"{tokens} {'token' if each.upto == 1 else 'tokens'}", each))
+        begin = (each.upto or 0) + 1
+    return found
 
 
 def _meaning(known: Meaning | None, otherwise: str) -> tuple[str, str]:
@@ -140,11 +146,18 @@ def _amount(seconds: float) -> str:
     return "0" if not seconds else f"{seconds * 1e12:.3g} ps"
 
 
+def _title(found: CalibratedRounds) -> str:
+    where = found.conditions
+    return f"Step costs of {where.model} in {where.dtype} on {where.device}"
+
+
 def _notes(found: CalibratedRounds) -> list[str]:
     where, box, peaks = found.conditions, found.box, found.peaks
+    drafter = "" if where.drafter is None else f" {where.drafter};"
     notes = [
         f"holds for {box.batch[0]} to {box.batch[1]} rows, {box.context[0]} to {box.context[1]} positions, "
-        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes; {where.attention} attention, {where.threads} threads"
+        f"{box.drafted[0]} to {box.drafted[1]} drafted nodes;{drafter} "
+        f"{where.attention} attention, {where.threads} threads"
     ]
     if peaks:
         notes.append(

@@ -262,8 +262,8 @@ def _made(found: dict[str, Any]) -> dict[str, Any]:
         "box": Box(**{name: cast(tuple[int, int], tuple(pair)) for name, pair in pairs.items()}),
         "target": _step(found["target"]),
         "prefill": None if found.get("prefill") is None else _step(found["prefill"]),
-        "drafting": None if found.get("drafting") is None else PartCost(**found["drafting"]),
-        "judging": PartCost(**found["judging"]),
+        "drafting": None if found.get("drafting") is None else _part(found["drafting"]),
+        "judging": _part(found["judging"]),
         "depths": tuple((int(nodes), int(depth)) for nodes, depth in found["depths"]),
         "errors": {
             part: {name: Errors(**values) for name, values in kinds.items()} for part, kinds in found["errors"].items()
@@ -275,3 +275,8 @@ def _made(found: dict[str, Any]) -> dict[str, Any]:
 def _step(found: Mapping[str, Any]) -> StepCost:
     ranges = tuple(TokenRange(**each) for each in found["ranges"])
     return StepCost(ranges=ranges, per_position=found["per_position"], per_pair=found["per_pair"])
+
+
+def _part(found: Mapping[str, Any]) -> PartCost:
+    levels = tuple(TokenRange(**each) for each in found["levels"])
+    return PartCost(fixed=found["fixed"], levels=levels, per_position=found["per_position"])

@@ -58,7 +58,36 @@ def fit_step(steps: Sequence[TimedStep], *, ends: Sequence[int] = ()) -> StepCos
     Raises:
         ValueError: There are fewer steps than constants.
     """
-    tokens = np.array([step.size.tokens for step in steps], dtype=float)
+    columns, wanted = _by_range([step.size.tokens for step in steps], ends)
+    columns.append(np.array([step.size.positions for step in steps], dtype=float))
+    columns.append(np.array([step.size.pairs for step in steps], dtype=float))
+    found = _fit(np.stack(columns, axis=1), [step.seconds for step in steps])
+    return StepCost(ranges=_ranges(found, wanted), per_position=float(found[-2]), per_pair=float(found[-1]))
+
+
+def fit_part(parts: Sequence[TimedPart], *, ends: Sequence[int] = ()) -> PartCost:
+    """Returns the constants that are closest to measured parts of rounds.
+
+    Args:
+        parts: What was measured.
+        ends: The most tokens of a level of every range but the last one; see ``fit_step``.
+
+    Raises:
+        ValueError: There are fewer of them than constants.
+    """
+    levels = np.array([part.levels for part in parts], dtype=float)
+    tokens = np.array([part.tokens for part in parts], dtype=float)
+    columns, wanted = _by_range(tokens / np.maximum(levels, 1.0), ends)
+    columns = [column * levels for column in columns]
+    columns.append(levels * np.array([part.positions for part in parts], dtype=float))
+    columns.append(np.ones(len(parts)))
+    found = _fit(np.stack(columns, axis=1), [part.seconds for part in parts])
+    return PartCost(fixed=float(found[-1]), levels=_ranges(found, wanted), per_position=float(found[-2]))
+
+
+def _by_range(given: Sequence[float] | np.ndarray, ends: Sequence[int]) -> tuple[list[np.ndarray], list[int]]:
+    """Returns two columns for every range, of its fixed part and of its tokens, and the ends of the ranges."""
+    tokens = np.array(given, dtype=float)
     wanted = _occupied(tokens, ends)
     number = np.digitize(tokens, wanted, right=True)
     columns: list[np.ndarray] = []
@@ -66,25 +95,14 @@ def fit_step(steps: Sequence[TimedStep], *, ends: Sequence[int] = ()) -> StepCos
         own = number == index
         varied = len(np.unique(tokens[own])) > 1
         columns += [np.where(own, 1.0, 0.0), np.where(own & varied, tokens, 0.0)]
-    columns.append(np.array([step.size.positions for step in steps], dtype=float))
-    columns.append(np.array([step.size.pairs for step in steps], dtype=float))
-    found = _fit(np.stack(columns, axis=1), [step.seconds for step in steps])
-    ranges = tuple(
+    return columns, wanted
+
+
+def _ranges(found: Float[np.ndarray, " term"], ends: Sequence[int]) -> tuple[TokenRange, ...]:
+    return tuple(
         TokenRange(upto=end, fixed=float(found[2 * index]), per_token=float(found[2 * index + 1]))
-        for index, end in enumerate((*wanted, None))
+        for index, end in enumerate((*ends, None))
     )
-    return StepCost(ranges=ranges, per_position=float(found[-2]), per_pair=float(found[-1]))
-
-
-def fit_part(parts: Sequence[TimedPart]) -> PartCost:
-    """Returns the constants that are closest to measured parts of rounds.
-
-    Raises:
-        ValueError: There are fewer of them than constants.
-    """
-    columns = [[1.0, part.levels, part.tokens, part.levels * part.positions] for part in parts]
-    fixed, level, token, position = _fit(np.array(columns, dtype=float), [part.seconds for part in parts])
-    return PartCost(fixed=float(fixed), per_level=float(level), per_token=float(token), per_position=float(position))
 
 
 def _occupied(tokens: np.ndarray, ends: Sequence[int]) -> list[int]:

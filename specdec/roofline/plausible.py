@@ -83,7 +83,7 @@ def meanings(
     found = [
         Meaning(
             symbol="delta",
-            what="bytes of the weights / bandwidth",
+            what="weights / bandwidth",
             seconds=first.fixed + first.per_token * (1 if first.upto == 1 else 0),
             least=least.weight_bytes / roof.bandwidth,
             excuse="caches" if least.weight_bytes < CACHES * cache_bytes else "",

@@ -13,7 +13,7 @@ One line over all numbers of tokens would be wrong, because other numbers of row
 and γ belong to a range of tokens, and are fitted range by range, while α and β are common to all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,6 +59,38 @@ class TokenRange:
     fixed: float
     per_token: float
 
+    def seconds(self, tokens: float) -> float:
+        """Returns what does not depend on the cache."""
+        return self.fixed + self.per_token * tokens
+
+
+def check_ranges(ranges: Sequence[TokenRange]) -> None:
+    """Refuse ranges that do not cover every number of tokens once.
+
+    Raises:
+        ValueError: Names what they are.
+    """
+    ends = [each.upto for each in ranges]
+    if not ends or ends[-1] is not None or None in ends[:-1]:
+        raise ValueError(f"the ranges of a cost end at {ends}: the last one alone has no end")
+    if not all(0 < low < high for low, high in pairwise(end for end in ends if end is not None)):
+        raise ValueError(f"the ranges of a cost end at {ends}: give ascending numbers of tokens")
+
+
+def range_of(ranges: Sequence[TokenRange], tokens: float) -> TokenRange:
+    """Returns the range that a number of tokens is in."""
+    return next(each for each in ranges if each.upto is None or tokens <= each.upto)
+
+
+def check_seconds(numbers: Iterable[float]) -> None:
+    """Refuse constants that are no times.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise ValueError("a constant of a cost is no number of seconds from 0 on: measure it again")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
@@ -75,62 +107,54 @@ class StepCost:
     per_pair: float
 
     def __post_init__(self) -> None:
-        ends = [each.upto for each in self.ranges]
-        if not ends or ends[-1] is not None or None in ends[:-1]:
-            raise ValueError(f"the ranges of a step's cost end at {ends}: the last one alone has no end")
-        if not all(0 < low < high for low, high in pairwise(end for end in ends if end is not None)):
-            raise ValueError(f"the ranges of a step's cost end at {ends}: give ascending numbers of tokens")
+        check_ranges(self.ranges)
         numbers = [number for each in self.ranges for number in (each.fixed, each.per_token)]
-        if not all(0 <= number < float("inf") for number in (*numbers, self.per_position, self.per_pair)):
-            raise ValueError("a constant of a step's cost is no number of seconds from 0 on: measure it again")
+        check_seconds([*numbers, self.per_position, self.per_pair])
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Where ranges end, the last one left out."""
         return tuple(each.upto for each in self.ranges if each.upto is not None)
 
-    def range_of(self, tokens: float) -> TokenRange:
-        """Returns the range that a number of tokens is in."""
-        return next(each for each in self.ranges if each.upto is None or tokens <= each.upto)
-
     def seconds(self, size: StepSize) -> float:
         """Returns the seconds of a forward."""
-        own = self.range_of(size.tokens)
         attention = self.per_position * size.positions + self.per_pair * size.pairs
-        return own.fixed + own.per_token * size.tokens + attention
+        return range_of(self.ranges, size.tokens).seconds(size.tokens) + attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartCost:
-    """Seconds of what a round does besides the target's forward, such as drafting.
+    """Seconds of what a round does besides the target's forward, level by level of the draft.
+
+    A level is a call of the drafting model, or a step of the acceptance rule, for all rows together.
 
     Attributes:
         fixed: Seconds of any round in which it happens.
-        per_level: Seconds per level of the draft: a call of the drafting model, a step of the acceptance rule.
-        per_token: Seconds per drafted token, over all rows.
+        levels: What a level costs by its number of tokens, ascending; the last range has no upper end.
         per_position: Seconds per level and position in the cache, over all rows.
     """
 
     fixed: float
-    per_level: float = 0.0
-    per_token: float = 0.0
+    levels: tuple[TokenRange, ...] = (TokenRange(upto=None, fixed=0.0, per_token=0.0),)
     per_position: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = (self.fixed, self.per_level, self.per_token, self.per_position)
-        if not all(0 <= number < float("inf") for number in numbers):
-            raise ValueError("a constant of a round's cost is no number of seconds from 0 on: measure it again")
+        check_ranges(self.levels)
+        numbers = [number for each in self.levels for number in (each.fixed, each.per_token)]
+        check_seconds([self.fixed, *numbers, self.per_position])
 
     def seconds(self, *, levels: float, tokens: float, positions: float) -> float:
         """Returns the seconds in one round.
 
         Args:
             levels: Depth of the deepest draft.
-            tokens: Drafted tokens, over all rows.
+            tokens: Drafted tokens, over all rows and levels.
             positions: Positions in the cache, over all rows.
         """
-        per_level = self.per_level + self.per_position * positions
-        return self.fixed + per_level * levels + self.per_token * tokens
+        if not levels:
+            return self.fixed
+        each = tokens / levels
+        return self.fixed + levels * (range_of(self.levels, each).seconds(each) + self.per_position * positions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,22 +6,25 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from benchmarks.evidence import STUDIES, Options, block, placed
+from benchmarks.evidence import COMPARED, STUDIES, Evidence, block, placed
 from benchmarks.gallery import Study
 from experiments.app.config import CONF
 from tests.experiments.showcase import write_run
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / Options().page).read_text()
+PAGE = (ROOT / COMPARED).read_text()
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_composes_and_has_its_place(name: str) -> None:
+    study, page = STUDIES[name].study, (ROOT / STUDIES[name].page).read_text()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert compose("run", overrides=list(STUDIES[name].overrides)).methods
-    text = placed(PAGE, name, "a new text")
+        config = compose(study.module.rpartition(".")[2], overrides=list(study.overrides))
+    assert config.target.inflate in (None, "110m")
+    assert set(study.pictures.values()) <= set(STUDIES[name].captions)
+    text = placed(page, name, "a new text")
     assert text.count("a new text") == 1
-    assert placed(text, name, "another") == placed(PAGE, name, "another"), "what stood there is gone"
+    assert placed(text, name, "another") == placed(page, name, "another"), "what stood there is gone"
     assert text.index(f"<!-- {name}:begin") < text.index("a new text") < text.index(f"<!-- {name}:end -->")
 
 
@@ -39,6 +42,15 @@ def test_a_study_is_a_table_and_its_pictures(tmp_path: Path) -> None:
         "sampling": {"max_new_tokens": 7},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    text = block(Study("experiments.run", [], sweep=False, pictures={"shown": "methods"}), folder)
+    study = Study("experiments.run", [], sweep=False, pictures={"shown": "methods"})
+    text = block(Evidence(study, page=COMPARED, captions={"methods": STUDIES["drafters"].captions["methods"]}), folder)
     assert "| 1 | a small model | 2.33 [2.33, 2.33] |" in text
     assert text.endswith("\n\n![Tokens per round and speedup of every drafter, with intervals](images/shown.png)")
+
+
+def test_a_study_that_writes_its_own_text(tmp_path: Path) -> None:
+    (tmp_path / "found.md").write_text("a machine.\n\n| a |\n|---|\n")
+    study = Study("experiments.calibrate", ["a=1"], sweep=False, pictures={"shown": "drawn"})
+    text = block(Evidence(study, page=COMPARED, text="found.md", captions={"drawn": "what is drawn"}), tmp_path)
+    assert text.startswith("`python -m experiments.calibrate a=1`: a machine.\n\n| a |")
+    assert text.endswith("\n\n![what is drawn](images/shown.png)")

@@ -20,7 +20,8 @@ from specdec.engine.engine import Engine
 Configure = Callable[..., DictConfig]
 TIMES = (
     *("seconds", "tokens_per_second", "speedup", "speedup_interval", "stage_seconds"),
-    *("started", "resumed", "folder", "out", "load", "noise"),
+    *("started", "resumed", "folder", "out", "load", "noise", "requests", "utilization"),
+    *("arrived", "admitted", "prefilled", "finished", "emitted_at", "ingestion", "round_seconds"),
 )
 
 

@@ -102,8 +102,8 @@ def costs(**box: tuple[int, int]) -> CalibratedRounds:
         box=Box(**{"batch": (1, 2), "context": (1, 100), "drafted": (0, 4), "chunk": (1, 64), **box}),
         target=StepCost(ranges=(TokenRange(upto=None, fixed=0.1, per_token=0.01),), per_position=0.001, per_pair=0.0),
         prefill=StepCost(ranges=(TokenRange(upto=None, fixed=0.5, per_token=0.01),), per_position=0.0, per_pair=0.0),
-        drafting=PartCost(fixed=0.05, per_level=0.01),
-        judging=PartCost(fixed=0.1, per_level=0.02),
+        drafting=PartCost(fixed=0.05, levels=(TokenRange(upto=None, fixed=0.01, per_token=0.0),)),
+        judging=PartCost(fixed=0.1, levels=(TokenRange(upto=None, fixed=0.02, per_token=0.0),)),
         deepest=4,
     )
 

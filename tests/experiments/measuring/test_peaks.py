@@ -1,9 +1,13 @@
 """Which row of the table of devices a GPU's own name means, and what is measured on the processor."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from experiments.measuring.peaks import measure_peaks, row_of
+from experiments.app.accounting import better_peaks
+from experiments.measuring.peaks import Peaks, measure_peaks, row_of
 from specdec.roofline.devices import read_devices
 
 DEVICES = read_devices()
@@ -30,3 +34,12 @@ def test_the_peaks_of_a_processor_are_numbers() -> None:
     assert min(peaks.copy, peaks.read, peaks.flops) > 0
     assert peaks.roof.bandwidth == max(peaks.copy, peaks.read)
     assert peaks.better(peaks) == peaks
+
+
+def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = Peaks(copy=2e9, read=3e9, flops=5e9, cache_bytes=1)
+    monkeypatch.setattr("experiments.app.accounting.brief_peaks", lambda *of: quiet)
+    target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+    before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "printed_flops": 9e9}
+    found = better_peaks(before, target)
+    assert found == {"copy": 4e9, "read": 3e9, "flops": 5e9, "cache_bytes": 1, "printed_flops": 9e9}

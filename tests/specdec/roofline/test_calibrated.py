@@ -22,8 +22,8 @@ COSTS = CalibratedRounds(
     conditions=HERE,
     box=Box(batch=(1, 8), context=(16, 960), drafted=(0, 15), chunk=(16, 192)),
     target=StepCost(ranges=(TokenRange(upto=None, fixed=5e-3, per_token=2e-4),), per_position=4e-7, per_pair=0.0),
-    drafting=PartCost(fixed=1e-3, per_level=5e-4),
-    judging=PartCost(fixed=2e-4, per_level=1e-5),
+    drafting=PartCost(fixed=1e-3, levels=(TokenRange(upto=None, fixed=5e-4, per_token=0.0),)),
+    judging=PartCost(fixed=2e-4, levels=(TokenRange(upto=None, fixed=1e-5, per_token=0.0),)),
     host=1e-4,
     deepest=8,
     errors={"target": {"held_out": Errors(median=0.03, p95=0.1, worst=0.2, points=24)}},
@@ -189,7 +189,7 @@ def test_the_bounds_themselves_are_possible() -> None:
 @pytest.mark.parametrize(
     ("constants", "said"),
     [
-        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, and bytes of the weights / bandwidth is 0.01 s"),
+        ({"delta": 0.9 * DELTA}, "delta = 0.009 s, and weights / bandwidth is 0.01 s"),
         ({"gamma": 0.9 * GAMMA}, "gamma = 9e-05 s, and FLOPs per token / peak is 0.0001 s"),
         ({"alpha": 0.9 * ALPHA, "beta": 0.0}, "alpha = 9e-07 s, and KV per position / bandwidth is 1e-06 s"),
     ],

@@ -100,23 +100,25 @@ def test_errors_are_counted_by_hand() -> None:
 
 
 def test_the_fit_of_a_part_recovers_planted_constants() -> None:
-    planted = PartCost(fixed=2e-3, per_level=3e-4, per_token=2e-5, per_position=1e-7)
-    sizes = [
-        (levels, rows * levels, rows * context) for levels in (1, 2, 4) for rows in (1, 8) for context in (16, 500)
-    ]
-    parts = [
-        TimedPart(
-            levels=levels,
-            tokens=tokens,
-            positions=positions,
-            seconds=planted.seconds(levels=levels, tokens=tokens, positions=positions),
-        )
-        for levels, tokens, positions in sizes
-    ]
-    found = fit_part(parts)
-    assert [found.fixed, found.per_level, found.per_token, found.per_position] == pytest.approx(
-        [2e-3, 3e-4, 2e-5, 1e-7], rel=1e-5
+    alone, together = (
+        TokenRange(upto=1, fixed=2e-4, per_token=0.0),
+        TokenRange(upto=None, fixed=3e-4, per_token=2e-5),
     )
+    planted = PartCost(fixed=2e-3, levels=(alone, together), per_position=1e-7)
+    sizes = [
+        {"levels": levels, "tokens": rows * levels, "positions": rows * context}
+        for levels in (1, 2, 4)
+        for rows in (1, 4, 8)
+        for context in (16, 500)
+    ]
+    found = fit_part([TimedPart(**size, seconds=planted.seconds(**size)) for size in sizes], ends=(1, 16))
+    assert [each.upto for each in found.levels] == [1, None]
+    assert [found.fixed, found.levels[0].fixed, found.levels[1].fixed] == pytest.approx([2e-3, 2e-4, 3e-4], rel=1e-5)
+    assert [found.levels[1].per_token, found.per_position] == pytest.approx([2e-5, 1e-7], rel=1e-5)
+
+
+def test_a_part_costs_its_fixed_seconds_without_levels() -> None:
+    assert PartCost(fixed=2e-3, per_position=1.0).seconds(levels=0, tokens=0, positions=100) == 2e-3
 
 
 @pytest.mark.parametrize(
@@ -135,5 +137,5 @@ def test_too_little_is_refused(steps: list[TimedStep], message: str) -> None:
 @pytest.mark.parametrize("ends", [(), (None, 4), (4, 4, None), (8, 4, None), (3,)])
 def test_ranges_that_are_none_are_refused(ends: tuple[int | None, ...]) -> None:
     ranges = tuple(TokenRange(upto=end, fixed=1.0, per_token=0.0) for end in ends)
-    with pytest.raises(ValueError, match="ranges of a step's cost"):
+    with pytest.raises(ValueError, match="ranges of a cost"):
         StepCost(ranges=ranges, per_position=0.0, per_pair=0.0)
