@@ -60,13 +60,16 @@ def report_ingredients(
     document = [f"{'; '.join(conditions)}.", ""]
     for ladder in found:
         notes = [*_ABOUT_RUNGS, f"brackets: {bootstrap.confidence:.0%} intervals over prompts"]
+        said = sentences(ladder, labels)
         own = [
             rungs_table(ladder, labels, notes=notes),
             ingredients_table(ladder, labels),
-            effects_table(ladder, notes=sentences(ladder, labels)),
+            effects_table(ladder, notes=said),
         ]
         for table in own:
-            document += [f"## {table.title}", "", markdown.render(table).rstrip(), ""]
+            document += [f"**{table.title}**", "", markdown.render(table).rstrip(), ""]
+            document += [f"{'; '.join(table.notes)}.", ""] if table.notes and table.notes is not said else []
+        document += [*(f"- {each}" for each in said), ""]
         tables += own
     text, figures = folder / "ingredients.md", folder / "ingredients.json"
     text.write_text("\n".join(document), encoding="utf-8")

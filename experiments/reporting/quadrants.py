@@ -54,8 +54,15 @@ def report_quadrants(runs: Sequence[Run], folder: Path, missing: Sequence[str] =
     bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"]) if runs else Bootstrap()
     found = quadrants(runs, bootstrap)
     labels = dict(runs[0].manifest["config"].get("labels") or {})
-    notes = [*missing, *_conditions(runs), CLOSED, f"brackets: {bootstrap.confidence:.0%} intervals over prompts"]
-    made = table(found, labels, notes=[*notes, "means over requests; own metric: marked with *"])
+    notes = [
+        *missing,
+        *_conditions(runs),
+        CLOSED,
+        "figures are means over requests",
+        "the kind's own metric is marked with an asterisk",
+        f"brackets: {bootstrap.confidence:.0%} intervals over prompts",
+    ]
+    made = table(found, labels, notes=notes)
     said = sentences(found, labels)
     console = terminal.console()
     console.print(terminal.render(made, terminal.Frame.NARROW))
