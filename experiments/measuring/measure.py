@@ -36,8 +36,8 @@ class Contender:
         engine: Where it runs.
         speculate: False for plain decoding, on the same engine.
         accountant: Works out what its calls had to do; None for nothing of the kind.
-        reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None if no
-            such method runs.
+        reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
+            nothing is to be compared.
     """
 
     method: str
@@ -135,8 +135,8 @@ def _measure_batch(
         }
         for contender in contenders:
             for row, answer in answers[contender.method].items():
-                other = None if contender.reference == contender.method else contender.reference
-                plain = None if other is None else answers[other][row]
+                known = {} if contender.reference == contender.method else answers.get(contender.reference or "", {})
+                plain = known.get(row)
                 write(_record(contender, answer, number, plain))
 
 

@@ -97,7 +97,7 @@ def test_the_ladder_of_ingredients_is_one_command(
 ) -> None:
     names = ["speculation", "all", "only_speculation", "without_optimized", "without_int4"]
     models = [f"methods.{name}.name={saved / 'drafter'}" for name in names]
-    sizes = ["target.inflate=null", "engine.max_length=128", "engine.max_batch_size=2"]
+    sizes = ["method=none", "target.inflate=null", "engine.max_length=128", "engine.max_batch_size=2"]
     run(configure("run", "experiment=ingredients", *tiny, *models, *sizes))
     (ladder,) = json.loads((tmp_path / "out" / "ingredients.json").read_text())["ladders"]
     changed = [rung["changed"] for rung in ladder["rungs"]]
