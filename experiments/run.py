@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from experiments.app.assembly import Report
+    from experiments.measuring.measure import Contender
     from experiments.reporting.table import Table
     from experiments.results.records import Record
     from experiments.results.summary import Summary
@@ -136,7 +137,9 @@ def _report_on_several(config: DictConfig) -> "Report":
 def _report_on_ladder(config: DictConfig) -> "Report":
     from experiments.app.assembly import Report
     from experiments.app.config import bootstrap_of
+    from experiments.measuring.ingredients import ingredients_of
     from experiments.reporting.ingredients import report_ingredients
+    from experiments.results.ingredients import check_ladder
 
     labels = {str(name): str(label) for name, label in config.labels.items()}
     order = [str(rung) for rung in config.ladder]
@@ -144,7 +147,10 @@ def _report_on_ladder(config: DictConfig) -> "Report":
     def study(folder: "Path", records: "Sequence[Record]") -> "tuple[list[Table], list[Path]]":
         return report_ingredients(folder, records, order, labels, bootstrap_of(config))
 
-    return Report(tables=lambda summary, title: [], plots={}, study=study)
+    def opening(contenders: "Sequence[Contender]", jobs: object) -> None:
+        check_ladder({each.method: ingredients_of(each) for each in contenders}, order)
+
+    return Report(tables=lambda summary, title: [], plots={}, opening=opening, study=study)
 
 
 def _asks_for_requests(config: DictConfig) -> bool:

@@ -22,7 +22,14 @@ from experiments.app.job_lines import in_sweep
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
-from experiments.app.setups import check_setups, configuration_of, has_setup, law_key, same_setup, target_key
+from experiments.app.setups import (
+    check_setups,
+    configuration_of,
+    has_setup,
+    reference_of,
+    same_setup,
+    targets_of,
+)
 from experiments.app.tracked import tracked_run
 from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
@@ -289,7 +296,7 @@ def assemble(
     drafters = {name: paced(build(own[name], section), _policy(config, name)) for name, section in methods.items()}
     verifiers = {name: build(config, rule_of(config, name)) for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    targets = _targets(config, [PLAIN, *methods])
+    targets = targets_of(config, [PLAIN, *methods])
     for name in methods:
         settle_costs(
             drafters[name],
@@ -306,8 +313,9 @@ def assemble(
     shares = same_setup(config, PLAIN, first)
     baseline = engines[first] if shares else new_engine(configuration_of(config, PLAIN), targets[PLAIN], None, None)
     contenders = [Contender(PLAIN, baseline, speculate=False)]
+    plainly = [PLAIN, *(name for name, drafter in drafters.items() if drafter is None and has_setup(config, name))]
     contenders += [
-        Contender(name, engine, speculate=engine.drafter is not None, reference=_reference(config, name, engines))
+        Contender(name, engine, speculate=engine.drafter is not None, reference=reference_of(config, name, plainly))
         for name, engine in engines.items()
         if engine.drafter is not None or has_setup(config, name)
     ]
@@ -316,33 +324,6 @@ def assemble(
         other.bind(targets[PLAIN], max_batch_size=size, max_length=length)
         contenders.append(Contender(name, other))
     return targets[PLAIN], contenders
-
-
-def _targets(config: DictConfig, methods: Sequence[str]) -> dict[str, Target]:
-    """The target of every method; those with the same settings share one."""
-    made: dict[str, Target] = {}
-    found: dict[str, Target] = {}
-    for name in methods:
-        key = target_key(config, name)
-        if key not in made:
-            made[key] = build(configuration_of(config, name), "target")
-            if made[key].tokenizer is None:
-                raise ValueError(f"{made[key].name} has no tokenizer, and the prompts of a dataset are text")
-        found[name] = made[key]
-    return found
-
-
-def _reference(config: DictConfig, method: str, engines: Mapping[str, Engine]) -> str | None:
-    """The method whose greedy outputs this one's have to equal: plain decoding of the same law; None if there is none.
-
-    A quantized target is another target: what is drafted on it is compared with plain decoding of the quantized one.
-    Plain decoding with settings of its own is compared with nothing, because no rule promises anything about it.
-    """
-    if engines[method].drafter is None:
-        return None
-    law = law_key(config, method)
-    plainly = [PLAIN, *(name for name, engine in engines.items() if engine.drafter is None and has_setup(config, name))]
-    return next((name for name in plainly if law_key(config, name) == law), None)
 
 
 def _policy(config: DictConfig, method: str) -> Policy | None:

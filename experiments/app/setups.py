@@ -2,17 +2,23 @@
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.app.checking import check_settings, did_you_mean
-from experiments.app.config import component_of, plain
+from experiments.app.config import build, component_of, plain
 from experiments.app.settings import ENGINE
 from experiments.results.records import PLAIN
 
+if TYPE_CHECKING:
+    from specdec.modeling.target import Target
+
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own."""
+_SHARED = (("engine", "max_length"), ("target", "name"), ("target", "_target_"))
+"""Settings in these that methods of one run have in common."""
 
 
 def has_setup(config: DictConfig, method: str) -> bool:
@@ -58,8 +64,11 @@ def check_setups(config: DictConfig, methods: Iterable[str]) -> None:
                 if key not in config[part]:
                     hint = did_you_mean(str(key), map(str, config[part]), f"{where}.{part}.")
                     raise ValueError(f"there is no {where}.{part}.{key}{hint}")
-        if "max_length" in (given.get("engine") or {}):
-            raise ValueError(f"{where}.engine.max_length: all methods decode the same prompts, give engine.max_length")
+        for part, key in _SHARED:
+            if key in (given.get(part) or {}):
+                raise ValueError(
+                    f"{where}.{part}.{key}: all methods decode the same tokens of the same prompts, give {part}.{key}"
+                )
         own = configuration_of(config, name)
         check_settings(plain(own, "engine"), ENGINE, within=f"{where}.engine")
         component_of(own, "target")
@@ -75,17 +84,44 @@ def same_setup(config: DictConfig, one: str, other: str) -> bool:
     return all(_text(config, one, part) == _text(config, other, part) for part in PARTS)
 
 
-def target_key(config: DictConfig, method: str) -> str:
-    """Returns what tells a method's target from others: equal for methods that can share one."""
-    return _text(config, method, "target")
+def targets_of(config: DictConfig, methods: Sequence[str]) -> "dict[str, Target]":
+    """Returns the target of every method; those with the same settings share one.
 
-
-def law_key(config: DictConfig, method: str) -> str:
-    """Returns what decides about a method's output law, its drafter apart: the target, and the precision of its cache.
-
-    Two methods of one key have the same law if their acceptance rules are exact.
+    Raises:
+        ValueError: One cannot be loaded, or has no tokenizer.
     """
-    return f"{target_key(config, method)} {plain(configuration_of(config, method), 'engine').get('kv_cache')}"
+    made: dict[str, Target] = {}
+    found: dict[str, Target] = {}
+    for name in methods:
+        key = _text(config, name, "target")
+        if key not in made:
+            made[key] = build(configuration_of(config, name), "target")
+            if made[key].tokenizer is None:
+                raise ValueError(f"{made[key].name} has no tokenizer, and the prompts of a dataset are text")
+        found[name] = made[key]
+    return found
+
+
+def reference_of(config: DictConfig, method: str, plainly: Sequence[str]) -> str | None:
+    """Returns the method whose greedy outputs another one's have to equal; None where nothing is to be compared.
+
+    What is drafted on a quantized target has to equal plain decoding of the quantized one. Plain decoding with settings
+    of its own is compared with nothing, because no rule promises anything about it.
+
+    Args:
+        config: The whole configuration.
+        method: The method.
+        plainly: The methods that decode plainly, the baseline first.
+    """
+    if method in plainly:
+        return None
+    law = _law(config, method)
+    return next((name for name in plainly if _law(config, name) == law), None)
+
+
+def _law(config: DictConfig, method: str) -> str:
+    """What decides about a method's output law, its drafter and rule apart: the target, and the cache's precision."""
+    return f"{_text(config, method, 'target')} {plain(configuration_of(config, method), 'engine').get('kv_cache')}"
 
 
 def _text(config: DictConfig, method: str, part: str) -> str:

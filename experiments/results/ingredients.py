@@ -153,19 +153,28 @@ def ladders(
         bootstrap: Settings of the intervals.
 
     Raises:
-        ValueError: A method of the order has no records, or two rungs in a row have the same ingredients.
+        ValueError: A method of the order has no records, or as ``check_ladder``.
     """
+    check_ladder(ingredients, order)
     known = {record.method for record in records}
     for method in order:
-        if method not in known or method not in ingredients:
+        if method not in known:
             raise ValueError(f"ladder: the run has no records of {method!r}, it has {', '.join(sorted(known))}")
-    for before, after in pairwise(order):
-        if not changed(ingredients[before], ingredients[after]):
-            raise ValueError(f"ladder: {before} and {after} have the same ingredients: give {after} one more in setups")
     return [
         _ladder(temperature, [r for r in records if r.temperature == temperature], ingredients, order, bootstrap)
         for temperature in sorted({record.temperature for record in records})
     ]
+
+
+def check_ladder(ingredients: Mapping[str, Ingredients], order: Sequence[str]) -> None:
+    """Refuse a ladder of which a rung adds nothing.
+
+    Raises:
+        ValueError: Names the rungs, and says what to give.
+    """
+    for before, after in pairwise(order):
+        if not changed(ingredients.get(before, {}), ingredients.get(after, {})):
+            raise ValueError(f"ladder: {before} and {after} have the same ingredients: give {after} one more in setups")
 
 
 def changed(before: Ingredients, after: Ingredients) -> tuple[str, ...]:

@@ -64,7 +64,11 @@ def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str]
         ),
         (["+setups.copied.engine.optimise=false"], "there is no setups.copied.engine.optimise: did you mean"),
         (["+setups.copied.target.quantisation=int8"], "there is no setups.copied.target.quantisation: did you mean"),
-        (["+setups.copied.engine.max_length=64"], "setups.copied.engine.max_length: all methods decode the same"),
+        (
+            ["+setups.copied.engine.max_length=64"],
+            "setups.copied.engine.max_length: all methods decode the same tokens",
+        ),
+        (["+setups.copied.target.name=other"], "setups.copied.target.name: all methods decode the same tokens"),
         (["+setups.copied.engine=fast"], "setups.copied.engine='fast': give settings"),
         (["+setups.copied.engine.optimize=3"], "setups.copied.engine.optimize=3: give true or false"),
         (["+setups.copied.engine.optimize=false", "+contender=hf_generate"], "contenders and setups are both given"),

@@ -136,7 +136,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_ladder_is_one_sentence(order: list[str], sentence: str) -> None:
-    ingredients = {name: each for name, (each, _) in METHODS.items()} | {"again": PLAIN}
+    ingredients = {name: each for name, (each, _) in METHODS.items()} | {"slow": FAST, "again": PLAIN}
     again = [Record(prompt="p0", method="again", temperature=0.0, batch=0, prompt_tokens=5, finish_reason="length")]
     with pytest.raises(ValueError, match=sentence):
         ladders([*records(), *again], ingredients, order, QUICK)
