@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ def given(*texts: str, category: str = "", chat: bool = False) -> tuple[Prompt, 
     return tuple(Prompt(f"{category}{i}", (text,), category, chat) for i, text in enumerate(texts))
 
 
-def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: object) -> Joined:
-    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})  # type: ignore[arg-type]
+def joined(prompts: tuple[Prompt, ...], *, tokens: int = 4, longest: int = 4, **more: Any) -> Joined:
+    return Joined(prompts=Given(prompts), tokens=tokens, longest=longest, **{"count": None, **more})
 
 
 def test_prompts_of_a_category_are_joined_in_their_order_each_once() -> None:

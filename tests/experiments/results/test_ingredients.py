@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_two_ingredients_at_once_are_said() -> None:
 
 
 def test_what_is_written(tmp_path: Path) -> None:
-    facts = {"ingredients": {name: each for name, (each, _) in METHODS.items()}}
+    facts: dict[str, Any] = {"ingredients": {name: each for name, (each, _) in METHODS.items()}}
     folder = made(tmp_path / "run", **facts)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["config"]["sampling"] = {"max_new_tokens": TOKENS}
