@@ -17,7 +17,7 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 
 RUNGS = (
-    Column("rung", "left", fold=True, min_width=22),
+    Column("rung", "left", fold=True, min_width=18),
     Column("tokens/s,\nall users"),
     Column("tokens/s,\none user"),
     Column("over the\nrung before"),

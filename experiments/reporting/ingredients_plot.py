@@ -43,7 +43,7 @@ def ingredients_plot(ladder: Ladder, path: Path, subtitle: str, labels: Mapping[
 
 
 def _rungs(axes: Axes, ladder: Ladder, labels: Mapping[str, str]) -> None:
-    largest = max((rung.tokens_per_second or 0.0) for rung in ladder.rungs)
+    largest = max(end for rung in ladder.rungs for end in (rung.tokens_per_second or 0.0, *(rung.interval or ())))
     for row, rung in enumerate(ladder.rungs):
         speed = rung.tokens_per_second or 0.0
         looks: dict[str, Any] = {"color": _SAME} if rung.same_law else {"color": _OTHER, "hatch": "///"}
