@@ -23,14 +23,23 @@ from experiments.app.memory import plan_memory, show_planned
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
+from experiments.app.setups import (
+    check_setups,
+    configuration_of,
+    has_setup,
+    reference_of,
+    same_setup,
+    targets_of,
+)
 from experiments.app.tracked import tracked_run
 from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.held import Held, PeakMeter, held_by
+from experiments.measuring.ingredients import ingredients_of
 from experiments.measuring.jobs import Job, prepare
-from experiments.measuring.measure import Contender, failure, measure
+from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.planning.memory import RunMemory
 from experiments.reporting.memory import memory_facts, memory_table
 from experiments.reporting.policies import calibration_table
@@ -69,12 +78,14 @@ class Report:
         plots: Functions that draw the pictures, by file name.
         opening: Shows something before the measurement begins, given all contenders and the first jobs.
         closing: Makes more tables at its end, of the records and all contenders.
+        study: Makes tables and files of what the folder and the records say, at the end.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
     closing: Callable[[Sequence[Record], Sequence[Contender]], Sequence[Table]] | None = None
+    study: Callable[[Path, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
 
 
 def measure_methods(
@@ -99,6 +110,7 @@ def measure_methods(
     before = earlier.begun(config)
     settle(config)
     check_components(config, methods)
+    check_setups(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
@@ -136,11 +148,18 @@ def measure_methods(
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
-    warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
+    warmup = encode_warmup(
+        warmup_texts(prompts, spare, config.warmup_prompts),
+        target,
+        sampling,
+        engine.max_length,
+        most=_one_length(prompts),
+    )
 
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
     facts["memory"] = memory_facts(planned, held)
+    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
@@ -152,7 +171,7 @@ def measure_methods(
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}
-    size = engine.max_batch_size
+    size = slots_of(contenders)
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
@@ -175,7 +194,7 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {engine.max_batch_size}{_mode(engine)}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
@@ -239,7 +258,8 @@ def _closing(
     peak = meter.peak()
     note_in_manifest(folder, memory=memory_facts(planned, held, peak))
     tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
-    return tables, keep_calibrations(drafters, folder)
+    more, files = ([], []) if report.study is None else report.study(folder, records)
+    return [*tables, *more], [*keep_calibrations(drafters, folder), *files]
 
 
 def facts_of(
@@ -291,31 +311,38 @@ def assemble(
     Raises:
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
-    drafters = {name: paced(build(config, section), _policy(config, name)) for name, section in methods.items()}
+    own = {name: configuration_of(config, name) for name in methods}
+    drafters = {name: paced(build(own[name], section), _policy(config, name)) for name, section in methods.items()}
     verifiers = {name: build(config, rule_of(config, name)) for name in methods}
     others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    target: Target = build(config, "target")
-    if target.tokenizer is None:
-        raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
+    targets = targets_of(config, [PLAIN, *methods])
     for name in methods:
         settle_costs(
             drafters[name],
             verifiers[name],
-            target,
+            targets[name],
             samples,
-            max_batch_size=config.engine.max_batch_size,
+            max_batch_size=own[name].engine.max_batch_size,
             folder=Path(config.out),
             method=name if len(methods) > 1 else "",
         )
-    engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
-    # Plain decoding runs on the first method's engine.
-    contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
-    contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
+    engines = {name: new_engine(own[name], targets[name], drafters[name], verifiers[name]) for name in methods}
+    # Plain decoding runs on the first method's engine, unless that is another one than its own.
+    first = next(iter(engines))
+    shares = same_setup(config, PLAIN, first)
+    baseline = engines[first] if shares else new_engine(configuration_of(config, PLAIN), targets[PLAIN], None, None)
+    contenders = [Contender(PLAIN, baseline, speculate=False)]
+    plainly = [PLAIN, *(name for name, drafter in drafters.items() if drafter is None and has_setup(config, name))]
+    contenders += [
+        Contender(name, engine, speculate=engine.drafter is not None, reference=reference_of(config, name, plainly))
+        for name, engine in engines.items()
+        if engine.drafter is not None or has_setup(config, name)
+    ]
     size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
     for name, other in others.items():
-        other.bind(target, max_batch_size=size, max_length=length)
+        other.bind(targets[PLAIN], max_batch_size=size, max_length=length)
         contenders.append(Contender(name, other))
-    return target, contenders
+    return targets[PLAIN], contenders
 
 
 def _policy(config: DictConfig, method: str) -> Policy | None:
@@ -365,11 +392,22 @@ def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job,
     ]
 
 
-def encode_warmup(texts: list[str], target: Target, sampling: SamplingParams, max_length: int) -> list[list[int]]:
-    """Warm-up prompts as tokens, cut where they are too long."""
-    room = max_length - sampling.max_new_tokens
+def encode_warmup(
+    texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
+) -> list[list[int]]:
+    """Warm-up prompts as tokens, cut where they are too long, or longer than what is measured (``most``)."""
+    room = min(max_length - sampling.max_new_tokens, most or max_length)
     encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
     return [ids for ids in encoded if ids]
+
+
+def _one_length(prompts: Sequence[Prompt]) -> int | None:
+    """The number of tokens of which no prompt has more; None where prompts are not cut to a length.
+
+    Kernels prepare themselves for a shape when they first meet it: prompts of this length warm up what is measured.
+    """
+    lengths = [prompt.last_tokens for prompt in prompts]
+    return max(length or 0 for length in lengths) if all(lengths) else None
 
 
 def plain_whole(config: DictConfig) -> dict[str, Any]:
@@ -385,6 +423,11 @@ def amount(fitting: Fitting) -> str:
     more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
     more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _batches(contenders: Sequence[Contender]) -> str:
+    """The batch size, or all of them where methods differ."""
+    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
 
 
 def _mode(engine: Engine | OtherEngine) -> str:
