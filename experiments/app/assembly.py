@@ -28,6 +28,7 @@ from experiments.app.setups import (
     configuration_of,
     has_setup,
     reference_of,
+    same_law,
     same_setup,
     targets_of,
 )
@@ -334,7 +335,13 @@ def assemble(
     contenders = [Contender(PLAIN, baseline, speculate=False)]
     plainly = [PLAIN, *(name for name, drafter in drafters.items() if drafter is None and has_setup(config, name))]
     contenders += [
-        Contender(name, engine, speculate=engine.drafter is not None, reference=reference_of(config, name, plainly))
+        Contender(
+            name,
+            engine,
+            speculate=engine.drafter is not None,
+            reference=reference_of(config, name, plainly),
+            other_target=not same_law(config, name, PLAIN),
+        )
         for name, engine in engines.items()
         if engine.drafter is not None or has_setup(config, name)
     ]

@@ -84,6 +84,11 @@ def same_setup(config: DictConfig, one: str, other: str) -> bool:
     return all(_text(config, one, part) == _text(config, other, part) for part in PARTS)
 
 
+def same_law(config: DictConfig, one: str, other: str) -> bool:
+    """Returns whether two methods have the same target law: the same weights, and a cache of the same precision."""
+    return _law(config, one) == _law(config, other)
+
+
 def targets_of(config: DictConfig, methods: Sequence[str]) -> "dict[str, Target]":
     """Returns the target of every method; those with the same settings share one.
 
@@ -115,8 +120,7 @@ def reference_of(config: DictConfig, method: str, plainly: Sequence[str]) -> str
     """
     if method in plainly:
         return None
-    law = _law(config, method)
-    return next((name for name in plainly if _law(config, name) == law), None)
+    return next((name for name in plainly if same_law(config, name, method)), None)
 
 
 def _law(config: DictConfig, method: str) -> str:

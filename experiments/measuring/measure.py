@@ -18,6 +18,7 @@ from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness
+from experiments.results.lossless import OTHER_TARGET, THERE
 from experiments.results.records import PLAIN, Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.clock import COMPLETION
@@ -38,6 +39,7 @@ class Contender:
         accountant: Works out what its calls had to do; None for nothing of the kind.
         reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
             nothing is to be compared.
+        other_target: Its target is another one than the baseline's: other weights, or another cache.
     """
 
     method: str
@@ -45,14 +47,18 @@ class Contender:
     speculate: bool = True
     accountant: Accountant | None = None
     reference: str | None = PLAIN
+    other_target: bool = False
 
     @cached_property
     def exactness(self) -> str | None:
-        """What the verifier promises, and whether that is only declared; None for plain decoding."""
+        """What the verifier promises, and whether that is only declared; None for plain decoding of the same target."""
         if isinstance(self.engine, OtherEngine):
             return self.engine.exactness
         verifier = self.engine.verifier if self.speculate else None
-        return stated_exactness(verifier) if verifier is not None else None
+        stated = stated_exactness(verifier) if verifier is not None else None
+        if not self.other_target:
+            return stated
+        return OTHER_TARGET if stated is None else stated + THERE
 
 
 def measure(

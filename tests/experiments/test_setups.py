@@ -48,6 +48,10 @@ def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str]
     verdicts = {method["method"]: method["lossless"] for method in summary_file(out)["methods"]}
     assert [name for name, verdict in verdicts.items() if verdict is not None] == ["copied"]
     assert verdicts["copied"]["verdict"] == "equal"
+    stated = {method["method"]: method["exactness"] for method in summary_file(out)["methods"]}
+    assert stated == {
+        "plain": None, "optimized": None, "cached": "another target", "copied": "exact for another target"
+    }  # fmt: skip
     cached = {r.prompt: r.token_ids for r in records if r.method == "cached"}
     assert all(record.token_ids == cached[record.prompt] for record in records if record.method == "copied")
     shown = " ".join(capsys.readouterr().out.split())
