@@ -1,7 +1,6 @@
 """A measurement assembled from its configuration: models, engines, prompts, and the session that runs them."""
 
 import dataclasses
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,28 +11,23 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
 from experiments.app.accounting import accounted, better_peaks, peaks_of
-from experiments.app.components import check_components, revisions_of, rule_of
+from experiments.app.components import check_components, revisions_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
+from experiments.app.engines import assemble, settle
 from experiments.app.job_lines import in_sweep
 from experiments.app.memory import plan_memory, show_planned
-from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
+from experiments.app.pacing import calibrations_of, keep_calibrations
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
 from experiments.app.setups import (
     check_setups,
-    configuration_of,
-    has_setup,
-    reference_of,
-    same_law,
-    same_setup,
-    targets_of,
 )
 from experiments.app.tracked import tracked_run
 from experiments.app.values import Check
+from experiments.app.warming import encode_warmup, one_length
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
@@ -51,7 +45,7 @@ from experiments.results import resume
 from experiments.results.manifest import device_name, note_in_manifest, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
-from experiments.results.records import PLAIN, Record
+from experiments.results.records import Record
 from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
@@ -60,12 +54,8 @@ from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
-from specdec.engine.text import encode_prompt
-from specdec.interfaces import Drafter, Verifier
-from specdec.machine import recommended_threads
 from specdec.modeling.loading import resolve_device
 from specdec.modeling.target import Target
-from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
 from specdec.roofline.calibrated import CalibratedRounds
 
@@ -154,7 +144,7 @@ def measure_methods(
         target,
         sampling,
         engine.max_length,
-        most=_one_length(prompts),
+        most=one_length(prompts),
     )
 
     facts |= facts_of(target, contenders, prompts, samplings)
@@ -299,66 +289,6 @@ def facts_of(
     }
 
 
-def assemble(
-    config: DictConfig, methods: Mapping[str, str], *, samples: Sequence[str] = ()
-) -> tuple[Target, list[Contender]]:
-    """The target and all contenders, the baseline first.
-
-    Args:
-        config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
-        samples: Texts to measure the costs of rounds on, for a length policy that needs them.
-
-    Raises:
-        ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
-    """
-    own = {name: configuration_of(config, name) for name in methods}
-    drafters = {name: paced(build(own[name], section), _policy(config, name)) for name, section in methods.items()}
-    verifiers = {name: build(config, rule_of(config, name)) for name in methods}
-    others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    targets = targets_of(config, [PLAIN, *methods])
-    for name in methods:
-        settle_costs(
-            drafters[name],
-            verifiers[name],
-            targets[name],
-            samples,
-            max_batch_size=own[name].engine.max_batch_size,
-            folder=Path(config.out),
-            method=name if len(methods) > 1 else "",
-        )
-    engines = {name: new_engine(own[name], targets[name], drafters[name], verifiers[name]) for name in methods}
-    # Plain decoding runs on the first method's engine, unless that is another one than its own.
-    first = next(iter(engines))
-    shares = same_setup(config, PLAIN, first)
-    baseline = engines[first] if shares else new_engine(configuration_of(config, PLAIN), targets[PLAIN], None, None)
-    contenders = [Contender(PLAIN, baseline, speculate=False)]
-    plainly = [PLAIN, *(name for name, drafter in drafters.items() if drafter is None and has_setup(config, name))]
-    contenders += [
-        Contender(
-            name,
-            engine,
-            speculate=engine.drafter is not None,
-            reference=reference_of(config, name, plainly),
-            other_target=not same_law(config, name, PLAIN),
-        )
-        for name, engine in engines.items()
-        if engine.drafter is not None or has_setup(config, name)
-    ]
-    size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
-    for name, other in others.items():
-        other.bind(targets[PLAIN], max_batch_size=size, max_length=length)
-        contenders.append(Contender(name, other))
-    return targets[PLAIN], contenders
-
-
-def _policy(config: DictConfig, method: str) -> Policy | None:
-    """A new policy for every drafter, whose state it keeps: the method's own, if it has one."""
-    if method in (config.get("policies") or {}):
-        return build(config, f"policies.{method}")
-    return build(config, "policy") if config.get("policy") else None
-
-
 def already_complete(folder: Path) -> Summary:
     """The figures of a run that has nothing left to do."""
     if not in_sweep():
@@ -367,25 +297,6 @@ def already_complete(folder: Path) -> Summary:
     check_finished(summary)
     check_lossless(summary)
     return summary
-
-
-def settle(config: DictConfig) -> None:
-    """Draw the seed if it is left to chance, and apply what holds for the whole process."""
-    if config.seed is None:
-        config.seed = fresh_seed()
-    torch.set_num_threads(config.threads or recommended_threads())
-    transformers_logging.disable_progress_bar()
-    # It reports every attempt to reach the hub, and what it raises at the end says it all.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
-    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-
-
-def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
-    """An engine by the configuration's settings; without a drafter it needs no verifier."""
-    options = plain(config, "engine")
-    options["scheduler"] = build(config, "engine.scheduler") if options.get("scheduler") else None
-    return Engine(target, drafter, verifier if drafter is not None else None, **options)
 
 
 def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
@@ -397,24 +308,6 @@ def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job,
         for turn in range(len(job.prompt.turns))
         for contender in contenders
     ]
-
-
-def encode_warmup(
-    texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
-) -> list[list[int]]:
-    """Warm-up prompts as tokens, cut where they are too long, or longer than what is measured (``most``)."""
-    room = min(max_length - sampling.max_new_tokens, most or max_length)
-    encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
-    return [ids for ids in encoded if ids]
-
-
-def _one_length(prompts: Sequence[Prompt]) -> int | None:
-    """The number of tokens of which no prompt has more; None where prompts are not cut to a length.
-
-    Kernels prepare themselves for a shape when they first meet it: prompts of this length warm up what is measured.
-    """
-    lengths = [prompt.last_tokens for prompt in prompts]
-    return max(length or 0 for length in lengths) if all(lengths) else None
 
 
 def plain_whole(config: DictConfig) -> dict[str, Any]:
