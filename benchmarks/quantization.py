@@ -31,7 +31,7 @@ from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
 from specdec.batch import ForwardBatch
 from specdec.execution.packing import PackedWeight, can_pack
-from specdec.inflate import SHAPES
+from specdec.llama_shapes import SHAPES
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS, dispatch, quantize

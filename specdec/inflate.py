@@ -29,47 +29,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaShape:
-    """What the cost of a Llama model depends on, besides its vocabulary; names as in ``LlamaConfig``."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-
-
-SHAPES = {
-    "110m": LlamaShape(
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        head_dim=64,
-        intermediate_size=2048,
-    ),
-    "1b": LlamaShape(
-        hidden_size=2048,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        intermediate_size=8192,
-    ),
-    "8b": LlamaShape(
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-    ),
-}
-"""Shapes by name: a Llama-2-like model of 110M parameters, Llama-3.2-1B and Llama-3-8B. The vocabulary stays the
-model's, so with a small one there are fewer parameters than the name says (110m with 4,096 tokens, tied: 88M)."""
+from specdec.llama_shapes import LlamaShape, shape_of
 
 _INDEPENDENT_ROPE = ("default", "linear", "llama3")  # scale each frequency by itself, whatever its index
 
@@ -128,20 +88,9 @@ def resolve_shape(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> 
     Raises:
         ValueError: There is no shape of that name, or a number is missing.
     """
-    names = [field.name for field in fields(LlamaShape)]
-    if isinstance(shape, LlamaShape):
-        return shape
-    if isinstance(shape, str):
-        if shape not in SHAPES:
-            raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
-        return SHAPES[shape]
     if isinstance(shape, LlamaConfig):
-        return LlamaShape(**{name: getattr(shape, name) for name in names})
-    if not isinstance(shape, Mapping):
-        raise ValueError(f"inflate={shape!r}: give one of {', '.join(SHAPES)}, or the numbers {', '.join(names)}")
-    if set(shape) != set(names):
-        raise ValueError(f"inflate={dict(shape)}: give exactly the numbers {', '.join(names)}")
-    return LlamaShape(**{str(name): value for name, value in shape.items()})
+        return LlamaShape(**{field.name: getattr(shape, field.name) for field in fields(LlamaShape)})
+    return shape_of(shape)
 
 
 def describe(shape: str | Mapping[str, int] | LlamaShape | LlamaConfig) -> str:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import psutil
 import torch
 
+from specdec.roofline.capacity import Slots, remedy, written_bytes
+
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
 _CPU = "can't allocate memory"
@@ -17,6 +19,13 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+def total_memory(device: torch.device) -> int:
+    """Returns the bytes of memory that a device has, whoever uses them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
 
 
 def ran_out(error: BaseException) -> bool:
@@ -42,8 +51,52 @@ def shortage(error: BaseException, device: torch.device) -> str:
     asked = re.search(rf"ried to allocate {_SIZE}", message)
     left = re.search(rf"of which {_SIZE} is free", message)
     free = _bytes(left) if left is not None else free_memory(torch.device(place))
-    wanted = "more" if asked is None else written(_bytes(asked))
-    return f"out of memory on {place}: {wanted} asked for, {written(free)} free"
+    wanted = "more" if asked is None else written_bytes(_bytes(asked))
+    return f"out of memory on {place}: {wanted} asked for, {written_bytes(free)} free"
+
+
+class NoRoomError(ValueError):
+    """A cache that does not fit into a device's free memory, with what would fit.
+
+    Args:
+        slots: The cache.
+        rows: Its slots.
+        length: Committed positions of a slot.
+        place: The device.
+        free: Its free bytes.
+        whose: What the cache is, in words.
+    """
+
+    def __init__(
+        self, slots: Slots, *, rows: int, length: int, place: torch.device, free: float, whose: str = "the KV cache"
+    ):
+        self.slots, self.rows, self.length, self.place, self.free = slots, rows, length, place, free
+        verb = "need" if " and " in whose else "needs"
+        super().__init__(
+            f"{whose} {verb} {written_bytes(slots.bytes(rows=rows, length=length))} ({rows} slots x "
+            f"{length + slots.drafted} positions x {slots.per_position:.0f} bytes), but {place} has "
+            f"{written_bytes(free)} free: {remedy(slots, free, rows=rows, length=length, least=2)}"
+        )
+
+    def beside(self, other: Slots, place: torch.device) -> "NoRoomError":
+        """Returns the refusal of this cache together with another one, which is allocated already.
+
+        Both have as many slots. The other's memory counts as free, because fewer or shorter slots make room in both.
+
+        Args:
+            other: The other cache.
+            place: Its device.
+        """
+        if place != self.place:
+            return self
+        return NoRoomError(
+            self.slots.beside(other),
+            rows=self.rows,
+            length=self.length,
+            place=place,
+            free=self.free + other.bytes(rows=self.rows, length=self.length),
+            whose="the KV caches of target and drafter",
+        )
 
 
 @contextmanager
@@ -55,11 +108,6 @@ def one_sentence_if_short(device: torch.device, remedy: str) -> Iterator[None]:
         if not ran_out(error):
             raise
         raise ValueError(f"{shortage(error, device)}; {remedy}") from error
-
-
-def written(size: float) -> str:
-    """Returns a number of bytes as text: ``"1.50 GiB"``, ``"300 MiB"``."""
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 def _bytes(found: re.Match[str]) -> float:

@@ -16,7 +16,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("scoped",),
-    ("arguments", "origin", "host", "roofline"),
+    ("arguments", "origin", "host", "roofline", "llama_shapes"),
     ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),

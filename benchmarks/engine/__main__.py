@@ -27,12 +27,12 @@ from benchmarks.engine.memory import measure_memory
 from benchmarks.engine.models import BUNDLED, dtype_for, make_target
 from benchmarks.engine.peers import measure_peers
 from benchmarks.engine.pictures import draw
-from benchmarks.engine.roof import Measured, measure_roof
 from benchmarks.engine.rounds import measure_rounds, measure_ways
 from benchmarks.engine.settings import Grid, Options
 from benchmarks.engine.steps import measure_prefill, measure_steps
 from benchmarks.engine.weights import decode_large, measure_weights
 from benchmarks.options import read_options, refuse
+from experiments.measuring.peaks import Peaks, measure_peaks
 from experiments.reporting import terminal
 from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
@@ -66,7 +66,7 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
     name = options.model if options.model != "auto" else "llama-8b" if device.type == "cuda" else "110m"
     target = make_target(name, device, dtype, quantization=options.quantization)
     grid = Grid.of(options, device, target.max_length)
-    roof = measure_roof(device, dtype, seconds=brief)
+    roof = measure_peaks(device, dtype, seconds=brief)
     results: Results = {
         "schema": 1,
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},
@@ -90,7 +90,7 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
         _write(results, options.out)
-    roof = roof.better(measure_roof(device, dtype, seconds=brief))
+    roof = roof.better(measure_peaks(device, dtype, seconds=brief))
     results["device"] |= roof.facts()
     if device.type == "cuda" and "weights" in options.only and name == "llama-8b":
         del target
@@ -137,7 +137,7 @@ def _measure(
         results["memory"] = {**found, "once": steps[0]["once"]}
 
 
-def _device_facts(device: torch.device, roof: Measured) -> dict[str, Any]:
+def _device_facts(device: torch.device, roof: Peaks) -> dict[str, Any]:
     return {
         "type": device.type,
         "name": device_name(device),

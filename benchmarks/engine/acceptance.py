@@ -8,8 +8,9 @@ import torch
 from benchmarks.clock import Budget, now
 from benchmarks.engine.rounds import Rounds, advance, begin, repetitive, streamed
 from benchmarks.engine.settings import Options
-from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
+from benchmarks.engine.steps import CAPTURED, Setting, make_runner, measure_step
 from drafters import SyntheticDrafter
+from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -44,7 +45,7 @@ def measure_acceptance(
         budget.skip(what, str(error).split("\n", 1)[0])
         return None
     device = target.device
-    with engine, captured_at_once():
+    with engine, captured_at_once(CAPTURED):
         began = now(device)
         plain_outputs = [output.token_ids for output in engine.generate(prompts, each, speculate=False)]
         once = now(device) - began

@@ -13,7 +13,8 @@ from benchmarks.clock import Budget, timed
 from benchmarks.engine.models import BUNDLED, make_target
 from benchmarks.engine.rounds import WARM_UP, Rounds, advance, begin, repetitive
 from benchmarks.engine.settings import Options
-from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
+from benchmarks.engine.steps import CAPTURED, Setting, make_runner, measure_step
+from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.quantization import METHODS
@@ -98,7 +99,7 @@ def _compared(
     theirs = timed(token, device, repeats=4 * options.repeats, limit=3.0).seconds
     engine = Engine(made, max_length=context + WARM_UP + options.tokens + 1)
     sampling = SamplingParams(max_new_tokens=WARM_UP + options.tokens, ignore_eos=True)
-    with captured_at_once():
+    with captured_at_once(CAPTURED):
         begin(engine, [prompt], sampling)
         advance(engine, device, Rounds([], Counter()), most=WARM_UP)
         walls = advance(engine, device, Rounds([], Counter())).walls

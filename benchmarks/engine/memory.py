@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks.engine.settings import Grid
-from benchmarks.engine.steps import Setting, as_graph, captured_at_once, make_runner, step_batch
+from benchmarks.engine.steps import CAPTURED, Setting, as_graph, make_runner, step_batch
+from experiments.measuring.forwards import captured_at_once
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 from specdec.modeling.runner import ModelRunner
@@ -31,11 +32,11 @@ def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:
         "nodes": nodes,
         "context": setting.context,
         "weights": weight_bytes(target.model),
-        "kv": cache_bytes(runner.cache, layers),
+        "kv": kv_bytes(runner.cache, layers),
         "counted": device.type == "cuda",
     }
     batches = [step_batch(Setting(setting.batch, n, setting.context), runner.vocab_size, device) for n in (1, nodes)]
-    with captured_at_once():
+    with captured_at_once(CAPTURED):
         for batch in batches:
             for _ in range(4):
                 runner.run(batch)
@@ -84,7 +85,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def cache_bytes(cache: Cache, layers: int) -> int:
+def kv_bytes(cache: Cache, layers: int) -> int:
     """Returns the bytes of a cache's memory."""
     storages: dict[int, int] = {}
     for layer in range(layers):

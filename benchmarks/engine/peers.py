@@ -15,10 +15,11 @@ from benchmarks.clock import Budget, now
 from benchmarks.engine.models import BUNDLED, make_target
 from benchmarks.engine.rounds import repetitive
 from benchmarks.engine.settings import Options
-from benchmarks.engine.steps import captured_at_once
+from benchmarks.engine.steps import CAPTURED
 from drafters import ModelDrafter, NGramDrafter
 from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
+from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -109,7 +110,7 @@ def _held(
     if budget.left <= 0:
         budget.skip(f"peers: {contest.method} of {name}", "no time left")
         return []
-    with captured_at_once():
+    with captured_at_once(CAPTURED):
         for _ in range(2):
             contest.ours(prompts[0])
         expected = list(contest.ours(prompts[0]))

@@ -12,9 +12,10 @@ import torch
 from benchmarks.clock import Budget, forward_seconds, now
 from benchmarks.engine.models import make_draft_model
 from benchmarks.engine.settings import Options
-from benchmarks.engine.steps import Setting, captured_at_once, make_runner, measure_step
+from benchmarks.engine.steps import CAPTURED, Setting, make_runner, measure_step
 from benchmarks.rules import make_rules
 from drafters import ModelDrafter, NGramDrafter
+from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.execution.counting import Work, counted
 from specdec.execution.freshness import steady
@@ -196,7 +197,7 @@ def _rounds_of(
     ) as engine:
         own = getattr(drafter, "runner", None)
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
-        with captured_at_once():
+        with captured_at_once(CAPTURED):
             begin(engine, prompts, sampling)
             advance(engine, device, Rounds([], Counter()), most=WARM_UP, limit=limit / 4)
             timed = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 2)

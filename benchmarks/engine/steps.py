@@ -1,7 +1,6 @@
 """What a forward over the cache costs: plain and verify steps against nodes, rows, context, backend and executor."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,10 +9,10 @@ import torch
 
 from benchmarks.clock import Budget, timed
 from benchmarks.engine.settings import Grid
+from experiments.measuring.forwards import Forward, captured_at_once, fill, forward_batch
+from experiments.measuring.forwards import as_graph as graph_of
 from specdec.attention import BACKENDS
 from specdec.batch import ForwardBatch
-from specdec.cache.base import Cache
-from specdec.execution import replay
 from specdec.execution.counting import counted
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
@@ -22,10 +21,12 @@ from specdec.roofline.precision import Precision
 from specdec.roofline.shape import ModelShape
 from specdec.roofline.work import prefill_work
 from specdec.roofline.work import step_work as work_of_step
-from specdec.tree import DraftTree, TreeShape
 
 PREFILLS = (512, 128, 2048)
 """Lengths of the prompts whose prefill is timed."""
+
+CAPTURED = 2
+"""Forwards are captured when they come for this time, so that little is waited for."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def make_runner(target: Target, setting: Setting, nodes: int) -> ModelRunner:
         optimize=setting.optimize,
         invariant=setting.invariant,
     )
-    fill(runner.cache, len(runner.plan.layers))
+    fill(runner)
     return runner
 
 
@@ -169,7 +170,7 @@ def measure_step(runner: ModelRunner, setting: Setting, *, repeats: int, limit: 
         except RuntimeError:  # a part of this forward cannot be captured: it is timed as it is
             torch.cuda.synchronize(runner.device)
             captured = False
-    with captured_at_once():
+    with captured_at_once(CAPTURED):
         timing = timed(run, runner.device, repeats=4 * repeats, limit=limit, warm_up=5)
     with counted() as work:
         runner.run(batch)
@@ -211,17 +212,8 @@ def measure_prefill(target: Target, budget: Budget, *, repeats: int) -> list[dic
 
 def step_batch(setting: Setting, vocab: int, device: torch.device) -> ForwardBatch:
     """Returns the forward of a setting: random tokens in a tree in which every node has two children."""
-    parents = [(node - 1) // 2 for node in range(setting.nodes)]
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, setting.nodes):
-        paths.append((*paths[parents[node]], (node - 1) % 2))
-    tokens = torch.randint(0, vocab, (setting.batch, setting.nodes), device=device)
-    if setting.nodes == 1:
-        tree = DraftTree.root_only(tokens[:, 0])
-    else:
-        tree = DraftTree.from_shape(TreeShape.from_paths(paths[1:]), tokens)
-    lengths = np.full(setting.batch, setting.context)
-    return ForwardBatch.of_tree(tree, host_slots=np.arange(setting.batch), host_lengths=lengths)
+    point = Forward(batch=setting.batch, queries=setting.nodes, context=setting.context)
+    return forward_batch(point, vocab, device)
 
 
 def step_work(runner: ModelRunner, setting: Setting) -> Work:
@@ -233,38 +225,13 @@ def step_work(runner: ModelRunner, setting: Setting) -> Work:
     return Work(moved, work.total.flops)
 
 
-def fill(cache: Cache, layers: int) -> None:
-    """Write random numbers into all of a cache: zeros are not what a device usually reads."""
-    with torch.inference_mode():
-        for layer in range(layers):
-            for tensor in cache.stored(layer):
-                if tensor is None:
-                    continue
-                if tensor.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-                    tensor.normal_() if tensor.ndim == 4 else tensor.fill_(0.01)
-                elif tensor.dtype in (torch.int8, torch.uint8):
-                    tensor.random_(0, 100)
-
-
 def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
     """Returns a function that replays a forward as a CUDA graph, as the engine's rounds do.
 
     Raises:
         RuntimeError: It cannot be captured.
     """
-    on_device = without_host(batch)
-    for _ in range(3):  # chooses kernels, and fills what is computed once per topology
-        runner.run(on_device)
-    torch.cuda.synchronize(runner.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
-        output = runner.run(on_device)
-
-    def replay_graph() -> object:
-        graph.replay()
-        return output
-
-    return replay_graph
+    return graph_of(runner, without_host(batch))
 
 
 def without_host(batch: ForwardBatch) -> ForwardBatch:
@@ -273,23 +240,6 @@ def without_host(batch: ForwardBatch) -> ForwardBatch:
     The caches here have room for this forward and nothing more, so it reads the same.
     """
     return replace(batch, host_lengths=None)
-
-
-@contextmanager
-def captured_at_once() -> Iterator[None]:
-    """During the ``with`` block, a forward is captured when it comes for the second time, so that little is waited for.
-
-    What is captured, and what a replay costs, is the same.
-    """
-    before = getattr(replay, "CAPTURE_AFTER", None)
-    if before is None:
-        yield
-        return
-    replay.CAPTURE_AFTER = 2
-    try:
-        yield
-    finally:
-        replay.CAPTURE_AFTER = before
 
 
 def is_captured(runner: ModelRunner, setting: Setting) -> bool | None:

@@ -19,6 +19,7 @@ from experiments.app.accounting import accounted, better_peaks, peaks_of
 from experiments.app.components import check_components, revisions_of, rule_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
 from experiments.app.job_lines import in_sweep
+from experiments.app.memory import plan_memory, show_planned
 from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
@@ -36,15 +37,18 @@ from experiments.app.values import Check
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
+from experiments.measuring.held import Held, PeakMeter, held_by
 from experiments.measuring.ingredients import ingredients_of
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
+from experiments.planning.memory import RunMemory
+from experiments.reporting.memory import memory_facts, memory_table
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
-from experiments.results.manifest import device_name, write_manifest
+from experiments.results.manifest import device_name, note_in_manifest, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import PLAIN, Record
@@ -59,6 +63,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.text import encode_prompt
 from specdec.interfaces import Drafter, Verifier
 from specdec.machine import recommended_threads
+from specdec.modeling.loading import resolve_device
 from specdec.modeling.target import Target
 from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
@@ -120,6 +125,9 @@ def measure_methods(
         if complete(folder):
             return already_complete(folder)
     begin = time.perf_counter()
+    planned = plan_memory(config, methods)
+    show_planned(planned)
+    meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
     tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
     costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
     target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
@@ -150,6 +158,8 @@ def measure_methods(
     )
 
     facts |= facts_of(target, contenders, prompts, samplings)
+    held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
+    facts["memory"] = memory_facts(planned, held)
     facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
@@ -201,7 +211,7 @@ def measure_methods(
             for number in finished.get(each.temperature, ())
         ),
         progress_every=Every.of(config.progress_every),
-        closing=lambda records: _closing(report, records, contenders, folder),
+        closing=lambda records: _closing(report, records, contenders, folder, (planned, held, meter)),
         quiet=in_sweep(),
     )
     trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
@@ -234,14 +244,23 @@ def measure_methods(
 
 
 def _closing(
-    report: Report, records: Sequence[Record], contenders: Sequence[Contender], folder: Path
+    report: Report,
+    records: Sequence[Record],
+    contenders: Sequence[Contender],
+    folder: Path,
+    memory: tuple[RunMemory | str, Held, PeakMeter],
 ) -> tuple[list[Table], list[Path]]:
-    """More tables for a run's end, and the files of what policies have learned."""
+    """More tables for a run's end, and the files of what policies have learned. Notes the peak of memory."""
     drafters = {each.method: each.engine.drafter for each in contenders[1:] if isinstance(each.engine, Engine)}
     tables = [] if report.closing is None else [*report.closing(records, contenders)]
     learned = calibration_table(calibrations_of(drafters))
+    tables += [learned] if learned is not None else []
+    planned, held, meter = memory
+    peak = meter.peak()
+    note_in_manifest(folder, memory=memory_facts(planned, held, peak))
+    tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
     more, files = ([], []) if report.study is None else report.study(folder, records)
-    return [*tables, *([learned] if learned is not None else []), *more], [*keep_calibrations(drafters, folder), *files]
+    return [*tables, *more], [*keep_calibrations(drafters, folder), *files]
 
 
 def facts_of(

@@ -138,8 +138,9 @@ _PROBABILITY = number(lambda value: 0 <= value <= 1, "a probability from 0 to 1,
 _ABOVE_0 = number(lambda value: value > 0, "a number above 0", optional=True)
 PLAN: dict[str, Check] = {
     **dict.fromkeys(("target", "drafter", "engine"), section),
-    "device": text,
+    "device": optional_text,
     "devices": optional_text,
+    "costs": optional_text,
     "measured": flag,
     "batch": one_or_more(integer(1), "an integer of at least 1, or a list of them"),
     "context": integer(2, optional=True),

@@ -14,6 +14,7 @@ from experiments.measuring.round_parts import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
+from specdec.memory import total_memory
 from specdec.modeling.runner import ModelRunner
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
@@ -132,7 +133,7 @@ def calibrate(
         depths=parts.depths,
         deepest=parts.deepest,
         errors=errors,
-        peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype)},
+        peaks={**peaks.facts(), **printed_peaks(target.device, target.dtype), "memory": total_memory(target.device)},
         work={} if least is None else asdict(least),
         versions={**versions(), "clock": _clock(target.device)},
         measured=tuple(_row(each, prefill if each.forward.prompt and prefill is not None else cost) for each in timed),

@@ -171,13 +171,16 @@ def fill(runner: ModelRunner) -> None:
 
 
 @contextmanager
-def captured_at_once() -> Iterator[None]:
+def captured_at_once(after: int = 1) -> Iterator[None]:
     """During the ``with`` block, a forward is captured when it comes for the first time, as it is in a long run.
 
     What is captured, and what a replay costs, is the same.
+
+    Args:
+        after: It is captured when it comes for this time; 2 spares the work for sizes that come once.
     """
     before = replay.CAPTURE_AFTER
-    replay.CAPTURE_AFTER = 1
+    replay.CAPTURE_AFTER = after
     try:
         yield
     finally:
@@ -192,15 +195,28 @@ def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
     # A recorded round knows no lengths on the host, and reads a number of positions that is rounded up.
     batch = replace(batch, host_lengths=None, key_bound=bucket_of(point.context + point.queries))
     try:
-        for _ in range(3):
-            runner.run(batch)
-        torch.cuda.synchronize(runner.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph):
-            kept = runner.run(batch)
+        return as_graph(runner, batch)
     except RuntimeError:  # a part of this forward cannot be captured: it is timed as it is
         torch.cuda.synchronize(runner.device)
         return lambda: runner.run(batch)
+
+
+def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
+    """Returns a function that replays a forward as a CUDA graph, as the engine's rounds do.
+
+    Args:
+        runner: Runs it.
+        batch: A forward whose lengths the host does not know.
+
+    Raises:
+        RuntimeError: It cannot be captured.
+    """
+    for _ in range(3):  # chooses kernels, and fills what is computed once per topology
+        runner.run(batch)
+    torch.cuda.synchronize(runner.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        kept = runner.run(batch)
 
     def replayed() -> object:
         graph.replay()

@@ -1,17 +1,16 @@
 """What the device can do at best, measured: bytes per second in a copy, operations per second in a product."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from specdec.memory import free_memory
 from specdec.roofline.bounds import Roof
-from specdec.roofline.devices import Device, read_devices
+from specdec.roofline.devices import read_devices, row_of
 
 
 @dataclass(frozen=True)
@@ -109,23 +108,6 @@ def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     except ValueError:  # it has no such type
         return {}
     return {"printed_bandwidth": roof.bandwidth, "printed_flops": roof.flops}
-
-
-def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
-    """Returns the row of the table that a GPU's own name means; None if there is none.
-
-    Args:
-        name: As the driver tells it: "NVIDIA H100 80GB HBM3".
-        memory: Its bytes.
-        devices: The table.
-    """
-    listed = name.lower().replace("-", " ").split()
-    words = {*listed, *(first + second for first, second in pairwise(listed))}  # the table writes rtx4090 in one word
-    parts = {key: [part for part in key.split("-") if not part.endswith("gb")] for key in devices}
-    fitting = [key for key in devices if words.issuperset(parts[key])]
-    # The most precise name, and of those with one name the one with this memory.
-    best = min(fitting, key=lambda key: (-len(parts[key]), abs(devices[key].memory - memory)), default=None)
-    return None if best is None else devices[best]
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

@@ -1,10 +1,11 @@
 """What a drafter of the configuration costs: the shape of what it runs, from its files or from its target's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.planning.formats import Formats, choose_formats
 from experiments.planning.sources import read_config, shape_of
 from specdec import bundled
 from specdec.roofline import heads
@@ -32,7 +33,7 @@ class Planned:
 
 
 def plan_drafter(
-    options: Mapping[str, Any], target: ModelShape, precision: Precision, *, target_name: str
+    options: Mapping[str, Any], target: ModelShape, formats: Formats, *, target_name: str
 ) -> Planned | None:
     """Returns what a drafter costs; None without one.
 
@@ -42,27 +43,38 @@ def plan_drafter(
     Args:
         options: The section ``drafter`` of the configuration.
         target: The target's shape.
-        precision: Bytes of the target's numbers, which the drafter's are taken to be.
+        formats: The target's. A head computes in the same type, and may use its output layer; it is not quantized.
         target_name: Name of the target, whose files may hold an MTP module.
 
     Raises:
         ValueError: Nothing is known about what such a drafter costs.
     """
-    kind = options.get("_target_")
-    if kind is None:
+    owner = drafter_class(options)
+    if owner is None:
         return None
     name = options.get("name")
-    owner = str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
     if owner in _LOOKUPS:
         return Planned(title=f"{owner}, which looks drafts up: its time is not counted")
+    kv_cache = options.get("kv_cache")
     if owner == "ModelDrafter":
-        shape = shape_of(read_config(str(name)), f"drafter.name={name}")
+        given = read_config(str(name))
+        shape = shape_of(given, f"drafter.name={name}")
         if shape.vocab != target.vocab:
             raise ValueError(
                 f"drafter.name={name} has a vocabulary of {shape.vocab:,} tokens and target.name={target_name} one of "
                 f"{target.vocab:,}: give a drafter of the same vocabulary"
             )
-        return Planned(title=f"{name}, a model of {short_count(shape.weights)} parameters", model=_of(shape, precision))
+        dtype = str(options.get("dtype") or "auto")
+        own_formats = choose_formats(
+            given,
+            dtype=formats.computes if dtype == "auto" else dtype,
+            quantization=options.get("quantization"),
+            kv_cache=kv_cache,
+        )
+        title = f"{name}, a model of {short_count(shape.weights)} parameters"
+        return Planned(title=title, model=_of(shape, own_formats.precision))
+    precision = Precision.of(formats.computes, kv=kv_cache)
+    borrowed = replace(precision, output=formats.precision.output)
     found = None if name is None else _own_config(str(name))
     if found is not None and str(name).startswith(bundled.PREFIX) and found.get("hidden_size") != target.hidden:
         found = None  # the default of the option, which was trained for the bundled target
@@ -77,18 +89,18 @@ def plan_drafter(
     if owner == "EagleDrafter":
         first = str((own.get("architectures") or [""])[0]).lower()
         if found is not None and "eagle3" not in first and "draft_vocab_size" not in own:
-            return Planned(title=f"EAGLE head, {source}", model=_of(heads.eagle(target, layer=layer), precision))
+            return Planned(title=f"EAGLE head, {source}", model=_of(heads.eagle(target, layer=layer), borrowed))
         shape = heads.eagle3(target, layer=layer, draft_vocab=own.get("draft_vocab_size"))
         return Planned(title=f"EAGLE-3 head, {source}", model=_of(shape, precision))
     if owner == "MTPDrafter":
-        return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), precision))
+        return Planned(title="MTP module, a layer like the target's last", model=_of(heads.mtp(target), borrowed))
     if owner == "BlockDrafter":
         count, captured = int(own.get("num_hidden_layers") or 5), own.get("hidden_layers")
         shape = heads.block(
             target, layers=count, layer=layer, hidden_layers=len(captured) if isinstance(captured, list) else None
         )
         longest = int(options.get("block_size") or own.get("block_size") or _LONGEST_BLOCK)
-        model = DraftModel(shape=shape, precision=precision, at_once=True)
+        model = DraftModel(shape=shape, precision=borrowed, at_once=True)
         return Planned(title=f"block drafter of {count} layers, {source}", model=model, longest=longest)
     if owner == "MedusaDrafter":
         count = int(own.get("medusa_num_heads") or 4)
@@ -96,9 +108,15 @@ def plan_drafter(
         model = DraftModel(shape=shape, precision=precision, at_once=True)
         return Planned(title=f"{count} Medusa heads, {source}", model=model, longest=count)
     raise ValueError(
-        f"drafter._target_={kind}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as ngram, not what "
-        f"this one costs"
+        f"drafter._target_={options['_target_']}: a plan knows model, eagle, mtp, block, medusa, and look-ups such as "
+        f"ngram, not what this one costs"
     )
+
+
+def drafter_class(options: Mapping[str, Any]) -> str | None:
+    """Returns the name of the class that a section ``drafter`` makes; None without a drafter."""
+    kind = options.get("_target_")
+    return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
 
 
 def _of(shape: ModelShape, precision: Precision) -> DraftModel:

@@ -1,9 +1,10 @@
 """In how many bytes a target's numbers are stored, and what it computes in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specdec.llama_shapes import shape_of
 from specdec.roofline.precision import BYTES, Precision, stored
 
 GROUP = 64
@@ -49,8 +50,10 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     kv_words = "" if kv_cache is None else f", KV cache in {kv_cache}"
     if quantization is not None:
         scheme = quantization.removesuffix("_compact")
-        group = GROUP if scheme == "int4" else None
-        found = Precision.of(computes, weights=scheme, group=group, kv=kv_cache)
+        found = Precision.of(computes, weights=scheme, kv=kv_cache)
+        if scheme == "int4":  # factors are kept in the model's own type
+            size = found.weights + BYTES[computes] / GROUP
+            found = replace(found, weights=size, output=size)
         # Experts that are stored as one tensor are left alone.
         found = replace(found, experts=BYTES[computes])
         return Formats(found, computes, f"weights in {scheme}, computing in {computes}{kv_words}")
@@ -61,6 +64,26 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
     weights = found.weights if checkpoint.weights is None else checkpoint.weights
     found = replace(found, weights=weights, experts=checkpoint.experts)
     return Formats(found, computes, f"weights as stored ({checkpoint.name}), computing in {computes}{kv_words}")
+
+
+def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None) -> dict[str, Any]:
+    """Returns the configuration of a target that is inflated; as it is if it is not.
+
+    Args:
+        config: The content of its ``config.json``.
+        inflate: As ``target.inflate``.
+
+    Raises:
+        ValueError: There is no such shape, or the model is no Llama model.
+    """
+    if inflate is None:
+        return dict(config)
+    if config.get("model_type") != "llama":
+        raise ValueError(
+            f"target.inflate={inflate}: only Llama models can be inflated, and this is a "
+            f"{config.get('model_type')} model"
+        )
+    return {**config, **asdict(shape_of(inflate))}
 
 
 def _dtype_of(config: Mapping[str, Any]) -> str:

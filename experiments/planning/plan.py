@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from experiments.planning.drafting import Planned
+from experiments.planning.measured import ChainCosts
 from specdec.roofline.bounds import Roof
 from specdec.roofline.capacity import Memory, Served, kv_bytes_per_position
 from specdec.roofline.devices import Device
@@ -27,6 +28,8 @@ BATCHES = tuple(2**power for power in range(11))
 """Batches of the map."""
 CONTEXTS = tuple(2**power for power in range(6, 18))
 """Contexts of the map, as far as the model goes."""
+MOST = 1 << 14
+"""The largest batch at which a draft is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Question:
         page: Positions per page of a paged cache.
         overhead: Seconds per forward that are not in the roof.
         price: Price of the device per hour; None if it is not asked for.
+        costs: What rounds were measured to cost on the device; None to plan with the least times.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Question:
     page: int
     overhead: float
     price: float | None
+    costs: ChainCosts | None = None
 
     @property
     def prompt(self) -> int:
@@ -90,6 +95,7 @@ class Phase:
         work: Bytes and operations.
         seconds: The least time, part by part.
         tokens: Tokens that it emits, over all rows; 0 where it emits none.
+        predicted: Its time by measured costs; None without such, and outside of what was measured.
     """
 
     kind: str
@@ -98,6 +104,12 @@ class Phase:
     work: StepWork
     seconds: float
     tokens: float = 0.0
+    predicted: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The predicted time over the least one."""
+        return None if self.predicted is None else self.predicted / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,7 @@ class Speculation:
         draft_seconds: Seconds of drafting, per round.
         verify_seconds: Seconds of verifying, per round.
         tokens_per_second: Over all rows.
+        bound: The best length by the least times.
     """
 
     batch: int
@@ -121,6 +134,7 @@ class Speculation:
     draft_seconds: float
     verify_seconds: float
     tokens_per_second: float
+    bound: BestLength
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,23 +143,25 @@ class Request:
 
     Attributes:
         batch: Rows.
-        prefill_seconds: Of its prompt.
+        prefill_seconds: Of its prompt; None outside of what was measured.
         per_token: Seconds per output token.
-        seconds: All of it.
+        seconds: All of it, if the prefill is known.
         tokens_per_second: Output tokens, over all rows, while they decode.
-        price: Of a million output tokens, prefill included; None without a price.
+        price: Of a million output tokens, prefill included; None without a price, or if the prefill is not known.
     """
 
     batch: int
-    prefill_seconds: float
+    prefill_seconds: float | None
     per_token: float
-    seconds: float
+    seconds: float | None
     tokens_per_second: float
     price: float | None
 
     @property
-    def prefill_share(self) -> float:
+    def prefill_share(self) -> float | None:
         """The prefill's share of the time."""
+        if self.prefill_seconds is None or self.seconds is None:
+            return None
         return self.prefill_seconds / self.seconds
 
 
@@ -173,17 +189,21 @@ class Map:
     Attributes:
         batches: Rows of the grid.
         contexts: Its columns.
-        best: The fastest length, by batch and context.
+        best: The fastest length, by batch and context; None outside of what was measured.
         fits: Whether there is room for so many slots of this length.
         break_even: By context: the largest batch at which a draft of ``Plan.fixed`` tokens is no slower than plain
-            decoding; None if it always pays.
+            decoding; None if it always pays, as far as is known.
+        known: By context: whether anything is known about it.
+        most: The largest batch that ``break_even`` speaks of.
     """
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
-    best: tuple[tuple[BestLength, ...], ...]
+    best: tuple[tuple[BestLength | None, ...], ...]
     fits: tuple[tuple[bool, ...], ...]
     break_even: tuple[int | None, ...]
+    known: tuple[bool, ...]
+    most: int
 
 
 @dataclass(frozen=True)
@@ -192,8 +212,13 @@ class Plan:
 
     asked: Question
 
-    @cached_property
+    @property
     def cost(self) -> RoundCost:
+        """How long the parts of a round take: as it was measured, or at least."""
+        return self.asked.costs or self.bound
+
+    @cached_property
+    def bound(self) -> RoundCost:
         """How long the parts of a round take, at least."""
         asked = self.asked
         return RoofRounds(
@@ -220,14 +245,18 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """The longest draft to consider, which the drafter may limit."""
-        drafter = self.asked.drafter
-        return min(self.asked.longest, (drafter.longest if drafter is not None else None) or self.asked.longest)
+        """The longest draft to consider, which the drafter may limit, and what was measured."""
+        asked = self.asked
+        limits = [asked.longest]
+        limits += [asked.drafter.longest] if asked.drafter is not None and asked.drafter.longest else []
+        limits += [asked.costs.longest] if asked.costs is not None and asked.drafter is not None else []
+        return min(limits)
 
     @cached_property
     def fixed(self) -> int:
         """A draft length that does not change with the load: the best one for a single row, at least 1."""
-        return max(1, self._best(1, self.asked.context).drafted)
+        best = self._best(1, self.asked.context) or self._least_best(1, self.asked.context)
+        return max(1, best.drafted)
 
     @cached_property
     def rooms(self) -> list[Room]:
@@ -255,69 +284,90 @@ class Plan:
         """The prefill, and for every batch a plain step, a draft and its verification."""
         asked = self.asked
         chunks = "" if asked.prompt <= asked.prefill_chunk else f" by {asked.prefill_chunk:,}"
-        found = [self._phase("prefill", f"prefill {asked.prompt:,}{chunks}", 1, self._prefill(1), tokens=0)]
+        predicted = self._prefill_seconds(1) if asked.costs is not None else None
+        name = f"prefill {asked.prompt:,}{chunks}"
+        found = [self._phase("prefill", name, 1, self._prefill(1), tokens=0, predicted=predicted)]
         for batch, speculation in zip(asked.batches, self.speculations, strict=True):
             plain = step_work(asked.shape, asked.precision, batch=batch, context=asked.context)
-            found.append(self._phase("decode", "decode, one token", batch, plain, tokens=batch))
-            drafted = speculation.best.drafted
+            seconds = self._predicted(batch, 0)
+            found.append(self._phase("decode", "decode, one token", batch, plain, tokens=batch, predicted=seconds))
+            best = self._least_best(batch, asked.context) if speculation is None else speculation.best
+            drafted = best.drafted
             if asked.drafter is None or not drafted:
                 continue
             if asked.drafter.model is not None:
                 drafting = asked.drafter.model.work(batch=batch, drafted=drafted, context=asked.context)
                 what = f"draft {drafted} tokens" if drafted > 1 else "draft a token"
-                found.append(self._phase("draft", what, batch, drafting, tokens=0))
+                seconds = self._predicted(batch, drafted, draft=True)
+                found.append(self._phase("draft", what, batch, drafting, tokens=0, predicted=seconds))
             work = step_work(asked.shape, asked.precision, batch=batch, context=asked.context, drafted=drafted)
-            tokens = batch * speculation.tokens
-            found.append(self._phase("verify", f"verify {drafted} and the root", batch, work, tokens=tokens))
+            tokens = batch * chain_tokens(asked.acceptance, drafted)
+            seconds = self._predicted(batch, drafted)
+            name = f"verify {drafted} and the root"
+            found.append(self._phase("verify", name, batch, work, tokens=tokens, predicted=seconds))
         return found
 
     @cached_property
-    def speculations(self) -> list[Speculation]:
-        """What speculation brings, by batch."""
+    def speculations(self) -> list[Speculation | None]:
+        """What speculation brings, by batch; None outside of what was measured."""
         return [self._speculation(batch) for batch in self.asked.batches]
 
-    def requests(self, *, speculate: bool) -> list[Request]:
-        """Returns what a request takes, by batch.
+    def requests(self, *, speculate: bool) -> list[Request | None]:
+        """Returns what a request takes, by batch; None where that is outside of what was measured.
 
         The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
         """
-        asked, found = self.asked, []
-        for batch in asked.batches:
-            prefill = self._prefill(batch).by_parts(asked.roof) + asked.overhead
-            halfway = asked.prompt + asked.output / 2
+        return [self._request(batch, speculate=speculate) for batch in self.asked.batches]
+
+    def _request(self, batch: int, *, speculate: bool) -> Request | None:
+        asked = self.asked
+        prefill, halfway = self._prefill_seconds(batch), asked.prompt + asked.output / 2
+        best = self._best(batch, halfway) if speculate else BestLength(0, 1.0)
+        try:
             plain = self.cost.verify(batch=batch, drafted=0, context=halfway) + self.cost.outside
-            speed = self._best(batch, halfway).speedup if speculate else 1.0
-            each = plain / speed
-            seconds = latency(prefill + each, each, asked.output)
-            made = batch * asked.output / seconds
-            price = None if asked.price is None else price_per_million(asked.price, made)
-            found.append(
-                Request(
-                    batch=batch,
-                    prefill_seconds=prefill,
-                    per_token=each,
-                    seconds=seconds,
-                    tokens_per_second=batch / each,
-                    price=price,
-                )
-            )
-        return found
+        except ValueError:
+            return None
+        if best is None:
+            return None
+        each = plain / best.speedup
+        seconds = None if prefill is None else latency(prefill + each, each, asked.output)
+        price = None
+        if asked.price is not None and seconds is not None:
+            price = price_per_million(asked.price, batch * asked.output / seconds)
+        return Request(
+            batch=batch,
+            prefill_seconds=prefill,
+            per_token=each,
+            seconds=seconds,
+            tokens_per_second=batch / each,
+            price=price,
+        )
 
     @cached_property
     def map(self) -> Map:
         """The best draft over batches and contexts."""
-        limit = self.asked.shape.max_length
+        limit, batches = self.asked.shape.max_length, BATCHES
         contexts = tuple(each for each in CONTEXTS if limit is None or each <= limit) or (limit or 1,)
-        best = tuple(tuple(self._best(batch, context) for context in contexts) for batch in BATCHES)
+        if self.asked.costs is not None:  # a little beyond what is known, to show that it ends
+            box = self.asked.costs.rounds.box
+            batches = tuple(each for each in batches if each <= 2 * box.batch[1])
+            contexts = tuple(each for each in contexts if box.context[0] / 2 < each <= 2 * box.context[1])
+        best = tuple(tuple(self._best(batch, context) for context in contexts) for batch in batches)
         fits = tuple(
             tuple(self.served.memory(rows=batch, length=each).total <= self.asked.usable for each in contexts)
-            for batch in BATCHES
+            for batch in batches
         )
-        even = tuple(
-            break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context)
-            for context in contexts
-        )
-        return Map(BATCHES, contexts, best, fits, even)
+        most = MOST if self.asked.costs is None else self.asked.costs.most_rows
+        even = [self._break_even(context, most) for context in contexts]
+        return Map(batches, contexts, best, fits, tuple(batch for _, batch in even), tuple(k for k, _ in even), most)
+
+    def _break_even(self, context: int, most: int) -> tuple[bool, int | None]:
+        """Returns whether anything is known about a context, and the batch at which a fixed draft breaks even."""
+        try:
+            batch = break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context, most=most)
+        except ValueError:
+            return False, None
+        return True, batch
 
     def critical_context(self, drafted: int) -> float | None:
         """Returns the context from which a step is bound by memory at every batch; None if there is none.
@@ -343,12 +393,42 @@ class Plan:
 
         return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
 
-    def _best(self, batch: int, context: float) -> BestLength:
-        return best_length(self.cost, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
+    def _best(self, batch: int, context: float) -> BestLength | None:
+        """Returns the fastest length; None outside of what was measured."""
+        if self.asked.costs is None:
+            return self._least_best(batch, context)
+        try:
+            self.cost.verify(batch=batch, drafted=0, context=context)
+            return best_length(self.cost, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
+        except ValueError:
+            return None
 
-    def _speculation(self, batch: int) -> Speculation:
+    def _least_best(self, batch: int, context: float) -> BestLength:
+        return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
+
+    def _predicted(self, batch: int, drafted: int, *, draft: bool = False) -> float | None:
+        """Returns the seconds of verifying, or of drafting, by measured costs; None if they do not say."""
+        costs, size = self.asked.costs, {"batch": batch, "drafted": drafted, "context": self.asked.context}
+        try:
+            return None if costs is None else costs.draft(**size) if draft else costs.verify(**size)
+        except ValueError:
+            return None
+
+    def _prefill_seconds(self, batch: int) -> float | None:
+        """Returns the seconds of a batch's prompts; None outside of what was measured."""
+        asked = self.asked
+        if asked.costs is None:
+            return self._prefill(batch).by_parts(asked.roof) + asked.overhead
+        try:
+            return asked.costs.prefill(batch=batch, prompt=asked.prompt, chunk=asked.prefill_chunk)
+        except ValueError:
+            return None
+
+    def _speculation(self, batch: int) -> Speculation | None:
         cost, context = self.cost, self.asked.context
         best = self._best(batch, context)
+        if best is None:
+            return None
         verify = cost.verify(batch=batch, drafted=best.drafted, context=context)
         draft = cost.draft(batch=batch, drafted=best.drafted, context=context)
         tokens = chain_tokens(self.asked.acceptance, best.drafted)
@@ -360,6 +440,7 @@ class Plan:
             draft_seconds=draft,
             verify_seconds=verify,
             tokens_per_second=batch * tokens / (verify + draft + cost.outside),
+            bound=self._least_best(batch, context),
         )
 
     def _prefill(self, batch: int) -> StepWork:
@@ -371,6 +452,8 @@ class Plan:
             done += tokens
         return work
 
-    def _phase(self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float) -> Phase:
+    def _phase(
+        self, kind: str, what: str, batch: int, work: StepWork, *, tokens: float, predicted: float | None
+    ) -> Phase:
         seconds = work.by_parts(self.asked.roof) + self.asked.overhead
-        return Phase(kind=kind, what=what, batch=batch, work=work, seconds=seconds, tokens=tokens)
+        return Phase(kind=kind, what=what, batch=batch, work=work, seconds=seconds, tokens=tokens, predicted=predicted)

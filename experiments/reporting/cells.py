@@ -1,11 +1,9 @@
 """Figures as the cells of a table: how many digits, and a dash where there is nothing to say."""
 
-from experiments.reporting.table import Cell, Emphasis
+from experiments.reporting.table import NOTHING, Cell, Emphasis
 from experiments.results.lossless import NOT_LOSSLESS, Verdict, promises_exact
 from experiments.results.statistics import Interval
 from experiments.results.summary import MethodSummary
-
-NOTHING = "-"
 
 
 def number(value: float | None, digits: int = 2) -> str:

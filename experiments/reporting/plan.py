@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.planning.drafting import short_count
-from experiments.planning.plan import Phase, Plan, Request
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.planning.measured import OUTSIDE
+from experiments.planning.plan import Phase, Plan, Request, Speculation
+from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table
 from specdec.roofline.bounds import CACHES
 from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.roofline.serving import load_seconds
@@ -41,10 +42,29 @@ def head_lines(plan: Plan) -> list[str]:
         )
     if asked.drafter is not None:
         lines.append(f"drafter: {asked.drafter.title}; acceptance {_acceptance(plan)}, an assumption")
-    lines.append(
-        "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these speeds."
+    return [*lines, _times_in_words(plan)]
+
+
+def _times_in_words(plan: Plan) -> str:
+    """Returns what times are: the least ones, or predicted by costs that were measured."""
+    if plan.asked.costs is None:
+        return (
+            "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these "
+            "speeds."
+        )
+    rounds = plan.asked.costs.rounds
+    box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
+    error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
+    return (
+        f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
+        f"{_between(box.batch)} rows, {_between(box.context)} positions and {_between(box.drafted)} drafted nodes per "
+        f"row, chains of up to {plan.asked.costs.longest}, and pieces of prompts of {_between(box.chunk)} tokens; a "
+        f"dash is {OUTSIDE}."
     )
-    return lines
+
+
+def _between(ends: tuple[int, int]) -> str:
+    return f"{ends[0]:,} to {ends[1]:,}" if ends[0] != ends[1] else f"{ends[0]:,}"
 
 
 def tables(plan: Plan) -> list[Table]:
@@ -94,27 +114,26 @@ def memory_table(plan: Plan) -> Table:
 
 
 def phase_table(plan: Plan) -> Table:
-    """Returns what each kind of forward moves and computes, what limits it, and its least time."""
-    columns = (
-        Column("forward", "left"),
-        Column("rows"),
-        Column("weights\nGB"),
-        Column("KV\nGB"),
-        Column("other\nGB"),
-        Column("TFLOP"),
-        Column("of these\nattention"),
-        Column("FLOP/\nbyte"),
-        Column("bound by", "left"),
-        Column("least\nms"),
-        Column("tokens/s"),
-    )
+    """Returns what each kind of forward moves and computes, what limits it, and its least time.
+
+    Measured costs take the place of three columns, because a line has only so much room.
+    """
+    measured = plan.asked.costs is not None
+    columns = [Column("forward", "left"), Column("rows")]
+    columns += [Column("GB")] if measured else [Column("weights\nGB"), Column("KV\nGB"), Column("other\nGB")]
+    columns += [Column("TFLOP")] if measured else [Column("TFLOP"), Column("of these\nattention")]
+    columns += [Column("FLOP/\nbyte"), Column("bound by", "left"), Column("least\nms")]
+    columns += [Column("predicted\nms"), Column("over the\nleast")] if measured else []
+    notes = [
+        "tokens/s are over all rows",
+        f"prompts are prefilled in chunks of {plan.asked.prefill_chunk:,} tokens, and each reads the weights",
+    ]
+    if measured:
+        notes.append("predicted drafts include the decision about them")
     table = Table(
-        columns,
+        [*columns, Column("tokens/s")],
         title=f"Forwards, at {plan.asked.context:,} positions per row",
-        notes=[
-            "tokens/s are over all rows",
-            f"prompts are prefilled in chunks of {plan.asked.prefill_chunk:,} tokens, and each reads the weights",
-        ],
+        notes=notes,
     )
     batch = plan.phases[0].batch
     for number, phase in enumerate(plan.phases):
@@ -127,7 +146,8 @@ def phase_table(plan: Plan) -> Table:
 
 def speculation_table(plan: Plan) -> Table:
     """Returns how long to draft for every batch, and what that brings."""
-    columns = (
+    measured = plan.asked.costs is not None
+    columns = [
         Column("rows"),
         Column("best draft\n(tokens)"),
         Column("tokens\nper round"),
@@ -135,9 +155,9 @@ def speculation_table(plan: Plan) -> Table:
         Column("verify\nms"),
         Column("target\nefficiency"),
         Column("speedup"),
-        Column("tokens/s"),
-        Column("plainly"),
-    )
+    ]
+    columns += [Column("by least\ntimes")] if measured else []
+    columns += [Column("tokens/s"), Column("plainly")]
     table = Table(
         columns,
         title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {_acceptance(plan)}",
@@ -145,10 +165,14 @@ def speculation_table(plan: Plan) -> Table:
             f"drafts of up to {plan.longest} tokens, in a chain",
             "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
             "plainly is the speed without drafts",
+            *(["by least times: the best draft and its speedup, as the device would allow them"] if measured else []),
             *_too_many(plan),
         ],
     )
-    for each in plan.speculations:
+    for batch, each in zip(plan.asked.batches, plan.speculations, strict=True):
+        if each is None:
+            table.add(f"{batch:,}", *[NOTHING] * (len(columns) - 1))
+            continue
         table.add(
             f"{each.batch:,}",
             f"{each.best.drafted}" if each.best.drafted else "none pays",
@@ -157,6 +181,7 @@ def speculation_table(plan: Plan) -> Table:
             _ms(each.verify_seconds),
             f"{each.efficiency:.2f}",
             f"{each.best.speedup:.2f}x",
+            *([f"{each.bound.drafted}: {each.bound.speedup:.2f}x"] if measured else []),
             f"{each.tokens_per_second:,.0f}",
             f"{each.tokens_per_second / each.best.speedup:,.0f}",
         )
@@ -169,7 +194,7 @@ def request_table(plan: Plan) -> Table:
     columns = [Column("rows"), Column("method", "left"), Column("prefill\ns"), Column("per token\nms")]
     columns += [Column("request\ns"), Column("prefill's\nshare"), Column("tokens/s\nper row"), Column("tokens/s")]
     columns += [Column("price of a\nmillion tokens")] if asked.price is not None else []
-    notes = ["the rows of a batch arrive together and are prefilled first"]
+    notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
     if asked.price is not None:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
     table = Table(
@@ -178,11 +203,22 @@ def request_table(plan: Plan) -> Table:
     notes += _too_many(plan)
     plainly = plan.requests(speculate=False)
     drafting = plan.requests(speculate=True) if asked.drafter is not None else []
-    for number, request in enumerate(plainly):
-        _add_request(table, plan, "plain", request, last=not drafting)
+    for number, batch in enumerate(asked.batches):
+        _add_request(table, plan, batch, "plain", plainly[number], last=not drafting)
         if drafting:
-            _add_request(table, plan, "speculative", drafting[number], last=True)
+            _add_request(table, plan, batch, "speculative", drafting[number], last=True)
     return table
+
+
+def _prefill_unknown(plan: Plan) -> list[str]:
+    """Returns what to give for a prefill that costs can predict, if they do not predict any."""
+    costs = plan.asked.costs
+    if costs is None or plan.phases[0].predicted is not None or costs.rounds.prefill is None:
+        return []
+    return [
+        f"pieces of prompts of {_between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
+        f"engine.prefill_chunk={costs.rounds.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
+    ]
 
 
 def tail_lines(plan: Plan) -> list[str]:
@@ -192,10 +228,18 @@ def tail_lines(plan: Plan) -> list[str]:
         return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
     what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
     pieces: list[tuple[str, list[int]]] = []
-    shown = [each for each in _SHOWN if each in plan.map.contexts] or plan.map.contexts[-1:]
-    by_context = dict(zip(plan.map.contexts, plan.map.break_even, strict=True))
-    for context, batch in ((context, by_context[context]) for context in shown):
-        said = _slower(batch)
+    known = {
+        context: batch
+        for context, batch, sure in zip(plan.map.contexts, plan.map.break_even, plan.map.known, strict=True)
+        if sure
+    }
+    if not known:
+        return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
+    measured = plan.asked.costs is not None
+    shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
+    most = plan.map.most if measured else None
+    for context in shown:
+        said = _slower(known[context], most)
         if pieces and pieces[-1][0] == said:
             pieces[-1][1].append(context)
         else:
@@ -249,6 +293,7 @@ def figures_of(plan: Plan) -> dict[str, Any]:
             "longest": plan.longest,
             "usable": asked.usable,
             "price": asked.price,
+            "costs": None if asked.costs is None else asdict(asked.costs.rounds.conditions),
         },
         "memory": [
             {"batch": r.batch, **asdict(r.memory), "total": r.memory.total, "fits": r.fits, "longest": r.longest}
@@ -264,14 +309,15 @@ def figures_of(plan: Plan) -> dict[str, Any]:
                 "intensity": phase.work.total.intensity,
                 "bound": phase.work.bound(asked.roof),
                 "seconds": phase.seconds,
+                "predicted_seconds": phase.predicted,
                 "tokens": phase.tokens,
             }
             for phase in plan.phases
         ],
-        "speculation": [asdict(each) for each in plan.speculations] if asked.drafter is not None else [],
+        "speculation": [_dict(each) for each in plan.speculations] if asked.drafter is not None else [],
         "requests": {
-            "plain": [asdict(each) for each in plan.requests(speculate=False)],
-            "speculative": [asdict(each) for each in plan.requests(speculate=True)] if asked.drafter else [],
+            "plain": [_dict(each) for each in plan.requests(speculate=False)],
+            "speculative": [_dict(each) for each in plan.requests(speculate=True)] if asked.drafter else [],
         },
         "critical_context": {
             "plain": plan.critical_context(0),
@@ -280,49 +326,72 @@ def figures_of(plan: Plan) -> dict[str, Any]:
         "map": {
             "batches": list(grid.batches),
             "contexts": list(grid.contexts),
-            "drafted": [[each.drafted for each in row] for row in grid.best],
-            "speedup": [[each.speedup for each in row] for row in grid.best],
+            "drafted": [[each and each.drafted for each in row] for row in grid.best],
+            "speedup": [[each and each.speedup for each in row] for row in grid.best],
             "fits": [list(row) for row in grid.fits],
             "break_even_batch": list(grid.break_even),
+            "break_even_known": list(grid.known),
         }
         if asked.drafter is not None
         else None,
     }
 
 
+def _dict(figures: Speculation | Request | None) -> dict[str, Any] | None:
+    return None if figures is None else asdict(figures)
+
+
 def _phase_cells(plan: Plan, phase: Phase) -> list[Cell | str]:
     work = phase.work
     kv = work.kv_read_bytes + work.kv_write_bytes
     share = work.attention_flops / work.total.flops if work.total.flops else 0.0
+    flops = f"{work.total.flops / 1e12:,.3g}"
+    if plan.asked.costs is None:
+        other = work.activation_bytes + work.logit_bytes
+        sizes = [_gb(work.weight_bytes), _gb(kv), _gb(other), flops, f"{share:.0%}"]
+    else:
+        sizes = [_gb(work.total.bytes), flops]
     return [
         phase.what,
         f"{phase.batch:,}",
-        _gb(work.weight_bytes),
-        _gb(kv),
-        _gb(work.activation_bytes + work.logit_bytes),
-        f"{work.total.flops / 1e12:,.3g}",
-        f"{share:.0%}",
+        *sizes,
         f"{work.total.intensity:,.3g}",
         work.bound(plan.asked.roof),
         _ms(phase.seconds),
-        f"{phase.tokens / phase.seconds:,.0f}" if phase.tokens else "",
+        *_predicted_cells(plan, phase),
     ]
 
 
-def _add_request(table: Table, plan: Plan, method: str, request: Request, *, last: bool) -> None:
+def _predicted_cells(plan: Plan, phase: Phase) -> list[str]:
+    """Returns the predicted time and its ratio to the least one, where costs are given, and then tokens/s."""
+    if plan.asked.costs is None:
+        return [f"{phase.tokens / phase.seconds:,.0f}" if phase.tokens else ""]
+    if phase.predicted is None or phase.ratio is None:
+        return [NOTHING, NOTHING, NOTHING if phase.tokens else ""]
+    speed = f"{phase.tokens / phase.predicted:,.0f}" if phase.tokens else ""
+    return [_ms(phase.predicted), f"{phase.ratio:.2f}", speed]
+
+
+def _add_request(table: Table, plan: Plan, batch: int, method: str, request: Request | None, *, last: bool) -> None:
+    named = [f"{batch:,}" if method == "plain" else "", method]
+    if request is None:
+        table.add(*named, *[NOTHING] * (len(table.columns) - 2), end_section=last)
+        return
     cells = [
-        f"{request.batch:,}" if method == "plain" else "",
-        method,
-        f"{request.prefill_seconds:.3g}",
+        _figure(request.prefill_seconds),
         _ms(request.per_token),
-        f"{request.seconds:.3g}",
-        f"{request.prefill_share:.0%}",
+        _figure(request.seconds),
+        NOTHING if request.prefill_share is None else f"{request.prefill_share:.0%}",
         _rate(1 / request.per_token),
         f"{request.tokens_per_second:,.0f}",
     ]
-    if plan.asked.price is not None and request.price is not None:
-        cells.append(f"{request.price:,.3g}")
-    table.add(*cells, end_section=last)
+    if plan.asked.price is not None:
+        cells.append(_figure(request.price))
+    table.add(*named, *cells, end_section=last)
+
+
+def _figure(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}"
 
 
 def _used(plan: Plan) -> int:
@@ -362,9 +431,9 @@ def _acceptance(plan: Plan) -> str:
     return f"{given:g}" if isinstance(given, float | int) else ", ".join(f"{each:g}" for each in given)
 
 
-def _slower(batch: int | None) -> str:
+def _slower(batch: int | None, most: int | None) -> str:
     if batch is None:
-        return "at no batch"
+        return "at no batch" if most is None else f"at no batch up to {most:,}"
     return f"above batch {batch:,}" if batch else "at every batch"
 
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch, Rectangle
 
+from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Phase, Plan
 from experiments.reporting import style
 
@@ -36,17 +37,26 @@ def roofline(plan: Plan, path: Path) -> Path:
     axes.plot(grid, [roof.attainable(x) / 1e12 for x in grid], color="black", linewidth=1.5, zorder=2)
     axes.axvline(roof.ridge, color=style.FAINT, linewidth=0.7, linestyle=":", zorder=1)
     seen: dict[str, object] = {}
+    lowest = min(y for _, y in points)
     for phase, (x, y) in zip(plan.phases, points, strict=True):
         number = _KINDS.index(phase.kind)
         (dot,) = axes.plot(
             x, y, style.marker(number), color=style.color(number), zorder=3, markersize=6, markeredgecolor="white"
         )
         seen.setdefault(phase.kind, dot)
+        if phase.predicted is not None:
+            rate = phase.work.total.flops / phase.predicted / 1e12
+            lowest = min(lowest, rate)
+            hollow = {"markersize": 5, "fillstyle": "none", "zorder": 3}
+            axes.plot(x, rate, style.marker(number), color=style.color(number), **hollow)
+            axes.plot([x, x], [rate, y], color=style.color(number), linewidth=0.6, alpha=0.5, zorder=2)
+    if asked.costs is not None:
+        (seen["hollow: as measured"],) = axes.plot([], [], "o", color=style.FAINT, markersize=5, fillstyle="none")
     _label_rows(axes, plan.phases, points)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
-    least = min(y for _, y in points)
+    least = lowest
     axes.set_ylim(least / 3, roof.flops / 1e12 * 2.5)
     axes.text(roof.ridge / 1.1, least / 2.5, "bound by memory", color=style.COLORS[0], ha="right")
     axes.text(roof.ridge * 1.1, least / 2.5, "bound by compute", color=style.COLORS[4])
@@ -83,13 +93,17 @@ def _label_rows(axes: Axes, phases: list[Phase], points: list[tuple[float, float
 def pays(plan: Plan, path: Path) -> Path:
     """The speedup of the best draft by batch and context, its length, and where a fixed draft breaks even."""
     grid, asked = plan.map, plan.asked
-    speed = np.array([[each.speedup for each in row] for row in grid.best])
+    speed = np.array([[np.nan if each is None else each.speedup for each in row] for row in grid.best])
+    known = speed[~np.isnan(speed)]
     figure = style.new_figure(style.PAGE, 4.6)
     axes = figure.subplots()
-    norm = Normalize(1.0, max(1.1, float(speed.max())))
+    norm = Normalize(1.0, max(1.1, float(known.max(initial=1.0))))
     image = axes.imshow(speed, cmap="cividis", norm=norm, aspect="auto", origin="lower")
     for row, batch in enumerate(grid.best):
         for column, each in enumerate(batch):
+            if each is None:
+                axes.text(column, row, "-", ha="center", va="center", color=style.FAINT, zorder=4)
+                continue
             color = style.ink(image.cmap, float(norm(each.speedup)))
             text = f"{each.drafted}\n{each.speedup:.2f}x" if each.drafted else "none"
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=style.SMALLEST, zorder=4)
@@ -100,6 +114,9 @@ def pays(plan: Plan, path: Path) -> Path:
                 )
     handles: list[object] = [Patch(facecolor="#808080", hatch="///", edgecolor="white")]
     labels = ["slots do not fit in the memory"]
+    if len(known) < speed.size:
+        handles.append(Patch(facecolor="white", edgecolor=style.FAINT))
+        labels.append(OUTSIDE)
     line = _break_even(axes, plan)
     if line is not None:
         handles.append(line)
@@ -116,7 +133,7 @@ def pays(plan: Plan, path: Path) -> Path:
     acceptance = asked.acceptance if isinstance(asked.acceptance, float | int) else list(asked.acceptance)
     about = (
         f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance}; drafts of up "
-        f"to {plan.longest} tokens; least times"
+        f"to {plan.longest} tokens; {'least times' if asked.costs is None else 'times as measured'}"
     )
     style.title(figure, "How long to draft, and what that brings", about)
     return style.save(figure, path)
@@ -127,10 +144,10 @@ def _break_even(axes: Axes, plan: Plan) -> object | None:
     grid = plan.map
     top = len(grid.batches) - 0.5
     heights = []
-    for batch in grid.break_even:
+    for batch, known in zip(grid.break_even, grid.known, strict=True):
         place = top if batch is None else -0.5 if batch == 0 else float(np.log2(batch))
-        heights.append(min(max(place, -0.5), top))
-    if all(height >= top for height in heights):
+        heights.append(min(max(place, -0.5), top) if known else np.nan)
+    if all(not height < top for height in heights):
         return None
     edges = [column + side for column in range(len(heights)) for side in (-0.5, 0.5)]  # flat over every column
     steps = [height for height in heights for _ in range(2)]

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+NOTHING = "-"
+"""What a cell says where there is nothing to say."""
+
 
 class Emphasis(Enum):
     """How a cell stands out. Every medium has its own way; what a reader must know is in the text besides."""

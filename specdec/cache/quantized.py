@@ -58,7 +58,7 @@ class QuantizedSlotCache(Cache):
         scales = {layer: replace(shape, key_dim=1, value_dim=1, dtype=torch.float32) for layer, shape in shapes.items()}
         kept = [*codes.values(), *scales.values(), *(indexers or {}).values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        check_memory(kept, self.slots, self.positions, device)
+        check_memory(kept, max_batch_size, max_length, max_nodes, device)
         sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes, "device": device}
         self._codes = SlotCache(codes, indexers=indexers, **sizes)
         self._scales = SlotCache(scales, **sizes)

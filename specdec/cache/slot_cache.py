@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
-from specdec.memory import free_memory
+from specdec.memory import NoRoomError, free_memory
+from specdec.roofline.capacity import Slots
 
 
 class SlotCache(Cache):
@@ -57,7 +58,7 @@ class SlotCache(Cache):
         self.length_used = False
         kept = [*shapes.values(), *indexers.values()]
         self.bytes_per_position = sum(shape.bytes_per_position for shape in kept)
-        check_memory(kept, self.slots, self.positions, device)
+        check_memory(kept, max_batch_size, max_length, max_nodes, device)
         # Zeros, not empty: a masked position still enters 0 * value, and garbage could be NaN.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -254,25 +255,23 @@ def places_of(shapes: Iterable[LayerShape], device: torch.device) -> dict[torch.
     return bytes_on
 
 
-def check_memory(shapes: Iterable[LayerShape], slots: int, positions: int, device: torch.device) -> None:
+def check_memory(shapes: Iterable[LayerShape], rows: int, length: int, nodes: int, device: torch.device) -> None:
     """Refuse a cache that does not fit into the free memory of one of its devices.
 
     Args:
         shapes: What every layer stores.
-        slots: The number of slots.
-        positions: Positions per slot.
+        rows: The number of slots.
+        length: Committed positions per slot.
+        nodes: Further positions per slot.
         device: Where layers run that have no device of their own.
 
     Raises:
-        ValueError: Says how much it needs and how much there is.
+        NoRoomError: Says how much it needs, how much there is, and what would fit.
     """
     for place, size in places_of(shapes, device).items():
-        needed, free = size * positions * slots, free_memory(place)
-        if needed > free:
-            raise ValueError(
-                f"the KV cache needs {needed / 2**30:.2f} GiB ({slots} slots x {positions} positions x {size} bytes), "
-                f"but {place} has {free / 2**30:.2f} GiB free: lower max_batch_size or max_length"
-            )
+        cache, free = Slots(per_position=size, drafted=nodes), free_memory(place)
+        if cache.bytes(rows=rows, length=length) > free:
+            raise NoRoomError(cache, rows=rows, length=length, place=place, free=free)
 
 
 _MOST_VIEWS = 256  # runs of slots whose views are kept

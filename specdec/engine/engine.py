@@ -17,7 +17,7 @@ from specdec.engine.flight import Flight
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
 from specdec.engine.occupants import Occupants
-from specdec.engine.out_of_memory import explained
+from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prompts import Prompt
 from specdec.engine.round import Judged, Mode, repeatable
@@ -129,7 +129,8 @@ class Engine:
             if drafter is not None and verifier is not None:
                 # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.
                 needs = {"leaf_probs": True} if verifier.needs_leaf_probs else {}
-                drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length, **needs)
+                with beside_cache_of(self.runner):
+                    drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length, **needs)
                 ownership.take(drafter, self)
                 # After `bind`, in which a drafter may choose hidden states by the target's number of layers.
                 inspector = Inspector(drafter, verifier, self._request_in) if check else None

@@ -1,8 +1,12 @@
 """What running requests are told when memory runs out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specdec.memory import ran_out, shortage
+from specdec.memory import NoRoomError, ran_out, shortage
+from specdec.modeling.runner import ModelRunner
+from specdec.roofline.capacity import Slots
 
 if TYPE_CHECKING:
     from specdec.engine.engine import Engine
@@ -16,3 +20,21 @@ def explained(error: BaseException, engine: "Engine") -> str | None:
     if engine.drafter is not None and engine.drafter.max_nodes:
         sizes.append(f"the draft tree's {engine.drafter.max_nodes} nodes")
     return f"{shortage(error, engine.target.device)}; lower {', '.join(sizes)}"
+
+
+@contextmanager
+def beside_cache_of(runner: ModelRunner) -> Iterator[None]:
+    """If a drafter's cache does not fit during the ``with`` block, say what would fit together with the target's.
+
+    Args:
+        runner: The target's, whose cache is allocated.
+    """
+    try:
+        yield
+    except ValueError as error:
+        refused = error if isinstance(error, NoRoomError) else error.__cause__
+        if not isinstance(refused, NoRoomError):
+            raise
+        cache = runner.cache
+        own = Slots(per_position=runner.bytes_per_token, drafted=cache.positions - cache.max_length)
+        raise refused.beside(own, runner.device) from error

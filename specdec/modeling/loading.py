@@ -18,7 +18,7 @@ from transformers import (
 from specdec import bundled
 from specdec import inflate as inflation
 from specdec.arguments import shown
-from specdec.inflate import LlamaShape
+from specdec.llama_shapes import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
 from specdec.modeling import parallel

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import inflate as inflation
-from specdec.inflate import LlamaShape
+from specdec.llama_shapes import LlamaShape
 from specdec.machine import dtype_name
 from specdec.modeling.loading import load, load_tokenizer
 from specdec.modeling.support import check_model, check_tokenizer

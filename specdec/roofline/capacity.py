@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from specdec.roofline.precision import Precision
 from specdec.roofline.shape import Layer, ModelShape
@@ -80,6 +81,73 @@ def _mixed(layer: Layer) -> float:
     return attention.heads * (attention.prefill_key_dim + attention.prefill_value_dim) + attention.kept
 
 
+@runtime_checkable
+class Room(Protocol):
+    """Whatever can say how many rows, or how long ones, fit into a memory."""
+
+    def most_rows(self, memory: float, *, length: int) -> int:
+        """Returns how many slots of a length there is room for; 0 if there is none."""
+        ...
+
+    def longest(self, memory: float, *, rows: int) -> int:
+        """Returns how long so many slots can be; 0 if there is no room."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """A cache in slots, all of one length: what an engine allocates before its first request.
+
+    Attributes:
+        per_position: Bytes of one position of one row.
+        drafted: Positions of a row beyond its length, for the nodes of a draft.
+        per_row: Bytes of a row however long it is.
+    """
+
+    per_position: float
+    drafted: int = 0
+    per_row: float = 0.0
+
+    def bytes(self, *, rows: int, length: int) -> float:
+        """Returns what so many rows of this length take."""
+        return rows * (self.per_row + (length + self.drafted) * self.per_position)
+
+    def beside(self, other: "Slots") -> "Slots":
+        """Returns both caches as one, if every row has a slot in each."""
+        per_position = self.per_position + other.per_position
+        drafted = min(self.drafted, other.drafted)
+        more = (self.drafted - drafted) * self.per_position + (other.drafted - drafted) * other.per_position
+        return Slots(per_position=per_position, drafted=drafted, per_row=self.per_row + other.per_row + more)
+
+    def most_rows(self, memory: float, *, length: int) -> int:
+        """See ``Room.most_rows``."""
+        return max(0, int(memory // self.bytes(rows=1, length=length)))
+
+    def longest(self, memory: float, *, rows: int) -> int:
+        """See ``Room.longest``."""
+        return max(0, int((memory / rows - self.per_row) // self.per_position) - self.drafted)
+
+
+def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1, within: str = "") -> str:
+    """Returns in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps.
+
+    Args:
+        room: What has to fit.
+        memory: Bytes that there are.
+        rows: Rows that do not fit.
+        length: Their length.
+        least: The least length that makes sense.
+        within: What stands before the names of the two settings.
+    """
+    size, longest = f"{within}max_batch_size", f"{within}max_length"
+    fewer, shorter = room.most_rows(memory, length=length), room.longest(memory, rows=rows)
+    ways = [f"{size}={fewer} with {longest}={length}"] if fewer else []
+    ways += [f"{longest}={shorter} with {size}={rows}"] if shorter >= least else []
+    if not ways and rows > 1 and (shorter := room.longest(memory, rows=1)) >= least:
+        ways = [f"{size}=1 with {longest}={shorter}"]
+    return f"give at most {' or '.join(ways)}" if ways else "there is no room for a single request"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """A model, or a model and its drafter, as it is to be served.
@@ -90,6 +158,7 @@ class Served:
         drafter: The drafting model; None without one.
         drafter_precision: Bytes of its numbers; None for the target's.
         drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
+        shown: The same for the drafter's cache; None for as many.
         prefill_chunk: Prompt tokens per forward, at most.
         activations: Bytes that forwards need besides, where they are known; None for an estimate.
         overhead: Bytes of everything else: the device's context, graphs, fragmentation.
@@ -100,6 +169,7 @@ class Served:
     drafter: ModelShape | None = None
     drafter_precision: Precision | None = None
     drafted: int = 0
+    shown: int | None = None
     prefill_chunk: int = 512
     activations: float | None = None
     overhead: float = 0.0
@@ -111,16 +181,29 @@ class Served:
             rows: Rows, which is how many slots there are.
             length: Committed positions of a row, at most.
         """
-        own, theirs = self._kv(self.shape, self.precision), self._drafter_kv
+        own, theirs = self.slots, self.drafter_slots
+        kept, drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in (own, theirs))
+        held = own.bytes(rows=rows, length=length) + theirs.bytes(rows=rows, length=length)
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
             drafter=self._drafter_weights,
-            kv=rows * (length * own + state_bytes_per_row(self.shape, self.precision)),
-            drafter_kv=rows * length * theirs,
-            scratch=rows * self.drafted * (own + theirs),
+            kv=kept,
+            drafter_kv=drafting,
+            scratch=held - kept - drafting,
             activations=self._activations(rows) if self.activations is None else self.activations,
             overhead=self.overhead,
         )
+
+    @property
+    def slots(self) -> Slots:
+        """The target's cache."""
+        state = state_bytes_per_row(self.shape, self.precision)
+        return Slots(per_position=self._kv(self.shape, self.precision), drafted=self.drafted, per_row=state)
+
+    @property
+    def drafter_slots(self) -> Slots:
+        """The drafter's cache; without a drafter it takes nothing."""
+        return Slots(per_position=self._drafter_kv, drafted=self.drafted if self.shown is None else self.shown)
 
     def most_rows(self, memory: float, *, length: int) -> int:
         """Returns how many slots of a length there is room for; 0 if there is none.
@@ -129,7 +212,7 @@ class Served:
             memory: Bytes that may be used.
             length: Committed positions of a row, at most.
         """
-        return _largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
+        return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
 
     def longest(self, memory: float, *, rows: int) -> int:
         """Returns how long so many slots can be; 0 if there is no room.
@@ -138,7 +221,7 @@ class Served:
             memory: Bytes that may be used.
             rows: Slots.
         """
-        return _largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
+        return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
 
     def most_paged_rows(self, memory: float, *, mean_length: float, page: int = PAGE) -> int:
         """Returns how many rows there is room for whose lengths differ, if the cache is given out in pages.
@@ -158,7 +241,7 @@ class Served:
             held = fixed.total - fixed.scratch - fixed.kv
             return held + rows * per_row <= memory
 
-        return _largest(fits)
+        return largest(fits)
 
     def paged_bytes(self, lengths: Iterable[int], page: int = PAGE) -> float:
         """Returns the bytes of a paged cache with rows of these lengths, each with room for its draft.
@@ -228,7 +311,7 @@ class Memory:
 _MOST = 1 << 40
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
+def largest(fits: Callable[[int], bool]) -> int:
     """Returns the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
     if not fits(1):
         return 0
@@ -239,3 +322,8 @@ def _largest(fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def written_bytes(size: float) -> str:
+    """Returns a number of bytes as text: ``"1.50 GiB"``, ``"300 MiB"``."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"

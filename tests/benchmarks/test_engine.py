@@ -13,15 +13,14 @@ import torch
 from benchmarks.clock import Budget, timed
 from benchmarks.engine import __main__ as command
 from benchmarks.engine.figures import Goal, attention_utilization, goals, with_utilization
-from benchmarks.engine.memory import cache_bytes, weight_bytes
+from benchmarks.engine.memory import kv_bytes, weight_bytes
 from benchmarks.engine.models import SHAPES, make_target
 from benchmarks.engine.peers import TooLongError, time_limit
-from benchmarks.engine.roof import Measured, measure_roof
-from benchmarks.engine.roof import cache_bytes as caches_of
 from benchmarks.engine.rounds import WAYS, Rounds, advance, begin
 from benchmarks.engine.settings import SECTIONS, Grid, Options
 from benchmarks.engine.steps import Setting, make_runner, settings, step_batch, step_work, without_host
 from benchmarks.options import help_text, parse
+from experiments.measuring.peaks import Peaks, cache_bytes, measure_peaks
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.roofline.shape import ModelShape
@@ -43,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setattr(sys, "argv", ["benchmarks.engine", *_words(out)])
         # A roof from little memory: what is measured is not true, and takes no time.
         patch.setattr(
-            command, "measure_roof", lambda *given, seconds: measure_roof(*given, seconds=0.02, largest=1 << 20)
+            command, "measure_peaks", lambda *given, seconds: measure_peaks(*given, seconds=0.02, largest=1 << 20)
         )
         command.main()
     found = json.loads((out / "results.json").read_text())
@@ -204,7 +203,7 @@ def test_bytes_and_operations_of_a_step() -> None:
     assert work.flops == 10 * (products + pairs * (32 + 3)), "a node sees the cache and three nodes, on average"
     head_dim = config.head_dim or shape.hidden // config.num_attention_heads
     assert weight_bytes(target.model) == weights + 4 * shape.vocab * shape.hidden + 4 * 2 * (head_dim // 2)
-    assert cache_bytes(runner.cache, layers) == kv * 2 * (32 + 5)
+    assert kv_bytes(runner.cache, layers) == kv * 2 * (32 + 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
     assert batch.topology.parents[0].tolist() == [-1, 0, 0, 1, 1], "two children each"
 
@@ -285,16 +284,16 @@ def test_a_peer_that_takes_too_long_is_stopped() -> None:
 
 
 def test_the_better_of_two_roofs() -> None:
-    assert Measured(1.0, 5.0, 2.0, 3).better(Measured(2.0, 4.0, 1.0, 3)) == Measured(2.0, 5.0, 2.0, 3)
-    assert Measured(1.0, 5.0, 2.0, 3).roof.bandwidth == 5.0, "a bound holds for the faster way"
+    assert Peaks(1.0, 5.0, 2.0, 3).better(Peaks(2.0, 4.0, 1.0, 3)) == Peaks(2.0, 5.0, 2.0, 3)
+    assert Peaks(1.0, 5.0, 2.0, 3).roof.bandwidth == 5.0, "a bound holds for the faster way"
 
 
 def test_caches_as_linux_lists_them(tmp_path: Path) -> None:
     for index, size in enumerate(("32K", "512K", "32M")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert caches_of(CPU, tmp_path) == 32 << 20
-    assert caches_of(CPU, tmp_path / "nowhere") == 0
+    assert cache_bytes(CPU, tmp_path) == 32 << 20
+    assert cache_bytes(CPU, tmp_path / "nowhere") == 0
 
 
 def test_options_are_shown_and_read() -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.plan import plan
+from specdec.roofline.calibrated import Box, CalibratedRounds, Conditions
+from specdec.roofline.speculation import best_length
+from specdec.roofline.step_cost import Errors, PartCost, StepCost, TokenRange
 from tests.specdec.roofline.models import LLAMA_8B_CONFIG, LLAMA_70B_CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +194,146 @@ def test_a_head_of_another_target_is_refused(planned: Any, tmp_path: Path) -> No
     (head / "config.json").write_text(json.dumps(LLAMA_70B_CONFIG | {"num_hidden_layers": 1}))
     with pytest.raises(ValueError, match="a head for hidden states of 8192 numbers"):
         planned("drafter=eagle", f"drafter.name={head}")
+
+
+CHAINS = CalibratedRounds(
+    conditions=Conditions(
+        device="NVIDIA H100 80GB HBM3", dtype="bfloat16", model="llama", fingerprint="", drafter="EagleDrafter"
+    ),
+    box=Box(batch=(1, 8), context=(64, 5000), drafted=(0, 6), chunk=(16, 4096)),
+    target=StepCost(ranges=(TokenRange(upto=None, fixed=6e-3, per_token=2e-5),), per_position=4e-8, per_pair=0.0),
+    prefill=StepCost(ranges=(TokenRange(upto=None, fixed=5e-3, per_token=2e-5),), per_position=0.0, per_pair=0.0),
+    drafting=PartCost(fixed=1e-3, levels=(TokenRange(upto=None, fixed=2e-4, per_token=0.0),)),
+    judging=PartCost(fixed=3e-4),
+    host=2e-4,
+    deepest=5,
+    depths=((6, 2),),
+    errors={"target": {"held_out": Errors(median=0.031, p95=0.1, worst=0.2, points=24)}},
+    peaks={"copy": 2.9e12, "read": 3.0e12, "flops": 7e14, "cache_bytes": 5e7, "memory": 85e9},
+    work={"weight_bytes": 1.5e10, "kv_bytes": 131_072, "token_flops": 2.0 * 7_504_658_432, "pair_flops": 524_288},
+)
+"""Of an 8B model: what it must do agrees with its configuration."""
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> str:
+    CHAINS.save(tmp_path / "costs.json")
+    return f"costs={tmp_path / 'costs.json'}"
+
+
+def test_measured_costs_take_the_place_of_the_least_times(
+    planned: Any, costs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand, at 1,024 positions and 4 rows: a step, a draft of 3 with its decision, and what is left of a round."""
+    made = planned("drafter=eagle", costs, "batch=[4,9]", "context=1024", "longest=3", "price=2")
+    assert made.asked.device.name == "h100", "the file's own, by the name that the driver gives it"
+    plain, verify = (6e-3 + 2e-5 * 4 * tokens + 4e-8 * 4 * 1024 for tokens in (1, 4))
+    draft = 1e-3 + 3 * 2e-4
+    by_kind = {phase.kind: phase for phase in made.phases if phase.batch == 4}
+    found = [by_kind[kind].predicted for kind in ("decode", "draft", "verify")]
+    assert found == pytest.approx([plain, draft, verify])
+    assert by_kind["decode"].ratio == pytest.approx(plain / by_kind["decode"].seconds)
+    speculation, outside = made.speculations
+    tokens = 1 + 0.7 + 0.49 + 0.343
+    assert speculation.best.drafted == 3, "as many as may be considered"
+    assert speculation.best.speedup == pytest.approx(tokens * (plain + 5e-4) / (verify + draft + 5e-4))
+    assert speculation.bound == best_length(made.bound, 0.7, batch=4, context=1024, longest=3)
+    assert outside is None, "nine rows were not measured"
+    request, unknown = made.requests(speculate=False)
+    prefill = 2 * (5e-3 + 2e-5 * 4 * 384)
+    halfway = 6e-3 + 2e-5 * 4 + 4e-8 * 4 * (768 + 128) + 5e-4
+    assert unknown is None and request.prefill_seconds == pytest.approx(prefill)
+    assert request.seconds == pytest.approx(prefill + 256 * halfway)
+    assert request.price == pytest.approx(2e6 / 3600 / (4 * 256 / request.seconds))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Times are predicted by costs measured on NVIDIA H100 80GB HBM3, with a median error of 3.1%" in said
+    assert "1 to 8 rows, 64 to 5,000 positions and 0 to 6 drafted nodes per row, chains of up to 5" in said
+    assert "a dash is outside what was measured" in said
+    assert re.search(r"slower than plain decoding at no batch up to 8 with 64 to 4,096 positions per row", said)
+    written = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert written["asked"]["costs"]["device"] == "NVIDIA H100 80GB HBM3"
+    assert written["speculation"][1] is None and written["forwards"][1]["predicted_seconds"] == pytest.approx(plain)
+
+
+def test_nothing_is_said_beyond_what_was_measured(planned: Any, costs: str) -> None:
+    made = planned("drafter=eagle", costs, "batch=[1]", "longest=99")
+    assert made.longest == 5, "no chain is deeper than what was drafted, though trees had six nodes"
+    assert made.asked.context == 5000, "the longest that was measured"
+    grid = made.map
+    assert grid.batches == (1, 2, 4, 8, 16) and grid.contexts == (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    known = [[best is not None for best in row] for row in grid.best]
+    assert known == [[batch <= 8 and context <= 5000 for context in grid.contexts] for batch in grid.batches]
+    assert grid.known == tuple(context <= 5000 for context in grid.contexts) and grid.most == 8
+    far = planned("drafter=eagle", costs, "batch=[1]", "context=6000")
+    assert far.speculations == [None] and all(phase.predicted is None for phase in far.phases[1:])
+    assert planned("drafter=none", costs, "batch=[16]").phases[1].predicted is None
+
+
+def test_decoding_is_predicted_where_prompts_are_not(
+    planned: Any, costs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = planned(costs, "batch=8", "context=2048", "engine.prefill_chunk=1024").requests(speculate=False)[0]
+    assert request.prefill_seconds is None and request.seconds is None and request.per_token > 6e-3
+    planned(costs, "batch=1", "context=4353", "engine.prefill_chunk=4097")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "pieces of prompts of 16 to 4,096 tokens were measured, all rows together: give engine.prefill_chunk" in said
+
+
+def test_a_processor_is_planned_by_its_own_file(planned: Any, costs: str, tmp_path: Path) -> None:
+    """It is in no table; its peaks are those that were measured."""
+    chip = replace(CHAINS, conditions=replace(CHAINS.conditions, device="a chip"))
+    chip.save(tmp_path / "costs.json")
+    made = planned("drafter=eagle", costs, "batch=1")
+    assert made.asked.device.title == "a chip" and made.asked.measured
+    assert (made.asked.roof.bandwidth, made.asked.roof.flops) == (3.0e12, 7e14)
+    assert made.asked.usable == 0.9 * 85e9
+    with pytest.raises(ValueError, match="device is a chip there and NVIDIA H100 SXM5 80GB here"):
+        planned(costs, "device=h100")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["device=a10"], r"device is NVIDIA H100 SXM5 80GB there and NVIDIA A10 24GB here"),
+        (["target.dtype=float16"], r"dtype is bfloat16 there and float16 here"),
+        (["target.quantization=int8"], r"quantization is None there and int8 here"),
+        (["engine.kv_cache=int8"], r"\(kv_cache is None there and int8 here\)"),
+        (["drafter=medusa"], r"drafter is EagleDrafter there and MedusaDrafter here"),
+        (["target.name=bundled/target", "drafter=none"], r"model is llama there and bundled/target here"),
+        (["target.inflate=110m"], r"model is llama there and .* inflated to 110m here"),
+    ],
+)
+def test_costs_of_something_else_are_refused(words: list[str], said: str, planned: Any, costs: str) -> None:
+    with pytest.raises(ValueError, match=rf"^costs=.* were measured under other conditions .*{said}"):
+        planned(costs, *words)
+
+
+def test_no_costs_are_refused(planned: Any, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    for name in ("other.json", "nothing.json"):
+        with pytest.raises(ValueError, match=r"holds no calibrated costs .*: give a file that experiments.calibrate"):
+            planned(f"costs={tmp_path / name}")
+
+
+def test_pictures_of_measured_costs(configure: Configure, llama: Path, costs: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan(configure("plan", f"target.name={llama}", "drafter=eagle", costs, f"out={out}", "batch=[1,16]"))
+    assert "hollow: as measured" in (out / "roofline.svg").read_text()
+    text = (out / "where_it_pays.svg").read_text()
+    assert "outside what was measured" in text and "times as measured" in text
+
+
+def test_an_inflated_target_is_planned_by_its_larger_shape(configure: Configure, tmp_path: Path) -> None:
+    made = plan(configure("plan", "target.inflate=110m", "pictures=false", f"out={tmp_path}"))
+    assert made.asked.shape.hidden == 768 and len(made.asked.shape.layers) == 12
+    with pytest.raises(ValueError, match="inflate='110n': give one of 110m, 1b, 8b"):
+        plan(configure("plan", "target.inflate=110n", "pictures=false", f"out={tmp_path}"))
+
+
+def test_a_drafter_is_not_quantized_with_its_target(planned: Any) -> None:
+    whole, fewer = planned("drafter=eagle"), planned("drafter=eagle", "target.quantization=int4")
+    assert fewer.rooms[0].memory.drafter == whole.rooms[0].memory.drafter
+    assert fewer.rooms[0].memory.weights < whole.rooms[0].memory.weights / 3
 
 
 def test_a_plan_needs_no_torch(llama: Path, tmp_path: Path) -> None:

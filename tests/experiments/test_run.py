@@ -122,6 +122,33 @@ def test_several_policies_in_one_run(
         run(configure("run", *tiny, *local(saved, "model"), *chosen, "objective=speedup"))
 
 
+def test_memory_is_planned_before_and_held_against_the_truth(
+    configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, no_pictures: None, capsys: Any
+) -> None:
+    run(configure("run", *tiny, *local(saved, "model"), "engine.max_batch_size=2", "peaks=none"))
+    memory = json.loads((tmp_path / "out" / "manifest.json").read_text())["memory"]
+    planned, held, peak = memory["planned"], memory["held"], memory["peak"]
+    for part in ("kv", "drafter_kv", "scratch"):
+        assert planned[part] == held[part] > 0, part
+    for part in ("weights", "drafter"):  # norms are not planned
+        assert planned[part] == pytest.approx(held[part], rel=0.02), part
+    assert peak["used"] >= 0 and peak["before"] > 0
+    said = capsys.readouterr().out
+    assert said.index("planned") < said.index("mean acceptance length") < said.index("held")
+    assert "Memory in MB: 2 rows of" in said
+
+
+def test_a_run_that_cannot_fit_loads_nothing(
+    configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("experiments.app.memory.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr("experiments.app.assembly.assemble", lambda *given, **more: pytest.fail("something is loaded"))
+    said = r"^this run needs .* and cpu .* has 1 MiB free: give at most engine\.max_batch_size=\d+ with engine\.max_len"
+    with pytest.raises(ValueError, match=said):
+        run(configure("run", *tiny, *local(saved, "model"), "engine.max_batch_size=64"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_plain_decoding_alone(configure: Configure, tiny: list[str], tmp_path: Path, capsys: Any) -> None:
     run(configure("run", *tiny, "drafter=none", "method=none"))
     assert [method["method"] for method in summary_file(tmp_path / "out")["methods"]] == ["plain"]

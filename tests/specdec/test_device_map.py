@@ -208,7 +208,7 @@ def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("specdec.cache.slot_cache.free_memory", free.__getitem__)
     near = LayerShape(2, 8, 2, 8, torch.float32)
     shapes = {0: near, 1: LayerShape(2, 8, 2, 8, torch.float32, FAR)}
-    with pytest.raises(ValueError, match=r"4 slots x 10 positions x 128 bytes\), but meta has 0\.00 GiB free"):
+    with pytest.raises(ValueError, match=r"4 slots x 10 positions x 128 bytes\), but meta has 0 MiB free"):
         SlotCache(shapes, max_batch_size=4, max_length=8, max_nodes=2, device=torch.device("cpu"))
 
 

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
-from specdec.inflate import SHAPES, LlamaShape, describe, inflate, place_heads, resolve_shape, rotary_places
+from specdec.inflate import describe, inflate, place_heads, resolve_shape, rotary_places
+from specdec.llama_shapes import SHAPES, LlamaShape
 from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from tests.models import tiny_model

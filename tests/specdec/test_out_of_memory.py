@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafters import NGramDrafter
+from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
 from specdec.modeling.target import Target
 from tests.models import tiny_model
@@ -129,3 +129,36 @@ def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
     )
     with pytest.raises(ValueError, match=said):
         Engine(target, max_batch_size=2, max_length=64)
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+    """Lets each cache in turn find so many bytes free: that of the trial of the target, its own, the drafter's two."""
+    left = iter(free)
+    monkeypatch.setattr("specdec.cache.slot_cache.free_memory", lambda place: next(left))
+
+
+def test_an_engine_says_what_would_fit(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position takes 4 layers x 2 x 2 heads x 8 numbers x 4 bytes = 512: 64 of them in a slot are 32 KiB."""
+    short_of_memory(monkeypatch, 1 << 40, 1 << 20)
+    said = (
+        r"the KV cache needs 2 MiB \(64 slots x 64 positions x 512 bytes\), but cpu has 1 MiB free: give at most "
+        r"max_batch_size=32 with max_length=64 or max_length=32 with max_batch_size=64$"
+    )
+    with pytest.raises(ValueError, match=said):
+        Engine(target, max_batch_size=64, max_length=64)
+    for sizes in ((32, 64), (64, 32)):
+        short_of_memory(monkeypatch, 1 << 40, 1 << 20)
+        Engine(target, max_batch_size=sizes[0], max_length=sizes[1])
+
+
+def test_an_engine_says_what_would_fit_beside_its_drafter(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's cache was allocated before; less of it makes room for the drafter's."""
+    drafter = ModelDrafter(tiny_model(vocab_size=VOCAB), shape=3)
+    own = 64 * (64 + 3) * 512
+    short_of_memory(monkeypatch, 1 << 40, own, 1 << 40, 0)
+    said = (
+        r"the KV caches of target and drafter need 4 MiB \(64 slots x 67 positions x 1024 bytes\), but cpu has 2 MiB "
+        r"free: give at most max_batch_size=32 with max_length=64 or max_length=30 with max_batch_size=64$"
+    )
+    with pytest.raises(ValueError, match=said):
+        Engine(target, drafter, RejectionVerifier(), max_batch_size=64, max_length=64)

@@ -233,7 +233,9 @@ def test_bytes_are_known_and_checked_against_memory(kv_cache: str) -> None:
     assert isinstance(cache, QuantizedSlotCache)
     assert sum(t.numel() * t.element_size() for t in cache.tensors) == runner.bytes_per_token * cache.positions
     shapes = {0: LayerShape(2, 8, 2, 8, torch.float32)}
-    with pytest.raises(ValueError, match=r"the KV cache needs [\d.]+ GiB \(4 slots x 68719476736 positions x 48 bytes"):
+    with pytest.raises(
+        ValueError, match=r"the KV cache needs [\d,.]+ GiB \(4 slots x 68719476736 positions x 48 bytes"
+    ):
         QuantizedSlotCache(
             shapes, FORMATS[kv_cache], max_batch_size=4, max_length=2**36, max_nodes=0, device=torch.device("cpu")
         )

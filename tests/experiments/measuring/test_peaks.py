@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from experiments.app.accounting import better_peaks
-from experiments.measuring.peaks import Peaks, measure_peaks, row_of
-from specdec.roofline.devices import read_devices
+from experiments.measuring.peaks import Peaks, measure_peaks
+from specdec.roofline.devices import read_devices, row_of
 
 DEVICES = read_devices()
 

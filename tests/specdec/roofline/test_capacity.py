@@ -1,18 +1,24 @@
 """The planner of memory: it says what an engine really allocates."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from experiments.planning.formats import choose_formats
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.modeling.runner import ModelRunner
+from specdec.quantization import quantize
+from specdec.quantization.dispatch import DispatchedLinear
 from specdec.roofline.capacity import (
     Memory,
     Served,
+    Slots,
     activation_bytes,
     kv_bytes_per_position,
+    remedy,
     state_bytes_per_row,
     weight_bytes,
     windowed_kv_bytes,
@@ -43,6 +49,10 @@ def allocated(runner: ModelRunner) -> int:
         ("deepseek_v32", None),
         ("gemma3_text", None),
         ("gpt_oss", None),
+        ("mixtral", None),
+        ("falcon", None),  # one head of keys and values for all queries
+        ("qwen2_moe", "int8"),
+        ("llama4_text", None),  # layers in chunks
     ],
 )
 def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | None) -> None:
@@ -58,6 +68,62 @@ def test_an_engine_allocates_what_is_planned(model_type: str, kv_cache: str | No
     assert kv_bytes_per_position(served.shape, precision) == runner.bytes_per_token
     matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and not name.endswith("bias")]
     assert memory.weights == sum(p.numel() * p.element_size() for p in matrices)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "qwen3", "deepseek_v3", "gemma3_text"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4_compact"])
+def test_quantized_weights_take_what_is_planned(model_type: str, scheme: str) -> None:
+    """To the byte, but for the factors of int8's rows, biases and norms; and routers, which count as if quantized."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # whole groups in every row
+    if model_type == "deepseek_v3":
+        sizes |= {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}
+    config = tiny_config(model_type, **sizes)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    quantize(model, scheme, check=False)
+    layers = [module for module in model.modules() if isinstance(module, DispatchedLinear)]
+    held = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+    if scheme != "int8":
+        held += sum(layer.scale.numel() * layer.scale.element_size() for layer in layers)
+    precision = choose_formats(config.to_dict(), dtype="float32", quantization=scheme, kv_cache=None).precision
+    inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in inside and parameter.ndim >= 2:
+            router = name.endswith("gate.weight")
+            held += parameter.numel() * (precision.weights if router else parameter.element_size())
+    assert weight_bytes(ModelShape.of(config), precision) == held
+
+
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_a_cache_in_slots_is_solved_exactly(drafted: int) -> None:
+    slots = Slots(per_position=100.0, drafted=drafted, per_row=7.0)
+    for rows, length in itertools.product((1, 3), (1, 10)):
+        size = slots.bytes(rows=rows, length=length)
+        assert size == rows * (7 + (length + drafted) * 100)
+        assert slots.most_rows(size, length=length) == rows and slots.most_rows(size - 1, length=length) == rows - 1
+        assert slots.longest(size, rows=rows) == length and slots.longest(size - 1, rows=rows) == length - 1
+    assert slots.longest(0, rows=1) == 0
+
+
+def test_two_caches_are_solved_together() -> None:
+    one, other = Slots(per_position=100.0, drafted=4), Slots(per_position=10.0, drafted=7, per_row=5.0)
+    both = one.beside(other)
+    for rows, length in itertools.product((1, 3), (1, 10)):
+        sizes = [each.bytes(rows=rows, length=length) for each in (one, other, both)]
+        assert sizes[2] == sizes[0] + sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (50 * 100, "give at most max_batch_size=5 with max_length=10 or max_length=6 with max_batch_size=8"),
+        (8 * 100, "give at most max_length=1 with max_batch_size=8"),
+        (7 * 100, "give at most max_batch_size=1 with max_length=7"),
+        (99, "there is no room for a single request"),
+    ],
+)
+def test_what_to_give_instead(room: float, said: str) -> None:
+    slots = Slots(per_position=100.0)
+    assert remedy(slots, room, rows=8, length=10) == said
 
 
 def test_what_memory_adds_up_to() -> None:

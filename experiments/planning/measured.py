@@ -1,0 +1,157 @@
+"""Costs that were measured with ``experiments.calibrate``, in a plan: is a file about what is planned, what it says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specdec.roofline.calibrated import CalibratedRounds, Conditions
+from specdec.roofline.capacity import kv_bytes_per_position
+from specdec.roofline.devices import Device, row_of
+from specdec.roofline.precision import Precision
+from specdec.roofline.shape import ModelShape
+from specdec.roofline.step_cost import StepSize
+
+OUTSIDE = "outside what was measured"
+"""What stands where a file says nothing."""
+
+
+@dataclass(frozen=True)
+class ChainCosts:
+    """Calibrated costs of rounds with chains, as ``specdec.roofline.rounds.RoundCost`` asks for them.
+
+    Whatever is outside of the file's box raises a ``ValueError``.
+
+    Attributes:
+        rounds: The content of the file.
+    """
+
+    rounds: CalibratedRounds
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        """Returns the seconds of the target's forward."""
+        return self.rounds.verify(batch=batch, drafted=drafted, context=context)
+
+    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+        """Returns what a chain adds to a round besides the target's forward."""
+        return self.rounds.draft(batch=batch, drafted=drafted, context=context, depth=drafted)
+
+    @property
+    def outside(self) -> float:
+        """Seconds of everything else in a round."""
+        return self.rounds.outside
+
+    @property
+    def longest(self) -> int:
+        """The longest chain that it can predict; 0 if it knows of no drafts."""
+        return min(self.rounds.box.drafted[1], self.rounds.deepest)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that it can predict."""
+        return self.rounds.box.batch[1]
+
+    def prefill(self, *, batch: int, prompt: int, chunk: int) -> float:
+        """Returns the seconds of a batch's prompts, chunk by chunk.
+
+        Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
+
+        Raises:
+            ValueError: A piece is outside of what was measured.
+        """
+        cost, box = self.rounds.prefill, self.rounds.box
+        if cost is None:
+            raise ValueError("no prompts were measured")
+        total, done = 0.0, 0
+        while done < prompt:
+            tokens = min(chunk, prompt - done)
+            box.check(chunk=batch * tokens)
+            if done:
+                box.check(context=max(done, box.context[0]))  # prompts are also measured behind nothing
+            total += cost.seconds(StepSize.of(rows=batch, queries=tokens, context=done))
+            done += tokens
+        return total
+
+
+def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:
+    """Returns the device that costs were measured on: its row of the table, or what the file says of it.
+
+    Args:
+        costs: The content of the file.
+        devices: The table.
+        memory: Bytes of memory, where the file does not say.
+    """
+    name, peaks = costs.conditions.device, costs.peaks
+    size = peaks.get("memory", memory)
+    row = next((each for each in devices.values() if each.title == name), None) or row_of(name, size, devices)
+    if row is not None or not peaks:
+        if row is None:
+            raise ValueError(f"the costs were measured on {name}, of which their file has no peaks: give device=NAME")
+        return row
+    return Device(
+        name=name,
+        title=name,
+        memory=size,
+        bandwidth=max(peaks["copy"], peaks["read"]),
+        flops={costs.conditions.dtype: peaks["flops"]},
+        cache=peaks.get("cache_bytes", 0.0),
+        source="measured by experiments.calibrate",
+    )
+
+
+def check_file(
+    costs: CalibratedRounds,
+    path: str,
+    *,
+    device: Device,
+    own: Device,
+    dtype: str,
+    quantization: str | None,
+    kv_cache: str | None,
+    model: str,
+    shape: ModelShape,
+    drafter: str | None,
+) -> None:
+    """Refuse costs of something else than what is planned.
+
+    A model is recognized by what a step of it must read and compute: models of one shape cost alike.
+
+    Args:
+        costs: The content of the file.
+        path: Its name, for the message.
+        device: The device that is planned for.
+        own: That of the file.
+        dtype: What the target computes in.
+        quantization: Of its weights.
+        kv_cache: Format of its keys and values.
+        model: Its name.
+        shape: Its shape.
+        drafter: The drafter's class; None without one.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    there: Conditions = costs.conditions
+    different = []
+    if device.name != own.name:
+        different.append(f"device is {own.title} there and {device.title} here")
+    here = {"dtype": dtype, "quantization": quantization, "kv_cache": kv_cache}
+    for name, value in here.items():
+        if getattr(there, name) != value:
+            different.append(f"{name} is {getattr(there, name)} there and {value} here")
+    if not _same_shape(costs, shape):
+        different.append(f"model is {there.model} there and {model} here")
+    if drafter is not None and there.drafter != drafter:
+        different.append(f"drafter is {there.drafter} there and {drafter} here")
+    if different:
+        raise ValueError(
+            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate what is planned "
+            f"with experiments.calibrate, or plan what was measured"
+        )
+
+
+def _same_shape(costs: CalibratedRounds, shape: ModelShape) -> bool:
+    there, work = costs.conditions, costs.work
+    if not work:
+        return True  # nothing is known of this type
+    flops = 2.0 * (shape.active_weights + shape.output_weights)
+    kv = kv_bytes_per_position(shape, Precision.of(there.dtype, kv=there.kv_cache))
+    return work.get("token_flops") == flops and work.get("kv_bytes") in (0, kv)

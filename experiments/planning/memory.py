@@ -1,0 +1,95 @@
+"""What memory a run will take, before anything of it is loaded, and whether there is so much."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+
+from specdec.roofline.capacity import Memory, Served, largest, remedy, weight_bytes, written_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMemory:
+    """The memory of a run: one target, and an engine for each method, all of which are there at the same time.
+
+    It can say what would fit, as ``specdec.roofline.capacity.Room`` asks for it.
+
+    Attributes:
+        target: The target's name.
+        methods: What each method's engine serves, by its name. The weights of the target are the same ones.
+        rows: Slots of an engine.
+        length: Positions of a slot.
+        free: Bytes that the device has left.
+        place: The device, in words.
+        copies: Bytes of copies of the weights that this device multiplies faster. They are left out where memory is
+            short, so that they are not needed.
+        unknown: Methods of whose drafter nothing is known, so that it is not counted.
+        is_sure: Whether the sizes of this type of model have been compared with transformers' own.
+    """
+
+    target: str
+    methods: Mapping[str, Served]
+    rows: int
+    length: int
+    free: float
+    place: str
+    copies: float = 0.0
+    unknown: tuple[str, ...] = ()
+    is_sure: bool = True
+
+    def memory(self, *, rows: int, length: int) -> Memory:
+        """Returns what the run takes with slots of this number and length, copies left out."""
+        parts = [served.memory(rows=rows, length=length) for served in self.methods.values()]
+        return replace(
+            reduce(_sum, parts),
+            weights=parts[0].weights,  # one target
+            activations=max(part.activations for part in parts),  # engines take turns
+        )
+
+    @property
+    def planned(self) -> Memory:
+        """What the run takes."""
+        return self.memory(rows=self.rows, length=self.length)
+
+    def most_rows(self, memory: float, *, length: int) -> int:
+        """Returns how many slots of a length fit; 0 if none does."""
+        return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
+
+    def longest(self, memory: float, *, rows: int) -> int:
+        """Returns how long so many slots can be; 0 if there is no room."""
+        return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
+
+    def check(self) -> None:
+        """Refuse a run that cannot fit.
+
+        Raises:
+            ValueError: Says what takes how much, how much there is, and what would fit.
+        """
+        memory = self.planned
+        if memory.total <= self.free or not self.is_sure:
+            return
+        named = [("weights", memory.weights), ("drafter", memory.drafter)]
+        named += [("KV cache", memory.kv + memory.drafter_kv + memory.scratch), ("activations", memory.activations)]
+        parts = ", ".join(f"{what} {written_bytes(size)}" for what, size in named if size)
+        raise ValueError(
+            f"this run needs {written_bytes(memory.total)} ({parts}), and {self.place} has "
+            f"{written_bytes(self.free)} free: {self._remedy(memory)}"
+        )
+
+    def _remedy(self, memory: Memory) -> str:
+        if memory.weights + memory.drafter >= self.free:
+            smaller = [name for name in ("int8", "int4") if self._in_fewer_bits(name) < self.free]
+            fewer = f"target.quantization={' or '.join(smaller)}, or " if smaller else ""
+            return f"its weights alone do not fit; give {fewer}a smaller target"
+        return remedy(self, self.free, rows=self.rows, length=self.length, least=2, within="engine.")
+
+    def _in_fewer_bits(self, scheme: str) -> float:
+        """Returns the bytes of the weights if they were quantized."""
+        served = next(iter(self.methods.values()))
+        bits = {"int8": 1.0, "int4": 0.53125}[scheme]
+        if served.precision.weights <= bits:
+            return float("inf")
+        return weight_bytes(served.shape, replace(served.precision, weights=bits, output=bits))
+
+
+def _sum(one: Memory, other: Memory) -> Memory:
+    return Memory(**{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(Memory)})

@@ -1,0 +1,65 @@
+"""The memory of a run from its configuration: what is planned agrees with what the components then are."""
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.app.config import build
+from experiments.app.memory import plan_memory
+from experiments.planning.memory import RunMemory
+
+Configure = Callable[..., DictConfig]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["drafter=model"],
+        ["drafter=model", "tree=expansion"],
+        ["drafter=model", "drafter.shape=[3,2,1]"],
+        ["drafter=model", "drafter.shape=[[0],[0,0],[1]]"],
+        ["drafter=eagle"],
+        ["drafter=eagle", "tree=sampled"],
+        ["drafter=medusa"],
+        ["drafter=block", "drafter.shape=3"],
+        ["drafter=ngram"],
+        ["drafter=suffix"],
+        ["drafter=recycling"],
+        ["drafter=merged"],
+        ["drafter=choice"],
+    ],
+    ids=" ".join,
+)
+def test_nodes_of_drafts_are_those_of_the_drafter(words: list[str], configure: Configure) -> None:
+    config = configure("run", *words, "method=m")
+    planned = plan_memory(config, {"m": "drafter"})
+    assert isinstance(planned, RunMemory)
+    served, drafter = planned.methods["m"], build(config, "drafter")
+    assert served.drafted == drafter.max_nodes
+    assert not planned.unknown
+
+
+def test_plain_decoding_drafts_nothing(configure: Configure) -> None:
+    planned = plan_memory(configure("run", "drafter=none", "method=m"), {"m": "drafter"})
+    assert isinstance(planned, RunMemory)
+    memory = planned.planned
+    assert (memory.drafter, memory.drafter_kv, memory.scratch) == (0, 0, 0) and memory.kv > 0
+
+
+def test_a_drafter_of_which_nothing_is_known_is_named(configure: Configure) -> None:
+    planned = plan_memory(configure("run", "drafter=marginals", "method=m"), {"m": "drafter"})
+    assert isinstance(planned, RunMemory) and planned.unknown == ("m",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["target.device_map=auto"], "memory is not planned with target.device_map: the model is on several devices"),
+        (["target.name=/nowhere"], "memory is not planned: "),
+    ],
+)
+def test_why_nothing_is_planned(words: list[str], said: str, configure: Configure) -> None:
+    """Loading says what is wrong, if anything is."""
+    found = plan_memory(configure("run", "drafter=none", "method=m", *words), {"m": "drafter"})
+    assert isinstance(found, str) and found.startswith(said)
