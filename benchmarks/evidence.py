@@ -19,6 +19,7 @@ from experiments.results.runs import load_run
 COMPARED = Path("docs/drafters-compared.md")
 COSTS = Path("docs/step-costs.md")
 FELT = Path("docs/what-a-user-feels.md")
+SOURCES = Path("docs/where-speed-comes-from.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
 
 
@@ -70,6 +71,20 @@ STUDIES = {
         page=FELT,
         text="batch_sweep.md",
         captions={"batch_sweep": "Throughput over one user's time per token, and speedup by batch size"},
+    ),
+    "quadrants": Evidence(
+        Study("experiments.run", ["experiment=quadrants"], sweep=True, pictures={"quadrants": "quadrants"}),
+        page=SOURCES,
+        text="quadrants.md",
+        captions={
+            "quadrants": "How many times better than plain decoding every drafter is, a panel per kind of requests"
+        },
+    ),
+    "ingredients": Evidence(
+        Study("experiments.run", ["experiment=ingredients"], sweep=False, pictures={"ingredients": "ingredients"}),
+        page=SOURCES,
+        text="ingredients.md",
+        captions={"ingredients": "Tokens per second of every rung, and every ingredient by itself"},
     ),
 }
 

@@ -12,10 +12,16 @@ from experiments.app.checking import did_you_mean
 from experiments.app.cli import launch
 from experiments.app.config import check_early
 from experiments.app.settings import RUN
+from experiments.results.records import PLAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from experiments.app.assembly import Report
+    from experiments.measuring.measure import Contender
     from experiments.reporting.table import Table
+    from experiments.results.records import Record
     from experiments.results.summary import Summary
 
 
@@ -32,7 +38,8 @@ def run(config: DictConfig) -> "Summary":
         raise ValueError(f"objective={config.objective}: plain decoding alone has none, give a drafter")
     from experiments.app.assembly import measure_methods
 
-    report = _report_on_several(config) if config.methods else _report_on_one(config)
+    make = _report_on_ladder if config.ladder else _report_on_several if config.methods else _report_on_one
+    report = make(config)
     if _asks_for_requests(config):
         report = _with_requests(report)
     temperatures = config.temperatures or ()
@@ -59,6 +66,30 @@ def _check_methods(config: DictConfig, methods: dict[str, str]) -> None:
     other = config.compared_with
     if other is not None and other not in methods:
         raise ValueError(f"compared_with={other!r}: there is no such method{did_you_mean(other, methods)}")
+    _check_ladder(config, methods)
+
+
+def _check_ladder(config: DictConfig, methods: dict[str, str]) -> None:
+    """Refuse a ladder whose rungs do not exist.
+
+    Raises:
+        ValueError: Says which, and what to give.
+    """
+    ladder = [str(rung) for rung in config.ladder or ()]
+    known = [PLAIN, *methods]
+    for rung in ladder:
+        if rung not in known:
+            raise ValueError(f"ladder: there is no method {rung!r}{did_you_mean(rung, known)}")
+        if rung != PLAIN and config.drafter.get("_target_") is None and not _drafts(config, rung):
+            raise ValueError(f"ladder: {rung} has neither a drafter nor a setup, give setups.{rung}={{engine: …}}")
+    if ladder and (len(set(ladder)) < len(ladder) or len(ladder) < 2):
+        raise ValueError(f"ladder={ladder}: give at least two methods, each once")
+
+
+def _drafts(config: DictConfig, method: str) -> bool:
+    """Whether a method has a drafter, or is plain decoding with settings of its own."""
+    own = (config.methods.get(method) or {}).get("_target_") is not None
+    return own or method in config.setups
 
 
 def objective(config: DictConfig, summary: "Summary") -> float | None:
@@ -101,6 +132,25 @@ def _report_on_several(config: DictConfig) -> "Report":
             "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
         },
     )
+
+
+def _report_on_ladder(config: DictConfig) -> "Report":
+    from experiments.app.assembly import Report
+    from experiments.app.config import bootstrap_of
+    from experiments.measuring.ingredients import ingredients_of
+    from experiments.reporting.ingredients import report_ingredients
+    from experiments.results.ingredients import check_ladder
+
+    labels = {str(name): str(label) for name, label in config.labels.items()}
+    order = [str(rung) for rung in config.ladder]
+
+    def study(folder: "Path", records: "Sequence[Record]") -> "tuple[list[Table], list[Path]]":
+        return report_ingredients(folder, records, order, labels, bootstrap_of(config))
+
+    def opening(contenders: "Sequence[Contender]", jobs: object) -> None:
+        check_ladder({each.method: ingredients_of(each) for each in contenders}, order)
+
+    return Report(tables=lambda summary, title: [], plots={}, opening=opening, study=study)
 
 
 def _asks_for_requests(config: DictConfig) -> bool:

@@ -58,6 +58,22 @@ class BatchSweep(Callback):
             show(error)
 
 
+class Quadrants(Callback):
+    """Says what each kind of requests is about, over two input and two output lengths, and what drafting does to it."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the table and the picture into the sweep's folder."""
+        from experiments.app.sweeps import collect
+        from experiments.reporting.quadrants import report_quadrants
+
+        folder = Path(config.hydra.sweep.dir)
+        runs, missing = collect(folder)
+        try:
+            report_quadrants(runs, folder, missing)
+        except ValueError as error:  # Hydra would turn it into a warning of its own
+            show(error)
+
+
 class ReplayJobs(Callback):
     """Asks every rule about the drafts of all jobs of a sweep that left a trace.
 

@@ -34,7 +34,7 @@ def accounted(
     if costs is not None and isinstance(baseline, Engine):
         check_conditions(costs.conditions, conditions_of(target, baseline.runner), path, drafter=False)
     for each in contenders:
-        _check_policy(each, target)
+        _check_policy(each)
     return [
         replace(each, accountant=Accountant.of(each.engine, speculate=each.speculate, costs=costs))
         if isinstance(each.engine, Engine)
@@ -43,13 +43,15 @@ def accounted(
     ]
 
 
-def _check_policy(contender: Contender, target: Target) -> None:
+def _check_policy(contender: Contender) -> None:
     """Refuse a policy that would choose by calibrated costs of something else."""
     if not isinstance(contender.engine, Engine) or not contender.speculate:
         return
     engine, costs = contender.engine, getattr(policy_of(contender.engine.drafter), "costs", None)
     if isinstance(costs, RoundCosts) and costs.conditions is not None:
-        check_conditions(costs.conditions, conditions_of(target, engine.runner, engine.drafter), "the policy's file")
+        check_conditions(
+            costs.conditions, conditions_of(engine.target, engine.runner, engine.drafter), "the policy's file"
+        )
 
 
 def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:

@@ -1,7 +1,6 @@
 """A measurement assembled from its configuration: models, engines, prompts, and the session that runs them."""
 
 import dataclasses
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,25 +11,30 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from transformers.utils import logging as transformers_logging
 
 from experiments.app import earlier, ranks
 from experiments.app.accounting import accounted, better_peaks, peaks_of
-from experiments.app.components import check_components, revisions_of, rule_of
+from experiments.app.components import check_components, revisions_of
 from experiments.app.config import bootstrap_of, build, plain, settings_of
+from experiments.app.engines import assemble, settle
 from experiments.app.job_lines import in_sweep
 from experiments.app.memory import plan_memory, show_planned
-from experiments.app.pacing import Policy, calibrations_of, keep_calibrations, paced, settle_costs
+from experiments.app.pacing import calibrations_of, keep_calibrations
 from experiments.app.pairs import check_files
 from experiments.app.session import Plot, Session, check_finished, check_lossless
+from experiments.app.setups import (
+    check_setups,
+)
 from experiments.app.tracked import tracked_run
 from experiments.app.values import Check
+from experiments.app.warming import encode_warmup, one_length
 from experiments.contenders.base import OtherEngine
 from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
 from experiments.measuring.fitting import Fitting, fit
 from experiments.measuring.held import Held, PeakMeter, held_by
+from experiments.measuring.ingredients import ingredients_of
 from experiments.measuring.jobs import Job, prepare
-from experiments.measuring.measure import Contender, failure, measure
+from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.planning.memory import RunMemory
 from experiments.reporting.memory import memory_facts, memory_table
 from experiments.reporting.policies import calibration_table
@@ -41,7 +45,7 @@ from experiments.results import resume
 from experiments.results.manifest import device_name, note_in_manifest, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
-from experiments.results.records import PLAIN, Record
+from experiments.results.records import Record
 from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
@@ -50,12 +54,8 @@ from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
-from specdec.engine.text import encode_prompt
-from specdec.interfaces import Drafter, Verifier
-from specdec.machine import recommended_threads
 from specdec.modeling.loading import resolve_device
 from specdec.modeling.target import Target
-from specdec.random import fresh_seed
 from specdec.requests import SamplingParams
 from specdec.roofline.calibrated import CalibratedRounds
 
@@ -69,12 +69,14 @@ class Report:
         plots: Functions that draw the pictures, by file name.
         opening: Shows something before the measurement begins, given all contenders and the first jobs.
         closing: Makes more tables at its end, of the records and all contenders.
+        study: Makes tables and files of what the folder and the records say, at the end.
     """
 
     tables: Callable[[Summary, str], Sequence[Table]]
     plots: Mapping[str, Plot]
     opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
     closing: Callable[[Sequence[Record], Sequence[Contender]], Sequence[Table]] | None = None
+    study: Callable[[Path, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
 
 
 def measure_methods(
@@ -99,6 +101,7 @@ def measure_methods(
     before = earlier.begun(config)
     settle(config)
     check_components(config, methods)
+    check_setups(config, methods)
     # What is cheap to check comes before what takes long to load.
     bootstrap = bootstrap_of(config)
     sampling: SamplingParams = build(config, "sampling")
@@ -136,11 +139,18 @@ def measure_methods(
     prepared = [
         prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
     ]
-    warmup = encode_warmup(warmup_texts(prompts, spare, config.warmup_prompts), target, sampling, engine.max_length)
+    warmup = encode_warmup(
+        warmup_texts(prompts, spare, config.warmup_prompts),
+        target,
+        sampling,
+        engine.max_length,
+        most=one_length(prompts),
+    )
 
     facts |= facts_of(target, contenders, prompts, samplings)
     held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
     facts["memory"] = memory_facts(planned, held)
+    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
     facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
     facts["revisions"] = revisions_of(config, methods)
     facts["seeds"] = {
@@ -152,7 +162,7 @@ def measure_methods(
     resolved = plain_whole(config)
     kept: list[Record] | None = None
     finished: dict[float, set[int]] = {}
-    size = engine.max_batch_size
+    size = slots_of(contenders)
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
@@ -175,7 +185,7 @@ def measure_methods(
         title=title(
             target,
             samplings,
-            f"{amount(fitting)}, batch {engine.max_batch_size}{_mode(engine)}, {facts['attention']} attention",
+            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
             kv_cache=facts["target"]["kv_cache"],
         ),
         plots=dict(report.plots),
@@ -239,7 +249,8 @@ def _closing(
     peak = meter.peak()
     note_in_manifest(folder, memory=memory_facts(planned, held, peak))
     tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
-    return tables, keep_calibrations(drafters, folder)
+    more, files = ([], []) if report.study is None else report.study(folder, records)
+    return [*tables, *more], [*keep_calibrations(drafters, folder), *files]
 
 
 def facts_of(
@@ -278,53 +289,6 @@ def facts_of(
     }
 
 
-def assemble(
-    config: DictConfig, methods: Mapping[str, str], *, samples: Sequence[str] = ()
-) -> tuple[Target, list[Contender]]:
-    """The target and all contenders, the baseline first.
-
-    Args:
-        config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
-        samples: Texts to measure the costs of rounds on, for a length policy that needs them.
-
-    Raises:
-        ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
-    """
-    drafters = {name: paced(build(config, section), _policy(config, name)) for name, section in methods.items()}
-    verifiers = {name: build(config, rule_of(config, name)) for name in methods}
-    others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    target: Target = build(config, "target")
-    if target.tokenizer is None:
-        raise ValueError(f"{target.name} has no tokenizer, and the prompts of a dataset are text")
-    for name in methods:
-        settle_costs(
-            drafters[name],
-            verifiers[name],
-            target,
-            samples,
-            max_batch_size=config.engine.max_batch_size,
-            folder=Path(config.out),
-            method=name if len(methods) > 1 else "",
-        )
-    engines = {name: new_engine(config, target, drafters[name], verifiers[name]) for name in methods}
-    # Plain decoding runs on the first method's engine.
-    contenders = [Contender(PLAIN, next(iter(engines.values())), speculate=False)]
-    contenders += [Contender(name, engine) for name, engine in engines.items() if engine.drafter is not None]
-    size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
-    for name, other in others.items():
-        other.bind(target, max_batch_size=size, max_length=length)
-        contenders.append(Contender(name, other))
-    return target, contenders
-
-
-def _policy(config: DictConfig, method: str) -> Policy | None:
-    """A new policy for every drafter, whose state it keeps: the method's own, if it has one."""
-    if method in (config.get("policies") or {}):
-        return build(config, f"policies.{method}")
-    return build(config, "policy") if config.get("policy") else None
-
-
 def already_complete(folder: Path) -> Summary:
     """The figures of a run that has nothing left to do."""
     if not in_sweep():
@@ -333,25 +297,6 @@ def already_complete(folder: Path) -> Summary:
     check_finished(summary)
     check_lossless(summary)
     return summary
-
-
-def settle(config: DictConfig) -> None:
-    """Draw the seed if it is left to chance, and apply what holds for the whole process."""
-    if config.seed is None:
-        config.seed = fresh_seed()
-    torch.set_num_threads(config.threads or recommended_threads())
-    transformers_logging.disable_progress_bar()
-    # It reports every attempt to reach the hub, and what it raises at the end says it all.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
-    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-
-
-def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
-    """An engine by the configuration's settings; without a drafter it needs no verifier."""
-    options = plain(config, "engine")
-    options["scheduler"] = build(config, "engine.scheduler") if options.get("scheduler") else None
-    return Engine(target, drafter, verifier if drafter is not None else None, **options)
 
 
 def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
@@ -363,13 +308,6 @@ def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job,
         for turn in range(len(job.prompt.turns))
         for contender in contenders
     ]
-
-
-def encode_warmup(texts: list[str], target: Target, sampling: SamplingParams, max_length: int) -> list[list[int]]:
-    """Warm-up prompts as tokens, cut where they are too long."""
-    room = max_length - sampling.max_new_tokens
-    encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
-    return [ids for ids in encoded if ids]
 
 
 def plain_whole(config: DictConfig) -> dict[str, Any]:
@@ -385,6 +323,11 @@ def amount(fitting: Fitting) -> str:
     more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
     more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
     return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _batches(contenders: Sequence[Contender]) -> str:
+    """The batch size, or all of them where methods differ."""
+    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
 
 
 def _mode(engine: Engine | OtherEngine) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.engines import settle
 from experiments.app.pairs import check_files
 from experiments.measuring.calibrating import Plan, calibrate
 from experiments.measuring.forwards import Grid

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.app.assembly import Report, measure_methods, settle, title
+from experiments.app.assembly import Report, measure_methods, title
 from experiments.app.config import component_of, plain
+from experiments.app.engines import settle
 from experiments.app.pace import fit_to_machine
 from experiments.app.settings import DEMO
 from experiments.measuring.jobs import Job

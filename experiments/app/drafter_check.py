@@ -6,9 +6,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
-from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.engines import settle
 from experiments.app.pacing import paced
 from experiments.app.pairs import check_files
 from experiments.reporting import terminal

@@ -7,9 +7,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from drafters.heads.files import Checkpoint
-from experiments.app.assembly import settle
 from experiments.app.components import check_components
 from experiments.app.config import build, plain
+from experiments.app.engines import settle
 from experiments.app.pairs import check_files
 from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.families import USUAL, family_of, kind_of

@@ -42,6 +42,8 @@ def plan_memory(config: DictConfig, methods: Mapping[str, str]) -> RunMemory | s
         methods: Names, and the configuration sections of their drafters.
     """
     options = plain(config, "target")
+    if config.get("setups"):
+        return "memory is not planned with setups: methods have targets and engines of their own"
     for setting in ("device_map", "tensor_parallel"):
         if options.get(setting):
             return f"memory is not planned with target.{setting}: the model is on several devices"

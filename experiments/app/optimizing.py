@@ -9,11 +9,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.app.assembly import Report, encode_warmup, measure_methods, new_engine, settle
+from experiments.app.assembly import Report, measure_methods
 from experiments.app.components import check_components
 from experiments.app.config import bootstrap_of, build
+from experiments.app.engines import new_engine, settle
 from experiments.app.settings import SHAPES
 from experiments.app.traced import Traced, changed_run, old_shape, read_traces
+from experiments.app.warming import encode_warmup
 from experiments.datasets.prompt import choose
 from experiments.measuring.tree_costs import Setting, measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal

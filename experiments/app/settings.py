@@ -99,6 +99,8 @@ RUN = {
     "methods": section,
     "rules": section,
     "labels": section,
+    "setups": section,
+    "ladder": optional_texts,
     "compared_with": optional_text,
     "costs": optional_text,
     "peaks": one_of("measured", "none"),

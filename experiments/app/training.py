@@ -9,9 +9,10 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig
 
-from experiments.app.assembly import plain_whole, settle
+from experiments.app.assembly import plain_whole
 from experiments.app.config import build, component_of, plain, typed
 from experiments.app.earlier import json_like
+from experiments.app.engines import settle
 from experiments.app.tracked import tracked_run
 from experiments.reporting.progress import Every
 from experiments.reporting.training import TrainingProgress, say_result

@@ -23,7 +23,8 @@ class Prompt:
         turns: What the user says, turn by turn; a method's own answers stand between them.
         category: The task's category; results are reported by category, too.
         chat: The turns are a conversation, for the target's chat template. False: text to be continued.
-        last_tokens: The number of tokens at the end of a text to be continued that the target is given; None: all.
+        last_tokens: The number of tokens at its end that the target is given, of a text to be continued or of what the
+            user says first; None: all.
     """
 
     id: str

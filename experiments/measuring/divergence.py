@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from experiments.contenders.base import OtherEngine
 from experiments.measuring.jobs import Job
-from experiments.results.lossless import promises_exact
+from experiments.results.lossless import promises_equality
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import Tie, examine
 
@@ -54,7 +54,7 @@ def find_divergence(
         return None
     pair = (_at(tokens, index), _at(plain, index))
     texts = (_text(engine, pair[0]), _text(engine, pair[1]))
-    tie = _tie(engine, job, tokens[:index], pair, judged=promises_exact(exactness))
+    tie = _tie(engine, job, tokens[:index], pair, judged=promises_equality(exactness))
     return FirstDifference(index, pair, texts, tie.margin, tie.bound)
 
 

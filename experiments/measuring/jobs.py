@@ -118,6 +118,8 @@ def render(
     """
     said = prompt.turns[: len(answers) + 1]
     if prompt.chat and tokenizer.chat_template:
+        if prompt.last_tokens is not None:  # of what the user says: the template comes on top
+            said = (_cut(said[0], prompt, tokenizer), *said[1:])
         messages = [{"role": "user", "content": said[0]}]
         for answer, turn in zip(answers, said[1:], strict=True):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
@@ -142,6 +144,12 @@ def last_of(ids: tuple[int, ...], prompt: Prompt, tokenizer: PreTrainedTokenizer
         raise ValueError(f"prompt {prompt.id} has {len(ids)} tokens, and {size} were asked for: give a smaller number")
     first = ids[: 1 if ids[0] in tokenizer.all_special_ids and size > 1 else 0]
     return first + ids[len(ids) - (size - len(first)) :]
+
+
+def _cut(text: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The last ``prompt.last_tokens`` tokens of a text, as text."""
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return str(tokenizer.decode(list(last_of(ids, prompt, tokenizer))))
 
 
 def stream_of(prompt_id: str, turn: int, sample: int) -> int:

@@ -18,7 +18,8 @@ from experiments.measuring.load import LoadMeter
 from experiments.measuring.watch import Watch, watching
 from experiments.results import metrics
 from experiments.results.checked import stated_exactness
-from experiments.results.records import Record
+from experiments.results.lossless import OTHER_TARGET, THERE
+from experiments.results.records import PLAIN, Record
 from experiments.tracing.trace import TraceWriter
 from specdec.engine.clock import COMPLETION
 from specdec.engine.engine import Engine
@@ -36,20 +37,28 @@ class Contender:
         engine: Where it runs.
         speculate: False for plain decoding, on the same engine.
         accountant: Works out what its calls had to do; None for nothing of the kind.
+        reference: The method whose greedy outputs these have to equal: plain decoding of the same target. None where
+            nothing is to be compared.
+        other_target: Its target is another one than the baseline's: other weights, or another cache.
     """
 
     method: str
     engine: Engine | OtherEngine
     speculate: bool = True
     accountant: Accountant | None = None
+    reference: str | None = PLAIN
+    other_target: bool = False
 
     @cached_property
     def exactness(self) -> str | None:
-        """What the verifier promises, and whether that is only declared; None for plain decoding."""
+        """What the verifier promises, and whether that is only declared; None for plain decoding of the same target."""
         if isinstance(self.engine, OtherEngine):
             return self.engine.exactness
         verifier = self.engine.verifier if self.speculate else None
-        return stated_exactness(verifier) if verifier is not None else None
+        stated = stated_exactness(verifier) if verifier is not None else None
+        if not self.other_target:
+            return stated
+        return OTHER_TARGET if stated is None else stated + THERE
 
 
 def measure(
@@ -69,7 +78,7 @@ def measure(
     turn by turn, and every contender leads a conversation of its own: what it answered is part of its next prompt.
 
     Args:
-        contenders: The baseline first. All with the same batch size.
+        contenders: The baseline first. Those with fewer slots than others decode the same prompts in turns.
         jobs: What to measure.
         warmup: Prompts that every contender decodes first, without a record; an exception there is not caught.
         write: Takes the records.
@@ -77,7 +86,7 @@ def measure(
         template: Further arguments of the chat template.
         trace: Takes the rounds of all methods that draft.
     """
-    size = contenders[0].engine.max_batch_size
+    size = slots_of(contenders)
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     if any(number not in finished for number in range(len(batches))):
         _warm_up(contenders, warmup, jobs)
@@ -87,6 +96,11 @@ def measure(
             _measure_batch(contenders, batch, number, write, template, trace)
         done += len(batch)
         yield done
+
+
+def slots_of(contenders: Sequence[Contender]) -> int:
+    """Returns how many prompts make a batch of the measurement: as many as the largest engine has slots."""
+    return max(contender.engine.max_batch_size for contender in contenders)
 
 
 def failure(contender: Contender, job: Job, error: str) -> Record:
@@ -99,7 +113,7 @@ _FEW = 512
 
 
 def _warm_up(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], jobs: Sequence[Job]) -> None:
-    size, sampling = contenders[0].engine.max_batch_size, jobs[0].sampling
+    size, sampling = slots_of(contenders), jobs[0].sampling
     many = sum(job.sampling.max_new_tokens for job in jobs) >= _FEW
     for contender in contenders:
         for start in range(0, len(prompts), size):
@@ -118,7 +132,6 @@ def _measure_batch(
     template: Mapping[str, Any] | None,
     trace: TraceWriter | None,
 ) -> None:
-    baseline = contenders[0]
     first = number % len(contenders)
     conversations = {c.method: [_Conversation(job) for job in batch] for c in contenders}
     for turn in range(max(len(job.prompt.turns) for job in batch)):
@@ -128,7 +141,8 @@ def _measure_batch(
         }
         for contender in contenders:
             for row, answer in answers[contender.method].items():
-                plain = None if contender is baseline else answers[baseline.method][row]
+                known = {} if contender.reference == contender.method else answers.get(contender.reference or "", {})
+                plain = known.get(row)
                 write(_record(contender, answer, number, plain))
 
 

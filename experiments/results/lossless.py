@@ -11,6 +11,10 @@ EXACT = "exact"
 """What a rule promises whose output follows the target, where a check has confirmed it."""
 DECLARED = "exact (declared)"
 """The same promise, where no check has confirmed it yet (``experiments.results.checked``)."""
+OTHER_TARGET = "another target"
+"""What is said of plain decoding with other weights or another cache than the run's own plain decoding."""
+THERE = f" for {OTHER_TARGET}"
+"""Stands behind what a rule promises on such a target."""
 NOT_LOSSLESS = "NOT LOSSLESS"
 """The verdict that no table, picture or exit code may hide."""
 
@@ -18,6 +22,16 @@ NOT_LOSSLESS = "NOT LOSSLESS"
 def promises_exact(exactness: str | None) -> bool:
     """Whether a rule promises the target's own distribution, checked or not."""
     return exactness in (EXACT, DECLARED)
+
+
+def promises_equality(exactness: str | None) -> bool:
+    """Whether greedy outputs have to equal plain decoding's on the same target, which may be another one."""
+    return exactness is not None and promises_exact(exactness.removesuffix(THERE))
+
+
+def of_another_target(exactness: str | None) -> bool:
+    """Whether outputs follow the law of another target than the run's plain decoding."""
+    return exactness is not None and exactness.endswith(OTHER_TARGET)
 
 
 class Verdict(StrEnum):
@@ -100,7 +114,7 @@ def judge(records: Sequence[Record]) -> Lossless | None:
     Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where an earlier
     version of this program has left a margin without the bound that it is judged by.
     """
-    compared = [r for r in records if not r.failed and r.equals_plain is not None and promises_exact(r.exactness)]
+    compared = [r for r in records if not r.failed and r.equals_plain is not None and promises_equality(r.exactness)]
     divergent = [record for record in compared if not record.equals_plain]
     if not compared or any(record.margin is not None and record.tie_bound is None for record in divergent):
         return None

@@ -211,6 +211,11 @@ class Engine:
         """The number of requests that wait or run."""
         return len(self._scheduler) + len(self._occupants)
 
+    @property
+    def recording(self) -> str:
+        """What is recorded on this device: ``"rounds"``, ``"decisions"`` or ``"off"``."""
+        return self._rounds.recorded
+
     def warm_up(self, nodes: Sequence[int] | None = None) -> None:
         """Do now what rounds of a full batch would otherwise have to do once, when their sizes have come often.
 

@@ -61,6 +61,13 @@ class Rounds:
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
         self._kinds: dict[Hashable, TreeKind] = {}
 
+    @property
+    def recorded(self) -> str:
+        """What is recorded when it comes often: ``"rounds"``, ``"decisions"`` or ``"off"``."""
+        if self.recordings is None:
+            return "off"
+        return "rounds" if self._whole else "decisions"
+
     def play(self, mode: Mode, slots: Slots, observer: Observer | None = None, *, ahead: int = 0) -> Played:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 

@@ -29,6 +29,23 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chip:
+    """What is on a device's chip, as printed. Explanations show it; no bound is computed with it.
+
+    Attributes:
+        processors: Streaming multiprocessors, which all compute at a time.
+        registers: Bytes of registers in each.
+        shared: Bytes of shared memory and first cache in each.
+        link: Bytes per second to other devices, both directions together; None if there is no such link.
+    """
+
+    processors: int
+    registers: float
+    shared: float
+    link: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """A row of the table.
 
@@ -41,6 +58,7 @@ class Device:
         cache: Bytes of the last cache before memory; 0 if it is not known.
         source: Where the figures are printed.
         measured: What was measured; None if nothing was.
+        chip: What is on its chip; None if the table does not say.
     """
 
     name: str
@@ -51,6 +69,7 @@ class Device:
     cache: float
     source: str
     measured: Measured | None = None
+    chip: Chip | None = None
 
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
         """Returns what the device does at best.
@@ -128,7 +147,7 @@ def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | 
 def _device(name: str, row: Any, path: Path) -> Device:
     if not isinstance(row, Mapping):
         raise ValueError(f"{path}: {name} is not a row: give memory, bandwidth, flops and source")
-    unknown = set(row) - {"title", "memory", "bandwidth", "flops", "cache", "source", "measured"}
+    unknown = set(row) - {"title", "memory", "bandwidth", "flops", "cache", "source", "measured", "chip"}
     if unknown:
         raise ValueError(f"{path}: {name} has {sorted(map(str, unknown))[0]!r}, which no row has")
     for key in ("memory", "bandwidth", "flops", "source"):
@@ -146,6 +165,20 @@ def _device(name: str, row: Any, path: Path) -> Device:
         cache=_number(row["cache"], f"{path}: {name}.cache") if row.get("cache") else 0.0,
         source=str(row["source"]),
         measured=None if measured is None else _measured(measured, f"{path}: {name}.measured"),
+        chip=None if row.get("chip") is None else _chip(row["chip"], f"{path}: {name}.chip"),
+    )
+
+
+def _chip(given: Any, where: str) -> Chip:
+    needed = ("processors", "registers", "shared")
+    if not isinstance(given, Mapping) or not set(needed) <= set(given) <= {*needed, "link"}:
+        raise ValueError(f"{where}={given!r}: give {', '.join(needed)}, and link if there is one")
+    found = {key: _number(given[key], f"{where}.{key}") for key in given}
+    return Chip(
+        processors=int(found["processors"]),
+        registers=found["registers"],
+        shared=found["shared"],
+        link=found.get("link"),
     )
 
 

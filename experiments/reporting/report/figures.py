@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
 from experiments.reporting.table import Cell, Column, Table
 from experiments.results.comparison import commit_of, distinguishing
-from experiments.results.lossless import Lossless, Verdict, promises_exact
+from experiments.results.lossless import OTHER_TARGET, Lossless, Verdict, of_another_target, promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary
@@ -60,6 +60,9 @@ def _finding(method: MethodSummary, run: str) -> Finding:
     found = method.lossless
     if found is not None:
         return Finding(*_judged(found, name, equality(method).text))
+    if of_another_target(method.exactness):
+        detail = "Other weights, or another cache, than plain decoding's: its outputs follow another law."
+        return Finding("lossy", name, OTHER_TARGET, detail)
     if method.exactness is not None and not promises_exact(method.exactness):
         distance = "" if method.distance_tv is None else f": total variation to p {method.distance_tv:.3f} per round"
         return Finding("lossy", name, "lossy rule", f"The rule does not promise the target's distribution{distance}.")

@@ -79,5 +79,9 @@ def test_a_single_run_shows_its_tables_and_keeps_them(
     launch(run, "run")
     told = capfd.readouterr()
     assert "draft acceptance rate" in told.out
-    assert (tmp_path / "out" / "tables.txt").read_text().strip() == told.out.strip()
+    kept = (tmp_path / "out" / "tables.txt").read_text().strip()
+    before, same, _ = told.out.partition(kept)
+    assert same, "what is kept is what was shown"
+    assert before.startswith("Memory in MB"), "shown before anything is loaded, and kept with the truth beside it"
+    assert "Memory in MB" in kept
     assert [line.split(",")[0] for line in told.err.splitlines()] == [f"{n} of 3 prompts" for n in (1, 2, 3)]

@@ -100,6 +100,32 @@ def test_three_contenders_take_turns_too() -> None:
     assert "".join(name for name, _, _ in log) == "abc" + "bca" + "cab" + "abc"
 
 
+def test_outputs_are_compared_with_the_method_of_the_same_law() -> None:
+    engines = [FakeEngine([], name=name) for name in "abcd"]
+    for engine in engines[1:3]:  # quantized, say: b plainly, and c with drafts
+        engine.outputs = {False: [5, 8, 7], True: [5, 8, 7]}
+    plain, quantized, drafted, alone = engines
+    made: list[Any] = [
+        Contender(PLAIN, plain, speculate=False),  # type: ignore[arg-type]
+        Contender("b", quantized, speculate=False, reference=None),  # type: ignore[arg-type]
+        Contender("c", drafted, reference="b"),  # type: ignore[arg-type]
+        Contender("d", alone),  # type: ignore[arg-type]
+    ]
+    records: list[Record] = []
+    list(measure(made, jobs(2), write=records.append))
+    assert [record.equals_plain for record in records] == 2 * [None, None, True, True]
+
+
+def test_a_batch_has_as_many_prompts_as_the_largest_engine_has_slots() -> None:
+    log: list[tuple[str, bool, list[int]]] = []
+    one, three = FakeEngine(log, name="one"), FakeEngine(log, name="three", max_batch_size=3)
+    both: list[Any] = [Contender(PLAIN, one, speculate=False), Contender("fast", three)]  # type: ignore[arg-type]
+    list(measure(both, jobs(4), write=lambda record: None))
+    assert [(name, prompts) for name, _, prompts in log] == [
+        ("one", [1, 2, 3]), ("three", [1, 2, 3]), ("three", [4]), ("one", [4])
+    ]  # fmt: skip
+
+
 def test_warm_up_runs_all_methods_and_is_not_recorded() -> None:
     engine = FakeEngine([], max_batch_size=2)
     records: list[Record] = []

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from specdec.roofline.shape import Attention, Layer, ModelShape
+from specdec.roofline.nominal import nominal
+from specdec.roofline.shape import ModelShape
 
 LLAMA_70B_CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -45,18 +46,6 @@ DEEPSEEK_V3 = ModelShape.of(
         "tie_word_embeddings": False,
     }
 )
-
-
-def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim: int = 128) -> ModelShape:
-    """A model of exactly so many parameters, all in its layers, as texts count: nothing is a table or an output."""
-    each, rest = divmod(parameters, layers)
-    assert rest == 0
-    attention = Attention.grouped(weights=each, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    return ModelShape(
-        kind="nominal", hidden=0, vocab=0, layers=(Layer(attention=attention),) * layers, table_weights=0,
-        output_weights=0,
-    )  # fmt: skip
-
 
 NOMINAL_70B = nominal(70_000_000_000, layers=80, heads=64, kv_heads=8)
 NOMINAL_8B = nominal(8_000_000_000, layers=32, heads=32, kv_heads=8)

@@ -36,6 +36,14 @@ def test_ridges(name: str, ridge: float) -> None:
     assert read_devices()[name].roof("float16").ridge == pytest.approx(ridge, abs=0.05)
 
 
+def test_chips_add_up() -> None:
+    """An H100 has 33 MiB of registers, and as much shared memory and first cache."""
+    chip = read_devices()["h100"].chip
+    assert chip is not None and chip.processors == 132 and chip.link == 900e9
+    assert chip.processors * chip.registers == chip.processors * chip.shared == 33 << 20
+    assert read_devices()["mi300x"].chip is None
+
+
 @pytest.mark.parametrize("name", ["h100", "H100", "A100_80GB", "a100 80gb"])
 def test_names_may_be_written_in_other_ways(name: str) -> None:
     assert find_device(name, read_devices()).name in ("h100", "a100-80gb")
@@ -80,6 +88,8 @@ def test_a_row_of_ones_own(tmp_path: Path) -> None:
         (ROW.replace("float32", "float8"), "give rates by type"),
         (ROW + "  colour: red\n", "'colour', which no row has"),
         (ROW + "  measured: 3\n", "tiny.measured is not a section"),
+        (ROW + "  chip: 3\n", "tiny.chip=3: give processors, registers, shared"),
+        (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0: give a number above 0"),
     ],
 )
 def test_rows_that_are_wrong(text: str, said: str, tmp_path: Path) -> None:
