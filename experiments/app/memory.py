@@ -100,7 +100,7 @@ def _planned(config: DictConfig, methods: Mapping[str, str], options: Mapping[st
             drafter=None if model is None else model.shape,
             drafter_precision=None if model is None else model.precision,
             drafted=nodes if nodes >= 0 else (planned.longest if planned is not None else None) or 0,
-            shown=shown,
+            shown=shown if planned is None or planned.shown is None else planned.shown,
             prefill_chunk=engine["prefill_chunk"],
         )
     free = free_memory(device)
@@ -186,7 +186,7 @@ def _copies(
     dtype = getattr(torch, computes)
     if device.type != "cpu" or precision.weights != precision.tables or dtype is torch.float16:
         return 0.0
-    output = 0 if shape.tied and not shape.table_weights else shape.output_weights  # a head's may be its target's
+    output = 0 if shape.borrowed else shape.output_weights
     weights = shape.layer_weights - shape.expert_weights + shape.other_weights + output
     stored = weights * precision.weights
     if not prefers_packed(dtype) or stored > _SHARE * free:

@@ -14,7 +14,8 @@ from specdec.roofline.rounds import DraftModel
 from specdec.roofline.shape import ModelShape
 
 _LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SyntheticDrafter")
-_LONGEST_BLOCK = 16
+_PLACES = 16
+"""Places of a block where nobody says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,13 @@ class Planned:
         title: What it is, in words.
         model: What runs when it drafts; None for a look-up, whose time is not counted.
         longest: How many tokens it can draft; None if there is no limit.
+        shown: Positions that its own cache has for nodes, where its files say so.
     """
 
     title: str
     model: DraftModel | None = None
     longest: int | None = None
+    shown: int | None = None
 
 
 def plan_drafter(
@@ -97,11 +100,17 @@ def plan_drafter(
     if owner == "BlockDrafter":
         count, captured = int(own.get("num_hidden_layers") or 5), own.get("hidden_layers")
         shape = heads.block(
-            target, layers=count, layer=layer, hidden_layers=len(captured) if isinstance(captured, list) else None
+            target,
+            layers=count,
+            layer=layer,
+            hidden_layers=len(captured) if isinstance(captured, list) else None,
+            markov_rank=int(own.get("markov_rank") or 0),
         )
-        longest = int(options.get("block_size") or own.get("block_size") or _LONGEST_BLOCK)
+        places = int(options.get("block_size") or own.get("block_size") or _PLACES)
+        longest = places if own.get("shifted") else places - 1  # the first place holds the root
         model = DraftModel(shape=shape, precision=borrowed, at_once=True)
-        return Planned(title=f"block drafter of {count} layers, {source}", model=model, longest=longest)
+        title = f"block drafter of {count} layers, {source}"
+        return Planned(title=title, model=model, longest=longest, shown=places - 1)
     if owner == "MedusaDrafter":
         count = int(own.get("medusa_num_heads") or 4)
         shape = heads.medusa(target, heads=count, layers=int(own.get("medusa_num_layers") or 1))

@@ -133,5 +133,6 @@ def baseline(axes: Axes, *, vertical: bool = False) -> object:
 def save(figure: Figure, path: Path) -> Path:
     """Write the picture as PNG, and as SVG beside it; returns the PNG's path."""
     figure.savefig(path)
+    figure.set_layout_engine("none")  # everything has its place, which takes long to find
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return path

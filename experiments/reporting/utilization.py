@@ -12,8 +12,12 @@ TITLE = "Use of the device"
 
 
 def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
-    """A row per figure, a column per method; None where no work was counted, or without peaks to compare with."""
-    known = [method for method in summary.methods if method.utilization is not None and method.utilization.stages]
+    """A row per figure, a column per method; None where no work was counted, or with nothing to compare it with."""
+    known = [
+        method
+        for method in summary.methods
+        if method.utilization is not None and (method.utilization.stages or method.utilization.prediction)
+    ]
     if not known:
         return None
     several = len({method.temperature for method in known}) > 1
@@ -28,7 +32,8 @@ def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
             table.add("  of the printed peaks", *(_printed(use) for use in uses))
         if any(uses):
             table.add("  time over the least possible", *(NOTHING if u is None else f"{u.of_least:.3g}" for u in uses))
-    table.add("verify: MFU of committed tokens alone", *(percent(_use(method).useful_mfu) for method in known))
+    if any(_use(method).stages for method in known):
+        table.add("verify: MFU of committed tokens alone", *(percent(_use(method).useful_mfu) for method in known))
     table.add("wasted nodes", *(percent(_use(method).wasted) for method in known))
     predictions = [_use(method).prediction for method in known]
     if any(predictions):
@@ -93,6 +98,8 @@ def _residual(found: Prediction, name: str) -> str:
 
 
 def _notes(methods: list[MethodSummary]) -> list[str]:
+    if not any(_use(method).stages for method in methods):
+        return ["what the device does at best was not measured (peaks=none)"]
     notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved meanwhile"]
     notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
     uses = [use for method in methods for use in _use(method).stages.values()]

@@ -18,7 +18,7 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     An output layer that is the table of embeddings takes no memory of its own, unless it is stored in another format:
     then there are two. A head's output layer may be its target's.
     """
-    shared = shape.tied and (precision.output == precision.tables or not shape.table_weights)
+    shared = shape.borrowed or (shape.tied and precision.output == precision.tables)
     output = 0.0 if shared else shape.output_weights * precision.output
     dense = shape.layer_weights - shape.expert_weights + shape.other_weights
     layers = dense * precision.weights + shape.expert_weights * precision.of_experts

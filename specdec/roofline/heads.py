@@ -47,7 +47,12 @@ def mtp(target: ModelShape) -> ModelShape:
 
 
 def block(
-    target: ModelShape, *, layers: int = 5, layer: Layer | None = None, hidden_layers: int | None = None
+    target: ModelShape,
+    *,
+    layers: int = 5,
+    layer: Layer | None = None,
+    hidden_layers: int | None = None,
+    markov_rank: int = 0,
 ) -> ModelShape:
     """Returns the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
 
@@ -56,9 +61,13 @@ def block(
         layers: Its layers.
         layer: What they are like; None for layers like the target's.
         hidden_layers: How many of the target's hidden states it reads; None for as many as it has layers.
+        markov_rank: Of the matrices that add to a place's logits what follows from the token before it (DSpark): a row
+            of one is looked up, and multiplied with the other.
     """
     count = layers if hidden_layers is None else hidden_layers
-    return _borrowing("block", target, (layer or like(target),) * layers, other=count * target.hidden**2)
+    markov = markov_rank * target.vocab
+    shape = _borrowing("block", target, (layer or like(target),) * layers, other=count * target.hidden**2 + markov)
+    return replace(shape, table_weights=markov)
 
 
 def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape:
@@ -110,6 +119,7 @@ def _borrowing(kind: str, target: ModelShape, layers: tuple[Layer, ...], *, othe
         table_weights=0,
         output_weights=target.output_weights,
         tied=True,
+        borrowed=True,
         other_weights=other,
         max_length=target.max_length,
     )

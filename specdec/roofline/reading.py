@@ -48,10 +48,34 @@ _POSITION_TABLES = {
 }
 """Model types with a learned vector per position, and how many rows their table has beyond the positions."""
 
+_TIED_NAMES = """
+    biogpt bloom cohere cohere2 cohere2_moe cohere_compass_text ctrl ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3
+    gemma3_text gpt-sw3 gpt2 gpt_bigcode gpt_neox_japanese granite_swa lfm2 minicpm3 mpt openai-gpt opt smollm3
+    starcoder2 vaultgemma youtu
+"""
+
+TIED = frozenset(_TIED_NAMES.split())
+"""Model types whose output layer is the table of embeddings where a file does not say, which a test compares."""
+
+DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    }
+}
+"""Sizes that published files leave out, which a test compares. To ask transformers for them takes seconds."""
+
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where a model for several kinds of input keeps the configuration of its decoder."""
+
+
+_WITHIN = "tied within another model"
+"""Marks a decoder within a model for several kinds of input, whose own default counts."""
 
 
 class MissingSizeError(ValueError):
@@ -79,7 +103,7 @@ class _Reader:
     """Reads one configuration."""
 
     def __init__(self, given: Mapping[str, Any], kind: str):
-        self.given, self.kind = given, kind
+        self.given, self.kind = {**DEFAULTS.get(kind, {}), **given}, kind
         if not self.find(*_LAYERS):
             raise ValueError(f"{_title(given)} has no layers: give the config.json of a decoder")
         self.count = self.size(*_LAYERS)
@@ -112,6 +136,8 @@ class _Reader:
     def shape(self) -> ModelShape:
         """Returns the shape."""
         tied = self.given.get("tie_word_embeddings")
+        if tied is None and self.kind in TIED and self.given.get(_WITHIN, True):
+            tied = True
         if tied is None:
             raise MissingSizeError(f"{_title(self.given)} does not say tie_word_embeddings: true or false")
         width = int(self.find("word_embed_proj_dim") or self.hidden)  # OPT-350m embeds in fewer dimensions
@@ -320,6 +346,7 @@ def _decoder_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = given.get(name)
         if isinstance(inner, Mapping) and given.get("num_hidden_layers") is None:
             kept = {"tie_word_embeddings": given["tie_word_embeddings"]} if "tie_word_embeddings" in given else {}
+            kept[_WITHIN] = given.get("model_type") in TIED
             return _decoder_of({**kept, **inner})
     return given
 

@@ -169,6 +169,7 @@ class ModelShape:
         table_weights: Numbers in tables of which a token reads one row: token and position embeddings.
         output_weights: Numbers in the output layer, which may be the table of token embeddings.
         tied: Whether the output layer is that table, or belongs to another model, and is not to be counted again.
+        borrowed: Whether it belongs to another model.
         other_weights: Numbers in matrices that belong to no layer, and that every token uses.
         max_length: The longest sequence that the configuration allows; None if it does not say.
     """
@@ -180,6 +181,7 @@ class ModelShape:
     table_weights: int
     output_weights: int
     tied: bool = False
+    borrowed: bool = False
     other_weights: int = 0
     max_length: int | None = None
 

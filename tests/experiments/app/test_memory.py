@@ -7,7 +7,9 @@ from omegaconf import DictConfig
 
 from experiments.app.config import build
 from experiments.app.memory import plan_memory
+from experiments.measuring.held import held_by
 from experiments.planning.memory import RunMemory
+from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
 
@@ -22,6 +24,7 @@ Configure = Callable[..., DictConfig]
         ["drafter=eagle"],
         ["drafter=eagle", "tree=sampled"],
         ["drafter=medusa"],
+        ["drafter=block"],
         ["drafter=block", "drafter.shape=3"],
         ["drafter=ngram"],
         ["drafter=suffix"],
@@ -38,6 +41,21 @@ def test_nodes_of_drafts_are_those_of_the_drafter(words: list[str], configure: C
     served, drafter = planned.methods["m"], build(config, "drafter")
     assert served.drafted == drafter.max_nodes
     assert not planned.unknown
+
+
+@pytest.mark.parametrize("drafter", ["model", "eagle", "block", "medusa"])
+def test_a_drafter_holds_what_is_planned(drafter: str, configure: Configure) -> None:
+    """Weights but for norms and small vectors, and caches to the byte."""
+    config = configure("run", f"drafter={drafter}", "method=m", "engine.max_batch_size=3", "engine.max_length=50")
+    planned = plan_memory(config, {"m": "drafter"})
+    assert isinstance(planned, RunMemory)
+    target, rule = build(config, "target"), build(config, "verifier")
+    with Engine(target, build(config, "drafter"), rule, max_batch_size=3, max_length=50) as engine:
+        held = held_by([engine])
+    memory = planned.planned
+    assert (memory.kv, memory.drafter_kv, memory.scratch) == (held.kv, held.drafter_kv, held.scratch)
+    assert memory.weights == pytest.approx(held.weights, rel=0.005)
+    assert memory.drafter == pytest.approx(held.drafter, rel=0.005)
 
 
 def test_plain_decoding_drafts_nothing(configure: Configure) -> None:

@@ -135,4 +135,12 @@ def test_the_table_shows_them() -> None:
     assert cells["wasted nodes"] == "25%"
     assert cells["predicted rounds; outside of the costs"] == "2; 1"
     assert cells["  measured less predicted, verify, ms per round"] == "-500.000"
-    assert utilization_table(summarize(rows, planned=1, series=1)) is None
+    assert utilization_table(summarize([record()], planned=1, series=1)) is None
+
+
+def test_predictions_are_shown_without_peaks() -> None:
+    rows = [record(work=PREDICTED, round_seconds=(3.0,), predicted_seconds=(3.3,))]
+    table = utilization_table(summarize(rows, planned=1, series=1))
+    assert table is not None
+    assert [row[0].text for row in table.rows][:2] == ["wasted nodes", "predicted rounds; outside of the costs"]
+    assert table.notes == ["what the device does at best was not measured (peaks=none)"]

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.chapter.models import LLAMA_8B, LLAMA_8B_CONFIG, LLAMA_70B
 from specdec.roofline import heads
-from specdec.roofline.reading import COUNTED, MissingSizeError
+from specdec.roofline.reading import COUNTED, DEFAULTS, TIED, MissingSizeError
 from specdec.roofline.shape import ModelShape
 from tests.architectures import MODEL_TYPES, tiny_config
 
@@ -156,6 +156,24 @@ def test_what_is_no_configuration_is_refused() -> None:
 def test_a_missing_size_is_named(missing: str) -> None:
     with pytest.raises(MissingSizeError, match=missing):
         ModelShape.of({key: value for key, value in LLAMA_8B_CONFIG.items() if key != missing})
+
+
+def test_what_files_leave_out_is_what_transformers_takes() -> None:
+    for kind in COUNTED:
+        assert (kind in TIED) == CONFIG_MAPPING[kind]().tie_word_embeddings, kind
+    for kind, sizes in DEFAULTS.items():
+        config = CONFIG_MAPPING[kind]()
+        assert {name: getattr(config, name) for name in sizes} == sizes
+
+
+def test_a_published_file_of_gemma_3_is_whole() -> None:
+    """It leaves out the number of heads, the vocabulary, and that the output layer is the table."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    shape = ModelShape.of({"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}})
+    assert shape.tied and shape.vocab == 262_208 and shape.kept_per_position == 34 * 2 * 4 * 256
+    assert sum(layer.attention is not None and layer.attention.window is None for layer in shape.layers) == 5
+    with pytest.raises(MissingSizeError, match="tie_word_embeddings"):
+        ModelShape.of({"model_type": "something_with_eyes", "text_config": text})
 
 
 def test_a_decoder_within_a_model_for_images() -> None:
