@@ -47,10 +47,20 @@ def differences(runs: Sequence[Run]) -> list[str]:
             # Each value once, with the first run that has it.
             first = {value(run): run for run in reversed(runs)}
             alike = sorted(first.values(), key=list(runs).index)
-            values = [f"{_SHOWN[name](run)} ({run.folder.name})" for run in alike]
+            own = _own_settings(alike, "dataset") if name == "dataset" else [""] * len(alike)
+            values = [f"{_SHOWN[name](run)}{more} ({run.folder.name})" for run, more in zip(alike, own, strict=True)]
             more = f" and {len(values) - 3} more" if len(values) > 3 else ""
             found.append(f"differ in their {name}: {', '.join(values[:3])}{more}")
     return found
+
+
+def _own_settings(runs: Sequence[Run], section: str) -> list[str]:
+    """Returns in words what every run has set differently from others in a section; empty where nothing is."""
+    settings = [run.manifest["config"].get(section) or {} for run in runs]
+    names = [name for name in settings[0] if len({str(each.get(name)) for each in settings}) > 1]
+    # What the dataset's name says already is not repeated.
+    names = [name for name in names if name not in ("file", "seed", "count", "_target_")]
+    return ["".join(f", {name}={each.get(name)}" for name in names) for each in settings]
 
 
 def dataset_name(run: Run) -> str:

@@ -171,6 +171,15 @@ def test_unlike_runs_are_refused_unless_told_to(
     assert "MIXED" in (tmp_path / "out" / "comparison.md").read_text()
 
 
+def test_datasets_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [loaded(tmp_path / name, prompts_hash=name) for name in ("a", "b")]
+    for each, tokens in zip(runs, (64, 640), strict=True):
+        each.manifest["config"]["dataset"] |= {"tokens": tokens, "longest": 640}
+    (said,) = differences(runs)
+    assert "seed 0, tokens=64 (a), " in said
+    assert said.endswith("seed 0, tokens=640 (b)")
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_what_a_reader_has_to_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", prompts=2, device="another")]
