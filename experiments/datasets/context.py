@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from experiments.datasets.lengths import check_lengths
 from experiments.datasets.prompt import Prompt, Selection
 from experiments.datasets.stdlib import places
 from experiments.datasets.text import pieces, texts
@@ -32,10 +33,7 @@ class Context(Selection):
     files: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"dataset.tokens={self.tokens}: give at least 1")
-        if self.longest < self.tokens:
-            raise ValueError(f"dataset.longest={self.longest}: give at least dataset.tokens={self.tokens}")
+        check_lengths(self.tokens, self.longest)
 
     def load(self) -> list[Prompt]:
         """Every place with enough text before it, by file and position."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from experiments.datasets.lengths import check_lengths
 from experiments.datasets.prompt import Dataset, Prompt, Selection
 
 _CHARACTERS = 6
@@ -37,10 +38,7 @@ class Joined(Selection):
     count: int | None = 20
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"dataset.tokens={self.tokens}: give at least 1")
-        if self.longest < self.tokens:
-            raise ValueError(f"dataset.longest={self.longest}: give at least dataset.tokens={self.tokens}")
+        check_lengths(self.tokens, self.longest)
 
     def load(self) -> list[Prompt]:
         """All joined prompts, in the order of the prompts that they are made of.

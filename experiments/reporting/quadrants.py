@@ -210,6 +210,8 @@ def _conditions(runs: Sequence[Run]) -> list[str]:
     ]
     noisy = sum(run.summary.noise is not None and run.summary.noise.noisy for run in runs)
     said = [" or ".join(sorted(values)) for values in facts]
+    unfinished = sum(not run.summary.complete for run in runs)
+    said += [f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []
     return [*said, *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else [])]
 
 

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chapter.models import ROUND_8B
 from experiments.planning.memory import RunMemory
 from specdec.roofline.capacity import Served
+from specdec.roofline.nominal import nominal
 from specdec.roofline.precision import Precision
-from tests.specdec.roofline.models import NOMINAL_8B, nominal
 
 KV = 131_072
 SMALL = nominal(1_000_000_000, layers=32, heads=32, kv_heads=8)
-DRAFTING = Served(shape=NOMINAL_8B, precision=Precision(), drafter=SMALL, drafted=4, shown=3, activations=1e9)
-ALONE = Served(shape=NOMINAL_8B, precision=Precision(), activations=2e9)
+DRAFTING = Served(shape=ROUND_8B, precision=Precision(), drafter=SMALL, drafted=4, shown=3, activations=1e9)
+ALONE = Served(shape=ROUND_8B, precision=Precision(), activations=2e9)
 RUN = RunMemory(target="m", methods={"a": DRAFTING}, rows=2, length=1000, free=40e9, place="cpu (a chip)")
 
 

@@ -102,7 +102,7 @@ def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytes
         "what counts is the time to first token, 10000 ms when decoding plainly; worse than plain decoding: fast"
         in said
     )
-    assert "LL 100 to 140 MB (7 per GB)" in said and "NO RESULT of job 7" in said
+    assert "LL 100 to 140 MB (7 per GB)" in said and "NO RESULT of job 7" in said and "INCOMPLETE: 4 of 4 runs" in said
     assert {path.name for path in tmp_path.iterdir()} == {
         "quadrants.md", "quadrants.json", "quadrants.png", "quadrants.svg"
     }  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.chapter.models import LLAMA_8B, ROUND_8B
 from experiments.planning.formats import choose_formats
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.modeling.runner import ModelRunner
@@ -26,7 +27,6 @@ from specdec.roofline.capacity import (
 from specdec.roofline.precision import Precision, stored
 from specdec.roofline.shape import ModelShape
 from tests.architectures import tiny_config
-from tests.specdec.roofline.models import LLAMA_8B, NOMINAL_8B
 
 ROWS, LENGTH, NODES = 3, 40, 5
 
@@ -132,10 +132,8 @@ def test_what_memory_adds_up_to() -> None:
 
 
 def test_a_drafter_takes_room_from_rows() -> None:
-    alone = Served(shape=NOMINAL_8B, precision=Precision(), activations=0.0)
-    drafting = Served(
-        shape=NOMINAL_8B, precision=Precision(), drafter=NOMINAL_8B, drafted=4, activations=0.0, overhead=0.0
-    )
+    alone = Served(shape=ROUND_8B, precision=Precision(), activations=0.0)
+    drafting = Served(shape=ROUND_8B, precision=Precision(), drafter=ROUND_8B, drafted=4, activations=0.0, overhead=0.0)
     memory = drafting.memory(rows=2, length=100)
     assert memory.drafter == memory.weights == 16e9
     assert memory.drafter_kv == memory.kv == 200 * 131_072
@@ -145,14 +143,14 @@ def test_a_drafter_takes_room_from_rows() -> None:
 
 @pytest.mark.parametrize(("room", "rows"), [(15e9, 0), (16e9, 0), (16e9 + 131_072, 1), (16e9 + 10.5 * 131_072, 10)])
 def test_the_most_rows_are_exact(room: float, rows: int) -> None:
-    served = Served(shape=NOMINAL_8B, precision=Precision(), activations=0.0)
+    served = Served(shape=ROUND_8B, precision=Precision(), activations=0.0)
     assert served.most_rows(room, length=1) == rows
     if rows:
         assert served.longest(room, rows=1) == rows
 
 
 def test_pages_hold_whole_numbers_of_positions() -> None:
-    served = Served(shape=NOMINAL_8B, precision=Precision(), drafted=3)
+    served = Served(shape=ROUND_8B, precision=Precision(), drafted=3)
     # 12 + 3 + 1 positions fill a page; one more begins another.
     assert served.paged_bytes([12], page=16) == 16 * 131_072
     assert served.paged_bytes([13, 0], page=16) == 3 * 16 * 131_072

@@ -2,8 +2,10 @@
 
 import pytest
 
+from benchmarks.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.roofline.bounds import Roof
 from specdec.roofline.capacity import Served, kv_bytes_per_position, weight_bytes
+from specdec.roofline.nominal import nominal
 from specdec.roofline.precision import Precision, bytes_of
 from specdec.roofline.serving import (
     all_reduce_seconds,
@@ -15,7 +17,6 @@ from specdec.roofline.serving import (
 )
 from specdec.roofline.shape import Attention, Layer, ModelShape, experts_hit
 from specdec.roofline.work import StepWork, prefill_work, step_work
-from tests.specdec.roofline.models import DEEPSEEK_V3, LLAMA_8B, NOMINAL_8B, NOMINAL_70B, nominal
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 A100 = Roof(bandwidth=2.0e12, flops=312e12)
@@ -24,22 +25,22 @@ INT4 = Precision(weights=0.5)
 
 
 def decode(batch: int, context: float = 0, precision: Precision = HALF) -> StepWork:
-    return step_work(NOMINAL_70B, precision, batch=batch, context=context)
+    return step_work(ROUND_70B, precision, batch=batch, context=context)
 
 
 def test_weights_of_70b_and_their_loading() -> None:
-    assert weight_bytes(NOMINAL_70B, HALF) == 140e9
+    assert weight_bytes(ROUND_70B, HALF) == 140e9
     assert load_seconds(140e9, 7e9) == 20
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(1, 327_680), (4096, 1.34e9), (4608, 1.51e9), (100_000, 32.8e9)])
 def test_kv_cache_of_70b(tokens: int, size: float) -> None:
-    assert kv_bytes_per_position(NOMINAL_70B, HALF) * tokens == pytest.approx(size, rel=2e-3)
+    assert kv_bytes_per_position(ROUND_70B, HALF) * tokens == pytest.approx(size, rel=2e-3)
     assert decode(1, 4096).kv_write_bytes == 327_680, "a step writes one position"
 
 
 def test_prefill_of_70b() -> None:
-    work = prefill_work(NOMINAL_70B, HALF, tokens=4096)
+    work = prefill_work(ROUND_70B, HALF, tokens=4096)
     assert work.linear_flops == pytest.approx(5.734e14, rel=1e-3)
     assert work.linear.intensity == pytest.approx(4096), "printed as 4,093 = 573 / 0.14"
     assert work.linear.intensity / H100.ridge > 13
@@ -50,7 +51,7 @@ def test_prefill_of_70b() -> None:
 
 
 def test_a_short_prefill_is_bound_by_memory() -> None:
-    work = prefill_work(NOMINAL_70B, HALF, tokens=256)
+    work = prefill_work(ROUND_70B, HALF, tokens=256)
     assert work.linear.intensity == 256
     assert work.bound(H100) == "memory"
 
@@ -104,7 +105,7 @@ def test_the_cache_of_a_batch_is_not_negligible(batch: int, milliseconds: float)
 
 
 def test_prefill_and_decode_differ_by_the_ridge() -> None:
-    prefill = 4096 / H100.least_seconds(prefill_work(NOMINAL_70B, HALF, tokens=4096).linear)
+    prefill = 4096 / H100.least_seconds(prefill_work(ROUND_70B, HALF, tokens=4096).linear)
     plain = 1 / H100.least_seconds(decode(1).linear)
     assert prefill == pytest.approx(7068, rel=1e-3)
     assert prefill / plain == pytest.approx(295, rel=2e-3), "about 300 times"
@@ -112,25 +113,25 @@ def test_prefill_and_decode_differ_by_the_ridge() -> None:
 
 def test_attention_of_70b() -> None:
     """2,621,440 operations per token of context; as many as the 140 GFLOP of the products at 53,406 tokens."""
-    assert NOMINAL_70B.pair_flops == 2_621_440
-    assert NOMINAL_70B.pair_flops * 4096 == pytest.approx(10.7e9, rel=5e-3)
-    assert NOMINAL_70B.pair_flops * 4096 / 140e9 == pytest.approx(0.077, abs=5e-4)
-    assert 140e9 / NOMINAL_70B.pair_flops == pytest.approx(53_406, abs=1)
-    prefill = prefill_work(NOMINAL_70B, HALF, tokens=4096)
+    assert ROUND_70B.pair_flops == 2_621_440
+    assert ROUND_70B.pair_flops * 4096 == pytest.approx(10.7e9, rel=5e-3)
+    assert ROUND_70B.pair_flops * 4096 / 140e9 == pytest.approx(0.077, abs=5e-4)
+    assert 140e9 / ROUND_70B.pair_flops == pytest.approx(53_406, abs=1)
+    prefill = prefill_work(ROUND_70B, HALF, tokens=4096)
     assert prefill.attention_flops == pytest.approx(22.0e12, rel=2e-3)
     assert prefill.attention_flops / prefill.linear_flops == pytest.approx(0.038, abs=5e-4)
 
 
 def test_8b_on_an_a100() -> None:
-    work = step_work(NOMINAL_8B, HALF, batch=1, context=0)
+    work = step_work(ROUND_8B, HALF, batch=1, context=0)
     seconds = A100.least_seconds(work.linear)
     assert work.weight_bytes == 16e9 and seconds == pytest.approx(8e-3) and 1 / seconds == pytest.approx(125)
     assert 100 * work.weight_bytes == 1.6e12, "read for 100 tokens"
 
 
 def test_a_request_of_1000_and_100_tokens_on_an_a100() -> None:
-    prefill = A100.least_seconds(prefill_work(NOMINAL_8B, HALF, tokens=1000).linear)
-    decoding = 100 * A100.least_seconds(step_work(NOMINAL_8B, HALF, batch=1, context=0).linear)
+    prefill = A100.least_seconds(prefill_work(ROUND_8B, HALF, tokens=1000).linear)
+    decoding = 100 * A100.least_seconds(step_work(ROUND_8B, HALF, batch=1, context=0).linear)
     assert 1000 * prefill == pytest.approx(51.28, abs=5e-3)
     assert prefill + decoding == pytest.approx(0.851, abs=5e-4)
     assert prefill / (prefill + decoding) == pytest.approx(0.06, abs=5e-3)
@@ -209,7 +210,7 @@ def test_mistral_7b_four_rows() -> None:
 
 def test_rows_of_70b_on_two_devices() -> None:
     """Printed as 40 GB and 26 rows on one device, where 140 GB of weights do not fit; on two, 20 GB are left."""
-    served = Served(shape=NOMINAL_70B, precision=HALF, activations=0.0)
+    served = Served(shape=ROUND_70B, precision=HALF, activations=0.0)
     assert served.most_rows(80e9, length=4608) == 0
     assert served.most_rows(160e9, length=4608) == 13
     assert int(40e9 / (4608 * 327_680)) == 26, "the arithmetic of what is printed"
@@ -259,7 +260,7 @@ def test_rows_in_flight_are_rate_times_latency() -> None:
 def test_a_model_on_two_devices_sums_in_every_layer() -> None:
     """70B on two H100: 20.9 ms of weights each, and 160 sums."""
     assert 1000 * H100.least_seconds(decode(1).linear) / 2 == pytest.approx(20.9, abs=0.05)
-    assert 2 * len(NOMINAL_70B.layers) == 160
+    assert 2 * len(ROUND_70B.layers) == 160
     one = all_reduce_seconds(devices=2, tokens=8, hidden=8192, number_bytes=2, bandwidth=450e9, latency=5e-6)
     assert one == pytest.approx(8 * 8192 * 2 / 450e9 + 5e-6)
     assert all_reduce_seconds(devices=1, tokens=8, hidden=8192, number_bytes=2, bandwidth=450e9) == 0

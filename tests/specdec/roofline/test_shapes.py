@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
+from benchmarks.chapter.models import LLAMA_8B, LLAMA_8B_CONFIG, LLAMA_70B
 from specdec.roofline import heads
 from specdec.roofline.reading import COUNTED, DEFAULTS, TIED, MissingSizeError
 from specdec.roofline.shape import ModelShape
 from tests.architectures import MODEL_TYPES, tiny_config
-from tests.specdec.roofline.models import LLAMA_8B, LLAMA_8B_CONFIG, LLAMA_70B
 
 BY_DEFAULT = (
     *("llama", "gpt2", "opt", "gpt_neox", "gpt_bigcode", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3"),

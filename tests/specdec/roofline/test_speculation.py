@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
+from benchmarks.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.roofline.bounds import Roof
+from specdec.roofline.nominal import nominal
 from specdec.roofline.precision import Precision
 from specdec.roofline.rounds import AffineCost, AffineRounds, DraftModel, RoofRounds, round_seconds
 from specdec.roofline.shape import Attention, Layer, Mlp, ModelShape
@@ -21,7 +23,6 @@ from specdec.roofline.speculation import (
     tokens_per_round,
     tokens_per_tree,
 )
-from tests.specdec.roofline.models import DEEPSEEK_V3, LLAMA_8B, NOMINAL_8B, NOMINAL_70B, nominal
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
 HALF = Precision()
@@ -164,10 +165,10 @@ def test_target_efficiency() -> None:
 @pytest.mark.parametrize(
     ("parameters", "shape", "drafted", "context"),
     [
-        pytest.param(70e9, NOMINAL_70B, 0, 1487, id="70B"),
-        pytest.param(70e9, NOMINAL_70B, 3, 6490, id="70B verifying"),
-        pytest.param(8.03e9, NOMINAL_8B, 0, 421, id="8B"),
-        pytest.param(8.03e9, NOMINAL_8B, 3, 1754, id="8B verifying"),
+        pytest.param(70e9, ROUND_70B, 0, 1487, id="70B"),
+        pytest.param(70e9, ROUND_70B, 3, 6490, id="70B verifying"),
+        pytest.param(8.03e9, ROUND_8B, 0, 421, id="8B"),
+        pytest.param(8.03e9, ROUND_8B, 3, 1754, id="8B verifying"),
     ],
 )
 def test_critical_context(parameters: float, shape: ModelShape, drafted: int, context: int) -> None:
@@ -188,7 +189,7 @@ def test_intensity_of_very_many_rows() -> None:
     ("shape", "intensity"),
     [
         pytest.param(nominal(32, layers=32, heads=32, kv_heads=32), 1.0, id="a key for every head"),
-        pytest.param(NOMINAL_70B, 8.0, id="70B, 8 heads per key"),
+        pytest.param(ROUND_70B, 8.0, id="70B, 8 heads per key"),
         pytest.param(DEEPSEEK_V3, 241.8, id="latents"),
     ],
 )
@@ -227,7 +228,7 @@ def test_experts_make_verifying_dear_for_few_rows() -> None:
     cost = RoofRounds(shape=mixture, precision=HALF, roof=H100)
     few, some, many = (target_efficiency(cost, batch=batch, drafted=3, context=0) for batch in (1, 64, 8192))
     assert few < 0.6 and many < 0.6 and some > 0.9
-    dense = RoofRounds(shape=NOMINAL_8B, precision=HALF, roof=H100)
+    dense = RoofRounds(shape=ROUND_8B, precision=HALF, roof=H100)
     assert target_efficiency(dense, batch=1, drafted=3, context=0) > 0.99, "free where there are no experts"
 
 
