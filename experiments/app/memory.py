@@ -1,6 +1,8 @@
 """The memory of a run from its configuration: planned, printed and checked before anything is loaded."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from drafters.medusa import DEFAULT_SHAPE
 from experiments.app.config import build, plain
 from experiments.app.job_lines import in_sweep
+from experiments.app.setups import configuration_of, same_setup
 from experiments.planning.drafting import Planned, drafter_class, plan_drafter
 from experiments.planning.formats import Formats, choose_formats, inflated
 from experiments.planning.memory import RunMemory
@@ -18,6 +21,7 @@ from experiments.planning.sources import shape_of
 from experiments.reporting import terminal
 from experiments.reporting.memory import memory_table
 from experiments.results.manifest import device_name
+from experiments.results.records import PLAIN
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
@@ -42,15 +46,13 @@ def plan_memory(config: DictConfig, methods: Mapping[str, str]) -> RunMemory | s
         methods: Names, and the configuration sections of their drafters.
     """
     options = plain(config, "target")
-    if config.get("setups"):
-        return "memory is not planned with setups: methods have targets and engines of their own"
     for setting in ("device_map", "tensor_parallel"):
         if options.get(setting):
             return f"memory is not planned with target.{setting}: the model is on several devices"
     if not str(options.get("_target_")).endswith("Target.from_pretrained"):
         return f"memory is not planned for target._target_={options.get('_target_')}"
     try:
-        return _planned(config, methods, options)
+        return _planned(config, methods)
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         # Loading says what is wrong, if anything is: a plan is no reason to refuse what it does not understand.
         return f"memory is not planned: {' '.join(str(error).split())}"
@@ -70,56 +72,123 @@ def show_planned(planned: RunMemory | str) -> None:
         console.print(terminal.render(memory_table(planned), terminal.Frame.NARROW))
 
 
-def _planned(config: DictConfig, methods: Mapping[str, str], options: Mapping[str, Any]) -> RunMemory:
-    name, device = str(options["name"]), resolve_device(options["device"])
-    stored: PreTrainedConfig = AutoConfig.from_pretrained(bundled.resolve(name), **hub_options(options))
-    given = inflated(stored.to_dict(), options.get("inflate"))
-    shape = shape_of(given, name)
-    engine = plain(config, "engine")
-    own_scheme = stored_scheme(stored)
-    formats = choose_formats(
-        {key: value for key, value in given.items() if key != "quantization_config" or own_scheme is None},
-        dtype=_dtype(options["dtype"], stored, device),
-        quantization=options.get("quantization") or own_scheme,
-        kv_cache=engine["kv_cache"],
-    )
+def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:
     served: dict[str, Served] = {}
-    unknown = []
-    for method, section in methods.items():
-        drafter = plain(config, section)
-        nodes, shown = _nodes(config, section, drafter)
-        planned = None
-        try:
-            planned = _planned_drafter(drafter, shape, formats, name)
-        except ValueError:
-            unknown.append(method)
-        model = None if planned is None else planned.model
-        served[method] = Served(
-            shape=shape,
-            precision=formats.precision,
-            drafter=None if model is None else model.shape,
-            drafter_precision=None if model is None else model.precision,
-            drafted=nodes if nodes >= 0 else (planned.longest if planned is not None else None) or 0,
-            shown=shown if planned is None or planned.shown is None else planned.shown,
-            prefill_chunk=engine["prefill_chunk"],
-        )
-    free = free_memory(device)
+    copies: dict[object, float] = {}
+    unknown, weights_of, own_rows = [], {}, {}
+    engine, shared = plain(config, "engine"), _Here.of(config)
+    sections: dict[str, str | None] = {**methods}
+    if not same_setup(config, PLAIN, next(iter(methods))):
+        sections[PLAIN] = None
+    for method, section in sections.items():
+        own = configuration_of(config, method)
+        here = shared if own is config else _Here.of(own)
+        rows = own.engine.max_batch_size
+        weights_of[method] = json.dumps(plain(own, "target"), sort_keys=True, default=str)
+        own_rows |= {method: rows} if rows != engine["max_batch_size"] else {}
+        served[method], known = here.served(own, section)
+        unknown += [] if known else [method]
+        if own.engine.optimize:
+            copies[weights_of[method]] = here.copies(here.shape, here.formats.precision)
+            copies[method] = here.copies(served[method].drafter, served[method].drafter_precision)
+    limit = min(shared.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     return RunMemory(
-        target=name,
+        target=shared.name,
         methods=served,
         rows=engine["max_batch_size"],
-        length=engine["max_length"] or min(shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH),
-        free=free,
-        place=f"{device} ({device_name(device)})",
-        copies=sum(
-            _copies(each, precision, formats.computes, device, free, half=_is_half(stored, options))
-            for each, precision in _models(served.values())
-        )
-        if engine["optimize"]
-        else 0.0,
+        length=engine["max_length"] or limit,
+        free=shared.free,
+        place=f"{shared.device} ({device_name(shared.device)})",
+        copies=sum(copies.values()),
         unknown=tuple(unknown),
-        is_sure=shape.is_counted,
+        is_sure=shared.shape.is_counted,
+        weights_of=weights_of,
+        own_rows=own_rows,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Here:
+    """A target as it will be on this machine.
+
+    Attributes:
+        name: Its name.
+        device: Where it will run.
+        free: Bytes that are free there.
+        shape: Its shape.
+        formats: Bytes of its numbers.
+        half: Whether float32 weights are numbers that 16 bits hold, which are then copied in 16 bits.
+    """
+
+    name: str
+    device: torch.device
+    free: int
+    shape: ModelShape
+    formats: Formats
+    half: bool
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "_Here":
+        """Returns the target of a configuration."""
+        options = plain(config, "target")
+        name, device = str(options["name"]), resolve_device(options["device"])
+        stored: PreTrainedConfig = AutoConfig.from_pretrained(bundled.resolve(name), **hub_options(options))
+        given = inflated(stored.to_dict(), options.get("inflate"))
+        scheme = stored_scheme(stored)
+        formats = choose_formats(
+            {key: value for key, value in given.items() if key != "quantization_config" or scheme is None},
+            dtype=_dtype(options["dtype"], stored, device),
+            quantization=options.get("quantization") or scheme,
+            kv_cache=plain(config, "engine")["kv_cache"],
+        )
+        sixteen = str(getattr(stored, "dtype", None) or "").endswith("float16")
+        return cls(
+            name=name,
+            device=device,
+            free=free_memory(device),
+            shape=shape_of(given, name),
+            formats=formats,
+            half=sixteen and options.get("inflate") is None and half_products(),
+        )
+
+    def served(self, config: DictConfig, section: str | None) -> tuple[Served, bool]:
+        """Returns what a method's engine serves, and whether its drafter is known.
+
+        Args:
+            config: The configuration as the method has it.
+            section: That of its drafter; None for plain decoding.
+        """
+        drafter = {} if section is None else plain(config, section)
+        nodes, shown = (0, None) if section is None else _nodes(config, section, drafter)
+        planned, known = None, True
+        try:
+            planned = _planned_drafter(drafter, self.shape, self.formats, self.name)
+        except ValueError:
+            known = False
+        model = None if planned is None else planned.model
+        longest = (planned.longest if planned is not None else None) or 0
+        served = Served(
+            shape=self.shape,
+            precision=self.formats.precision,
+            drafter=None if model is None else model.shape,
+            drafter_precision=None if model is None else model.precision,
+            drafted=nodes if nodes >= 0 else longest,
+            shown=shown if planned is None or planned.shown is None else planned.shown,
+            prefill_chunk=plain(config, "engine")["prefill_chunk"],
+        )
+        return served, known
+
+    def copies(self, shape: ModelShape | None, precision: Precision | None) -> float:
+        """Returns the bytes of a model's copies in the layout of the processor's products; 0 where none are made."""
+        dtype = getattr(torch, self.formats.computes)
+        if shape is None or precision is None or self.device.type != "cpu" or dtype is torch.float16:
+            return 0.0
+        output = 0 if shape.borrowed else shape.output_weights
+        weights = shape.layer_weights - shape.expert_weights + shape.other_weights + output
+        stored = weights * precision.weights
+        if precision.weights != precision.tables or not prefers_packed(dtype) or stored > _SHARE * self.free:
+            return 0.0
+        return 2.0 * weights if self.half else stored
 
 
 def _planned_drafter(
@@ -164,31 +233,3 @@ def _dtype(asked: Any, stored: PreTrainedConfig, device: torch.device) -> str:
     own = getattr(stored.get_text_config(decoder=True), "dtype", None) or getattr(stored, "dtype", None)
     own = getattr(torch, own.removeprefix("torch."), None) if isinstance(own, str) else own
     return dtype_name(choose_dtype(own, device).dtype if isinstance(own, torch.dtype) else torch.float32)
-
-
-def _is_half(stored: PreTrainedConfig, options: Mapping[str, Any]) -> bool:
-    """Returns whether float32 weights are numbers that 16 bits hold, which are then copied in 16 bits."""
-    own = str(getattr(stored, "dtype", None) or "")
-    return own.endswith("float16") and options.get("inflate") is None and half_products()
-
-
-def _models(served: Iterable[Served]) -> list[tuple[ModelShape, Precision]]:
-    """Returns the target once, and every drafting model."""
-    listed = list(served)
-    drafting = [(each.drafter, each.drafter_precision or each.precision) for each in listed if each.drafter is not None]
-    return [(listed[0].shape, listed[0].precision), *drafting]
-
-
-def _copies(
-    shape: ModelShape, precision: Precision, computes: str, device: torch.device, free: float, *, half: bool
-) -> float:
-    """Returns the bytes of copies in the layout of the processor's products; none where they are not made."""
-    dtype = getattr(torch, computes)
-    if device.type != "cpu" or precision.weights != precision.tables or dtype is torch.float16:
-        return 0.0
-    output = 0 if shape.borrowed else shape.output_weights
-    weights = shape.layer_weights - shape.expert_weights + shape.other_weights + output
-    stored = weights * precision.weights
-    if not prefers_packed(dtype) or stored > _SHARE * free:
-        return 0.0
-    return 2.0 * weights if half else stored

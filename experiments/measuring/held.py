@@ -29,7 +29,7 @@ class Held:
     """Bytes that are allocated, by what they are for.
 
     Attributes:
-        weights: The target's parameters and buffers, norms and biases included.
+        weights: The targets' parameters and buffers, norms and biases included.
         drafter: Those of drafting models that are not the target's.
         kv: The targets' caches, without the positions for the nodes of drafts.
         drafter_kv: The drafting models' caches, likewise.
@@ -51,14 +51,13 @@ class Held:
 
 
 def held_by(engines: Sequence[Engine]) -> Held:
-    """Returns what some engines of one target hold, each tensor once."""
+    """Returns what some engines hold, each tensor once."""
     different = list(dict.fromkeys(engines))
     own = [engine.runner for engine in different]
-    target = own[0]
     drafting = [part for engine in different for part in _parts(engine.drafter)]
     theirs = [part for part in drafting if isinstance(part, ModelRunner)]
     seen: set[int] = set()
-    weights = _bytes(_tensors(target.model), seen)
+    weights = _bytes((tensor for runner in own for tensor in _tensors(runner.model)), seen)
     copies = {weight: size for each in [*own, *theirs] for weight, size in each.executor.copies().items()}
     kv, nodes = _cache_bytes(runner.cache for runner in own)
     drafter_kv, drafter_nodes = _cache_bytes(runner.cache for runner in theirs)

@@ -1,7 +1,7 @@
 """What memory a run will take, before anything of it is loaded, and whether there is so much."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
 from specdec.roofline.capacity import Memory, Served, largest, remedy, weight_bytes, written_bytes
@@ -9,13 +9,15 @@ from specdec.roofline.capacity import Memory, Served, largest, remedy, weight_by
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """The memory of a run: one target, and an engine for each method, all of which are there at the same time.
+    """The memory of a run: an engine for each method, on one target or on several, all at the same time.
 
     It can say what would fit, as ``specdec.roofline.capacity.Room`` asks for it.
 
     Attributes:
         target: The target's name.
-        methods: What each method's engine serves, by its name. The weights of the target are the same ones.
+        methods: What each method's engine serves, by its name.
+        weights_of: What tells the targets of methods apart, by name; empty where all have the same weights.
+        own_rows: Slots of those methods' engines that have a number of their own.
         rows: Slots of an engine.
         length: Positions of a slot.
         free: Bytes that the device has left.
@@ -35,14 +37,20 @@ class RunMemory:
     copies: float = 0.0
     unknown: tuple[str, ...] = ()
     is_sure: bool = True
+    weights_of: Mapping[str, str] = field(default_factory=dict)
+    own_rows: Mapping[str, int] = field(default_factory=dict)
 
     def memory(self, *, rows: int, length: int) -> Memory:
         """Returns what the run takes with slots of this number and length, copies left out."""
-        parts = [served.memory(rows=rows, length=length) for served in self.methods.values()]
+        parts = {
+            name: served.memory(rows=self.own_rows.get(name, rows), length=length)
+            for name, served in self.methods.items()
+        }
+        targets = {self.weights_of.get(name, ""): part.weights for name, part in parts.items()}
         return replace(
-            reduce(_sum, parts),
-            weights=parts[0].weights,  # one target
-            activations=max(part.activations for part in parts),  # engines take turns
+            reduce(_sum, parts.values()),
+            weights=sum(targets.values()),
+            activations=max(part.activations for part in parts.values()),  # engines take turns
         )
 
     @property

@@ -58,6 +58,16 @@ def test_a_drafter_holds_what_is_planned(drafter: str, configure: Configure) -> 
     assert memory.drafter == pytest.approx(held.drafter, rel=0.005)
 
 
+def test_methods_may_have_targets_of_their_own(configure: Configure) -> None:
+    words = ["drafter=none", "+drafter@methods.a=ngram", "+drafter@methods.b=ngram"]
+    own = "+setups.b={target:{quantization:int8},engine:{max_batch_size:3}}"
+    methods = {"a": "methods.a", "b": "methods.b"}
+    one, two = (plan_memory(configure("run", *words, *more), methods) for more in ([], [own]))
+    assert isinstance(one, RunMemory) and isinstance(two, RunMemory)
+    assert one.planned.weights < two.planned.weights < 2 * one.planned.weights
+    assert two.planned.kv == 2 * one.planned.kv, "a row, and three"
+
+
 def test_plain_decoding_drafts_nothing(configure: Configure) -> None:
     planned = plan_memory(configure("run", "drafter=none", "method=m"), {"m": "drafter"})
     assert isinstance(planned, RunMemory)

@@ -26,6 +26,13 @@ def test_engines_share_the_target_and_nothing_else() -> None:
     assert memory.activations == 2e9, "they take turns"
 
 
+def test_targets_of_other_weights_count_each() -> None:
+    several = replace(RUN, methods={"a": DRAFTING, "b": ALONE, "c": ALONE}, weights_of={"a": "x", "b": "y", "c": "x"})
+    assert several.planned.weights == 2 * 16e9
+    wide = replace(several, own_rows={"c": 5})
+    assert wide.planned.kv == (2 + 2 + 5) * 1000 * KV
+
+
 def test_what_fits_is_not_refused() -> None:
     RUN.check()
     exact = replace(RUN, free=RUN.planned.total)
