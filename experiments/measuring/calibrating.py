@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 import psutil
@@ -27,6 +28,9 @@ CPU_RANGES = (1, 16)
 """On a CPU, one token, up to sixteen, and more are multiplied by different kernels (``specdec.execution.few_rows``)."""
 GPU_RANGES = (64,)
 """On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
+
+STEADY = 0.05
+"""How much forwards may become slower or faster while they are measured, before it is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +252,19 @@ def _row(each: Timed, cost: StepCost) -> tuple[float, ...]:
 
 
 def _note(timed: Sequence[Timed]) -> str:
-    passes = min(each.passes for each in timed)
-    if passes >= 5:
-        return ""
-    return f"every forward was timed {passes} times only, which is little: give more seconds, or a smaller grid"
+    """Returns why the measurement may be little to build on; empty where nothing speaks against it."""
+    passes, drift = min(each.passes for each in timed), median(each.drift for each in timed)
+    said = []
+    if passes < 5:
+        said.append(
+            f"every forward was timed {passes} times only, which is little: give more seconds, or a smaller grid"
+        )
+    if abs(drift - 1) > STEADY:
+        said.append(
+            f"forwards took {abs(drift - 1):.0%} {'more' if drift > 1 else 'less'} time in the later half of the passes "
+            f"than in the earlier: the machine has changed meanwhile, so calibrate again"
+        )
+    return "; ".join(said)
 
 
 def _peaks(target: Target) -> Peaks:

@@ -90,11 +90,13 @@ class Timed:
         forward: The point.
         seconds: The lower quartile of its times.
         passes: How often it was timed.
+        drift: Its time in the later half of the passes over that in the earlier half.
     """
 
     forward: Forward
     seconds: float
     passes: int
+    drift: float = 1.0
 
 
 def measure_forwards(
@@ -133,7 +135,13 @@ def measure_forwards(
                 times[point].append(_now(runner.device) - start)
             passes += 1
             progress(f"forwards: pass {passes}, {max(0.0, seconds - time.perf_counter() + began):.0f} s left")
-    return [Timed(forward=point, seconds=smallest(found), passes=len(found)) for point, found in times.items()]
+    return [_timed(point, found) for point, found in times.items()]
+
+
+def _timed(point: Forward, seconds: Sequence[float]) -> Timed:
+    half = len(seconds) // 2
+    drift = smallest(seconds[-half:]) / smallest(seconds[:half])
+    return Timed(forward=point, seconds=smallest(seconds), passes=len(seconds), drift=drift)
 
 
 def forward_batch(point: Forward, vocab: int, device: torch.device) -> ForwardBatch:

@@ -16,7 +16,7 @@ from tests.experiments.runs import Configure, Stop, invoke, local, summary_file
 ROOT = Path(__file__).parents[2]
 
 BAD = [
-    (["dataset=nope"], "there is no dataset 'nope': choose among context, gsm8k, humaneval, jsonl, "),
+    (["dataset=nope"], "there is no dataset 'nope': choose among context, gsm8k, humaneval, joined, jsonl, "),
     (["drafter=nope"], "there is no drafter 'nope': did you mean none?"),
     (["sampling.temperature=-1"], "temperature=-1: give 0 (greedy) or a positive number"),
     (["sampling.temperature=hot"], "sampling.temperature='hot': give a number"),
