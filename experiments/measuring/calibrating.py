@@ -261,8 +261,8 @@ def _note(timed: Sequence[Timed]) -> str:
         )
     if abs(drift - 1) > STEADY:
         said.append(
-            f"forwards took {abs(drift - 1):.0%} {'more' if drift > 1 else 'less'} time in the later half of the passes "
-            f"than in the earlier: the machine has changed meanwhile, so calibrate again"
+            f"forwards took {abs(drift - 1):.0%} {'more' if drift > 1 else 'less'} time in the later half of the "
+            f"passes than in the earlier: the machine has changed meanwhile, so calibrate again"
         )
     return "; ".join(said)
 
