@@ -11,10 +11,13 @@ from experiments.app.config import plain
 from experiments.planning.drafting import drafter_class, plan_drafter
 from experiments.planning.formats import choose_formats, inflated
 from experiments.planning.measured import ChainCosts, check_file, device_of
-from experiments.planning.plan import Plan, Question
+from experiments.planning.plan import Plan
+from experiments.planning.question import Question
 from experiments.planning.sources import read_config, shape_of
 from experiments.reporting import terminal
-from experiments.reporting.plan import figures_of, head_lines, tables, tail_lines
+from experiments.reporting.plan import tables
+from experiments.reporting.plan_figures import figures_of
+from experiments.reporting.plan_words import head_lines, tail_lines
 from specdec.roofline.calibrated import CalibratedRounds
 from specdec.roofline.devices import TABLE, Device, find_device, read_devices
 from specdec.roofline.shape import ModelShape

@@ -1,70 +1,15 @@
-"""The tables and sentences of a plan."""
+"""The tables of a plan."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
-
-from experiments.planning.drafting import short_count
-from experiments.planning.measured import OUTSIDE
-from experiments.planning.plan import Phase, Plan, Request, Speculation
+from experiments.planning.answers import Phase, Request
+from experiments.planning.plan import Plan
+from experiments.reporting.plan_words import acceptance_in_words, between, gigabytes
 from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table
-from specdec.roofline.bounds import CACHES
 from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.roofline.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""
 _GIGA = 1e9
-_SHOWN = (256, 1024, 4096, 16_384, 65_536)
-"""Contexts whose break-even is said in words."""
-
-
-def head_lines(plan: Plan) -> list[str]:
-    """Returns what is planned, and what the figures mean."""
-    asked = plan.asked
-    shape, device = asked.shape, asked.device
-    active = "" if not shape.is_mixture else f", of which a token uses {short_count(_used(plan))}"
-    figures = "measured" if asked.measured else "printed"
-    lines = [
-        f"{asked.name}: {short_count(shape.weights)} parameters in matrices{active}; {asked.formats}",
-        f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
-        f"ridge {asked.roof.ridge:.3g} FLOP/byte",
-    ]
-    if plan.phases[1].work.total.bytes < CACHES * device.cache:
-        lines.append(
-            f"What a step reads ({_gb(plan.phases[1].work.total.bytes)} GB) is not much larger than the device's last "
-            f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
-        )
-    if not shape.is_counted:
-        lines.append(
-            f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
-            f"them with the model."
-        )
-    if asked.drafter is not None:
-        lines.append(f"drafter: {asked.drafter.title}; acceptance {_acceptance(plan)}, an assumption")
-    return [*lines, _times_in_words(plan)]
-
-
-def _times_in_words(plan: Plan) -> str:
-    """Returns what times are: the least ones, or predicted by costs that were measured."""
-    if plan.asked.costs is None:
-        return (
-            "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these "
-            "speeds."
-        )
-    rounds = plan.asked.costs.rounds
-    box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
-    error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
-    return (
-        f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
-        f"{_between(box.batch)} rows, {_between(box.context)} positions and {_between(box.drafted)} drafted nodes per "
-        f"row, chains of up to {plan.asked.costs.longest}, and pieces of prompts of {_between(box.chunk)} tokens; a "
-        f"dash is {OUTSIDE}."
-    )
-
-
-def _between(ends: tuple[int, int]) -> str:
-    return f"{ends[0]:,} to {ends[1]:,}" if ends[0] != ends[1] else f"{ends[0]:,}"
 
 
 def tables(plan: Plan) -> list[Table]:
@@ -103,10 +48,10 @@ def memory_table(plan: Plan) -> Table:
     )
     for room in plan.rooms:
         memory = room.memory
-        cells: list[Cell | str] = [f"{room.batch:,}", _gb(memory.weights), _gb(memory.kv)]
-        cells += [_gb(memory.drafter), _gb(memory.drafter_kv)] if drafting else []
-        cells += [_gb(memory.scratch)] if asked.drafter is not None else []
-        cells += [_gb(memory.activations), _gb(memory.total)]
+        cells: list[Cell | str] = [f"{room.batch:,}", gigabytes(memory.weights), gigabytes(memory.kv)]
+        cells += [gigabytes(memory.drafter), gigabytes(memory.drafter_kv)] if drafting else []
+        cells += [gigabytes(memory.scratch)] if asked.drafter is not None else []
+        cells += [gigabytes(memory.activations), gigabytes(memory.total)]
         cells.append("yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED))
         cells.append(f"{room.longest:,}" if room.longest else "none")
         table.add(*cells)
@@ -160,7 +105,7 @@ def speculation_table(plan: Plan) -> Table:
     columns += [Column("tokens/s"), Column("plainly")]
     table = Table(
         columns,
-        title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {_acceptance(plan)}",
+        title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}",
         notes=[
             f"drafts of up to {plan.longest} tokens, in a chain",
             "target efficiency is the time of a plain step over that of verifying: 1 where verifying is free",
@@ -216,129 +161,9 @@ def _prefill_unknown(plan: Plan) -> list[str]:
     if costs is None or plan.phases[0].predicted is not None or costs.rounds.prefill is None:
         return []
     return [
-        f"pieces of prompts of {_between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
+        f"pieces of prompts of {between(costs.rounds.box.chunk)} tokens were measured, all rows together: give "
         f"engine.prefill_chunk={costs.rounds.box.chunk[1]} and a prompt of whole pieces, or calibrate larger ones"
     ]
-
-
-def tail_lines(plan: Plan) -> list[str]:
-    """Returns what the map says, in words."""
-    lines = [_critical_in_words(plan)]
-    if plan.asked.drafter is None:
-        return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
-    what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
-    pieces: list[tuple[str, list[int]]] = []
-    known = {
-        context: batch
-        for context, batch, sure in zip(plan.map.contexts, plan.map.break_even, plan.map.known, strict=True)
-        if sure
-    }
-    if not known:
-        return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
-    measured = plan.asked.costs is not None
-    shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
-    most = plan.map.most if measured else None
-    for context in shown:
-        said = _slower(known[context], most)
-        if pieces and pieces[-1][0] == said:
-            pieces[-1][1].append(context)
-        else:
-            pieces.append((said, [context]))
-    words = [f"{said} with {_range(contexts)}" for said, contexts in pieces]
-    return [*lines, f"{what} is slower than plain decoding {', '.join(words)} positions per row."]
-
-
-def _critical_in_words(plan: Plan) -> str:
-    """Returns from which context on memory is the limit at every batch, for plain steps and for those that verify."""
-    plain = plan.critical_context(0)
-    drafted = plan.fixed if plan.asked.drafter is not None else 0
-    verify = plan.critical_context(drafted) if drafted else plain
-    never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
-    if plain is None:
-        return f"A step is {never}."
-    text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
-    if not drafted:
-        return f"{text}."
-    if verify is None:
-        return f"{text}; one that verifies a draft of {drafted} is {never}."
-    return f"{text}; one that verifies a draft of {drafted} from {verify:,.0f} on."
-
-
-def _range(contexts: Sequence[int]) -> str:
-    return f"{contexts[0]:,}" if len(contexts) == 1 else f"{contexts[0]:,} to {contexts[-1]:,}"
-
-
-def figures_of(plan: Plan) -> dict[str, Any]:
-    """Returns all figures by name, for ``plan.json``. Bytes, seconds and operations, without prefixes."""
-    asked = plan.asked
-    grid = plan.map
-    return {
-        "schema": 1,
-        "asked": {
-            "target": asked.name,
-            "parameters": asked.shape.weights,
-            "formats": asked.formats,
-            "precision": asdict(asked.precision),
-            "device": asked.device.name,
-            "source": asked.device.source,
-            "measured": asked.measured,
-            "bandwidth": asked.roof.bandwidth,
-            "flops": asked.roof.flops,
-            "batch": list(asked.batches),
-            "context": asked.context,
-            "prompt": asked.prompt,
-            "output": asked.output,
-            "drafter": None if asked.drafter is None else asked.drafter.title,
-            "acceptance": asked.acceptance,
-            "longest": plan.longest,
-            "usable": asked.usable,
-            "price": asked.price,
-            "costs": None if asked.costs is None else asdict(asked.costs.rounds.conditions),
-        },
-        "memory": [
-            {"batch": r.batch, **asdict(r.memory), "total": r.memory.total, "fits": r.fits, "longest": r.longest}
-            for r in plan.rooms
-        ],
-        "most_rows": plan.most_rows,
-        "most_paged_rows": plan.most_paged_rows,
-        "forwards": [
-            {
-                "what": phase.what,
-                "batch": phase.batch,
-                **asdict(phase.work),
-                "intensity": phase.work.total.intensity,
-                "bound": phase.work.bound(asked.roof),
-                "seconds": phase.seconds,
-                "predicted_seconds": phase.predicted,
-                "tokens": phase.tokens,
-            }
-            for phase in plan.phases
-        ],
-        "speculation": [_dict(each) for each in plan.speculations] if asked.drafter is not None else [],
-        "requests": {
-            "plain": [_dict(each) for each in plan.requests(speculate=False)],
-            "speculative": [_dict(each) for each in plan.requests(speculate=True)] if asked.drafter else [],
-        },
-        "critical_context": {
-            "plain": plan.critical_context(0),
-            "verify": plan.critical_context(plan.fixed) if asked.drafter is not None else None,
-        },
-        "map": {
-            "batches": list(grid.batches),
-            "contexts": list(grid.contexts),
-            "drafted": [[each and each.drafted for each in row] for row in grid.best],
-            "speedup": [[each and each.speedup for each in row] for row in grid.best],
-            "fits": [list(row) for row in grid.fits],
-            "break_even_batch": list(grid.break_even),
-            "break_even_known": list(grid.known),
-        }
-        if asked.drafter is not None
-        else None,
-    }
-
-
-def _dict(figures: Speculation | Request | None) -> dict[str, Any] | None:
-    return None if figures is None else asdict(figures)
 
 
 def _phase_cells(plan: Plan, phase: Phase) -> list[Cell | str]:
@@ -348,9 +173,9 @@ def _phase_cells(plan: Plan, phase: Phase) -> list[Cell | str]:
     flops = f"{work.total.flops / 1e12:,.3g}"
     if plan.asked.costs is None:
         other = work.activation_bytes + work.logit_bytes
-        sizes = [_gb(work.weight_bytes), _gb(kv), _gb(other), flops, f"{share:.0%}"]
+        sizes = [gigabytes(work.weight_bytes), gigabytes(kv), gigabytes(other), flops, f"{share:.0%}"]
     else:
-        sizes = [_gb(work.total.bytes), flops]
+        sizes = [gigabytes(work.total.bytes), flops]
     return [
         phase.what,
         f"{phase.batch:,}",
@@ -394,11 +219,6 @@ def _figure(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.3g}"
 
 
-def _used(plan: Plan) -> int:
-    shape = plan.asked.shape
-    return shape.active_weights + shape.output_weights
-
-
 def _room_in_words(plan: Plan) -> str:
     """Returns how many slots there is room for, and how many rows if memory is given out in pages."""
     slots, paged = plan.most_rows, plan.most_paged_rows
@@ -426,23 +246,8 @@ def _too_many(plan: Plan) -> list[str]:
     return [f"there is no room for a batch of {' or '.join(batches)}"] if batches else []
 
 
-def _acceptance(plan: Plan) -> str:
-    given = plan.asked.acceptance
-    return f"{given:g}" if isinstance(given, float | int) else ", ".join(f"{each:g}" for each in given)
-
-
-def _slower(batch: int | None, most: int | None) -> str:
-    if batch is None:
-        return "at no batch" if most is None else f"at no batch up to {most:,}"
-    return f"above batch {batch:,}" if batch else "at every batch"
-
-
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
-
-
-def _gb(size: float) -> str:
-    return "0" if not size else f"{size / _GIGA:,.3g}" if size >= 1e6 else "<0.001"
 
 
 def _ms(seconds: float) -> str:

@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch, Rectangle
 
+from experiments.planning.answers import Phase
 from experiments.planning.measured import OUTSIDE
-from experiments.planning.plan import Phase, Plan
+from experiments.planning.plan import Plan
 from experiments.reporting import style
 
 _KINDS = ("prefill", "decode", "draft", "verify")
