@@ -103,7 +103,7 @@ def table(found: Sequence[Quadrant], labels: Mapping[str, str], *, notes: Sequen
                 else with_interval(
                     times(each.gain),
                     each.gain_interval,
-                    emphasis=Emphasis.BEST if each is best(quadrant) else Emphasis.NONE,
+                    emphasis=Emphasis.BEST if each is best(quadrant) and not _doubt(each) else Emphasis.NONE,
                 ),
                 end_section=index + 1 == len(quadrant.methods),
             )

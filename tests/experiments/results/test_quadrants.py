@@ -1,11 +1,13 @@
 """The four kinds of requests: their figures by hand, what is said and drawn of them, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.reporting.quadrants import report_quadrants
+from experiments.reporting.quadrants import report_quadrants, table
+from experiments.reporting.table import Emphasis
 from experiments.results.quadrants import Quadrant, quadrants
 from experiments.results.records import Record, replace_records
 from experiments.results.runs import Run, load_run
@@ -109,6 +111,17 @@ def test_what_is_written_and_said(runs: list[Run], tmp_path: Path, capsys: pytes
     figures = json.loads((tmp_path / "quadrants.json").read_text())["quadrants"]
     assert [each["quadrant"] for each in figures] == ["SS", "SL", "LS", "LL"]
     assert "long input (100 tokens), short output (4)" in (tmp_path / "quadrants.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("interval", "marked"), [((1.2, 3.0), Emphasis.BEST), ((0.9, 3.0), Emphasis.NONE)], ids=["certain", "holds 1"]
+)
+def test_only_a_certain_gain_is_marked(
+    found: dict[str, Quadrant], interval: tuple[float, float], marked: Emphasis
+) -> None:
+    plain, fast = found["SL"].methods
+    quadrant = replace(found["SL"], methods=(plain, replace(fast, gain=2.0, gain_interval=interval)))
+    assert table([quadrant], {}).rows[1][-1].emphasis is marked
 
 
 def test_outputs_that_ended_early_are_said(runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
