@@ -162,13 +162,14 @@ def _asks_for_requests(config: DictConfig) -> bool:
 
 def _with_requests(report: "Report") -> "Report":
     """The report with the table and the picture of requests."""
-    from experiments.reporting.requests import requests_plot, requests_table
+    from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
 
     def tables(summary: "Summary", title: str) -> list["Table"]:
         requests = requests_table(summary)
         return [*report.tables(summary, title), *([requests] if requests is not None else [])]
 
-    return replace(report, tables=tables, plots={**report.plots, "requests.png": requests_plot})
+    plots = {"requests.png": requests_plot, "in_flight.png": in_flight_plot}
+    return replace(report, tables=tables, plots={**report.plots, **plots})
 
 
 def _tables(summary: "Summary", title: str) -> list["Table"]:

@@ -19,6 +19,8 @@ TITLE = "What a user feels"
 CLOSED = "all requests of a batch arrive together, and the next batch when they have ended (closed loop)"
 """How the load comes about, which decides what latencies mean."""
 NOT_MEASURED = "not measured"
+WAITING_SHOWN = 0.1
+"""Requests in the queue, as a share of those in slots, from which on a picture shows them: moments are left out."""
 _MOST_COLUMNS = 4
 """Methods up to which the table has a column for each; with more it has a row."""
 
@@ -185,6 +187,34 @@ def requests_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     listed = dict(zip(labels, handles, strict=True))  # each once: every line of the panel has them
     style.legend(figure, list(listed.values()), list(listed), ncols=5)
     plot_title(figure, f"{TITLE}: percentiles over requests; {CLOSED}", subtitle, summary)
+    return style.save(figure, path)
+
+
+@style.styled()
+def in_flight_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
+    """Draw how many requests were in slots and in the queue over a run's time; returns None if that is not known."""
+    known = [(method, method.requests.concurrency) for method in summary.methods if method.requests is not None]
+    known = [(method, found) for method, found in known if found is not None and found.running_over_time]
+    if not known:
+        return None
+    several = len({method.temperature for method, _ in known}) > 1
+    figure = style.new_figure(style.PAGE, 2.4)
+    axes = figure.subplots()
+    for index, (method, found) in enumerate(known):
+        parts = len(found.running_over_time)
+        edges = [found.seconds * part / parts for part in range(parts + 1)]
+        name = method.label + (f", T={method.temperature:g}" if several else "")
+        axes.stairs(found.running_over_time, edges, color=style.color(index), label=style.wrapped(name, 26))
+        if max(found.waiting_over_time) > WAITING_SHOWN * max(found.running_over_time):
+            looks: dict[str, Any] = {"color": style.color(index), "linestyle": "dotted"}
+            axes.stairs(found.waiting_over_time, edges, label=style.wrapped(f"{name}: waiting", 26), **looks)
+    axes.set_xlabel("seconds of the method's own calls, one after another")
+    axes.set_ylabel("requests in flight")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    style.legend(figure, *axes.get_legend_handles_labels(), ncols=4)
+    plot_title(figure, f"Requests in flight over time; {CLOSED}", subtitle, summary)
     return style.save(figure, path)
 
 

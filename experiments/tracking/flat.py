@@ -85,11 +85,11 @@ def figures_of(method: MethodSummary) -> dict[str, float | str]:
 
 
 def _without_intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of requests without their intervals, which would be most of a tracker's names: the files have them."""
+    """Figures of requests without intervals and series, which would be most of a tracker's names."""
     return {
         name: _without_intervals(value) if isinstance(value, Mapping) else value
         for name, value in figures.items()
-        if not name.endswith("_interval")
+        if not name.endswith(("_interval", "_over_time"))
     }
 
 

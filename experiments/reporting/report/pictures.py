@@ -9,12 +9,12 @@ from pathlib import Path
 
 from experiments.reporting.categories import category_plot
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
-from experiments.reporting.requests import requests_plot
+from experiments.reporting.requests import in_flight_plot, requests_plot
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.results.comparison import make_rows, title
 from experiments.results.runs import SUMMARY, Run
 
-_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "categories.png": category_plot}
+_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "in_flight.png": in_flight_plot, "categories.png": category_plot}
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 

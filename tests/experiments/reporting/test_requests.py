@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting.requests import FLAT_COLUMNS, requests_plot, requests_table, warnings_of
+from experiments.reporting.requests import FLAT_COLUMNS, in_flight_plot, requests_plot, requests_table, warnings_of
 from experiments.results.records import Record
 from experiments.results.requests.figures import Terms
 from experiments.results.requests.limits import Limits
@@ -91,6 +91,15 @@ def test_the_picture_has_every_method_and_says_how_the_load_came(tmp_path: Path)
     for words in ("plain", "fast", "time to first token (ms)", "p99", "closed loop", "conditions"):
         assert words in text
     assert requests_plot(summary_of(records("other", tells=False)), tmp_path / "none.png", "") is None
+
+
+def test_requests_in_flight_are_a_line_per_method(tmp_path: Path) -> None:
+    path = in_flight_plot(summary_of(records("plain"), records("fast")), tmp_path / "in_flight.png", "conditions")
+    assert path is not None
+    text = path.with_suffix(".svg").read_text()
+    for words in ("plain", "fast", "requests in flight", "closed loop", "conditions"):
+        assert words in text
+    assert in_flight_plot(summary_of(records("other", tells=False)), tmp_path / "none.png", "") is None
 
 
 @pytest.mark.parametrize(("prompts", "shown"), [(1, "-"), (2, "200 to 300")])

@@ -192,6 +192,20 @@ def test_requests_in_flight_over_time() -> None:
     assert found.holds
 
 
+def test_the_series_over_time_is_the_average_in_parts() -> None:
+    def line(admitted: float, finished: float) -> Timeline:
+        return Timeline(
+            arrived=0.0, admitted=admitted, prefilled=admitted, emissions=((finished, 1),), finished=finished
+        )
+
+    found = concurrency([([line(0.0, 2.0), line(1.0, 3.0)], 3.0), ([line(0.0, 1.5)], 3.0)])
+    assert found is not None and found.seconds == 6.0
+    assert found.running_over_time == (1.0,) * 10 + (2.0,) * 10 + (1.0,) * 10 + (1.0,) * 15 + (0.0,) * 15
+    assert found.waiting_over_time == (1.0,) * 10 + (0.0,) * 50
+    assert (found.running, found.waiting) == (pytest.approx(5.5 / 6), pytest.approx(1 / 6))
+    assert found.holds
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
