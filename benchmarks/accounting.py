@@ -18,9 +18,9 @@ from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
 from specdec.engine.engine import Engine
 from specdec.machine import recommended_threads
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.roofline.calibrated import CalibratedRounds
+from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 GOAL = 0.01

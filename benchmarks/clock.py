@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specdec.execution import ReplayExecutor
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 
 
 def now(device: torch.device) -> float:

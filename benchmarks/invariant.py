@@ -29,9 +29,9 @@ from experiments.reporting.table import Column, Table
 from specdec.batch import ForwardBatch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.topology import Topology
 from verifiers.block import TraversalVerifier
 

@@ -25,8 +25,8 @@ from experiments.reporting.table import Column, Table
 from specdec.batch import ForwardBatch
 from specdec.cache.formats import FORMATS
 from specdec.machine import dtype_name
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.topology import Topology
 
 CACHES: tuple[str | None, ...] = (None, *FORMATS)

@@ -32,11 +32,11 @@ from experiments.reporting.table import Column, Table
 from specdec.batch import ForwardBatch
 from specdec.execution.packing import PackedWeight, can_pack
 from specdec.llama_shapes import SHAPES
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS, dispatch, quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.hardware import hardware, obstacle
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 
 PREFIX = 32

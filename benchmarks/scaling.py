@@ -24,7 +24,7 @@ from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
 from specdec.acceptance import accept
 from specdec.batch import ForwardBatch
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier

@@ -26,7 +26,7 @@ from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec import Engine, SamplingParams, Target
 from specdec.execution.packing import packed_linears
 from specdec.interfaces import Drafter
-from specdec.modeling.loading import resolve_device
+from specdec.target.loading import resolve_device
 from verifiers import RejectionVerifier
 
 DEVICE = torch.device("cpu")

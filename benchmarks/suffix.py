@@ -19,7 +19,7 @@ from drafters.suffix_tree import SuffixTree, Text
 from experiments.datasets.sources import read_source, training_files
 from experiments.reporting import style, terminal
 from experiments.reporting.table import Column, Table
-from specdec.modeling.loading import load_tokenizer
+from specdec.target.loading import load_tokenizer
 
 PIECE = 4
 """Tokens that are added at once: about as many as a round emits."""

@@ -27,8 +27,8 @@ from experiments.tracing.draft_sets import DraftSet, refusal
 from specdec.acceptance import accept
 from specdec.batch import ForwardBatch
 from specdec.interfaces import Verifier
-from specdec.modeling.runner import ModelRunner
 from specdec.random import draw
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from verifiers import RejectionVerifier

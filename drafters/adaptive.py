@@ -10,9 +10,9 @@ import torch
 from specdec.arguments import instance
 from specdec.drafting.policies import LengthPolicy
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 

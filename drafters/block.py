@@ -21,8 +21,8 @@ from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 

@@ -9,9 +9,9 @@ from drafters.combined import CombinedDrafter, told_to, wider
 from specdec.arguments import instance, number
 from specdec.drafting.rated import RatedDrafter
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 

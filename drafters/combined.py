@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specdec.arguments import instance
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Committed
 
 

@@ -16,7 +16,7 @@ from drafters.heads.eagle_files import load_eagle
 from drafters.own_model import layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 

@@ -13,7 +13,7 @@ from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 

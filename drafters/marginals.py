@@ -19,12 +19,12 @@ from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.shape import MOST_NODES
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.types import Committed, Decided, DraftSampling
 

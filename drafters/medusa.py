@@ -18,10 +18,10 @@ from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
-from specdec.modeling.loading import resolve_dtype
-from specdec.modeling.target import Target
 from specdec.quantization.base import input_width
 from specdec.slots import Slots
+from specdec.target.loading import resolve_dtype
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Committed, Decided, DraftSampling
 

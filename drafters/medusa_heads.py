@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import check_finite
 from specdec.arguments import whole
-from specdec.modeling.loading import looks_local, resolve_device
+from specdec.target.loading import looks_local, resolve_device
 
 _KEY = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 _PREFIX = "medusa_head."  # in the state dict of a whole model that was trained together with its heads

@@ -16,11 +16,11 @@ from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ModelScorer
 from specdec.drafting.scored import law_of
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
-from specdec.modeling.loading import load_model, load_tokenizer
-from specdec.modeling.support import check_model, check_tokenizer
-from specdec.modeling.target import Target
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
+from specdec.target.loading import load_model, load_tokenizer
+from specdec.target.support import check_model, check_tokenizer
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 

@@ -7,7 +7,7 @@ from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import MTPFiles
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from specdec.arguments import whole
 from specdec.drafting.host_trees import chains
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.shape import MOST_NODES
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 

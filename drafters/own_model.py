@@ -6,7 +6,7 @@ from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
 from specdec.drafting.scored import ScoredDrafter
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.types import DraftSampling
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from specdec.drafting.levels import LevelPlan
 from specdec.drafting.on_device import DeviceDrafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, Decided, DraftSampling
 

@@ -10,8 +10,8 @@ from specdec.drafting.policies import FirstNodes, FixedLength
 from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 _WARM = 3
 """Rounds of each kind before any is timed."""

@@ -13,10 +13,10 @@ from drafters.suffix_tree import Draft, SuffixTree, Text
 from specdec.arguments import flag, number, whole
 from specdec.drafting.host_trees import chains, trees
 from specdec.drafting.rated import RatedDrafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
 

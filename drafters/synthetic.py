@@ -15,11 +15,11 @@ from torch import Tensor
 from specdec.arguments import number, whole
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from specdec.engine.engine import Engine
     from specdec.engine.scheduler import Scheduler
     from specdec.interfaces import Drafter, Verifier
-    from specdec.modeling.runner import ModelRunner
-    from specdec.modeling.target import Target
     from specdec.requests import SamplingParams
     from specdec.shape import TreeShape
     from specdec.slots import Slots
+    from specdec.target.runner import ModelRunner
+    from specdec.target.target import Target
     from specdec.topology import Topology
     from specdec.tree import DraftTree
     from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, Verdict
@@ -30,13 +30,13 @@ else:  # a type checker would take any name for defined
             "Exactness": "specdec.types",
             "ForwardBatch": "specdec.batch",
             "ForwardOutput": "specdec.batch",
-            "ModelRunner": "specdec.modeling.runner",
+            "ModelRunner": "specdec.target.runner",
             "Noise": "specdec.types",
             "SamplingParams": "specdec.requests",
             "Scheduler": "specdec.engine.scheduler",
             "Slots": "specdec.slots",
             "Step": "specdec.types",
-            "Target": "specdec.modeling.target",
+            "Target": "specdec.target.target",
             "Topology": "specdec.topology",
             "TreeShape": "specdec.shape",
             "Verdict": "specdec.types",

@@ -15,8 +15,8 @@ from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
 
 if TYPE_CHECKING:
-    from specdec.modeling.target import Target
     from specdec.slots import Slots
+    from specdec.target.target import Target
 
 
 class Drafter(ABC):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.engine.slot_table import SlotTable
-from specdec.modeling.runner import ModelRunner
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 
 

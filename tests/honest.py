@@ -5,9 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.random import Purpose, draw, uniforms
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
 from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplacement

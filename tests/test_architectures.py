@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import specdec.attention.masks
-import specdec.modeling.plan
+import specdec.target.plan
 from specdec.attention import BACKENDS
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.support import Reach
+from specdec.target.runner import ModelRunner
+from specdec.target.support import Reach
 from specdec.tree import DraftTree
 from tests import architectures
 from tests.architectures import LENGTHS, MAX_LENGTH, MODEL_TYPES, SHAPE, TOLERANCE, VERSION, VOCAB, disagreement, tiny
@@ -216,7 +216,7 @@ def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "llama4_text"])
 def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: the trial waves through a window, or a chunk, that is one too long; the comparison does not."""
-    own = specdec.modeling.plan.reaches
+    own = specdec.target.plan.reaches
 
     def longer(*args: Any) -> dict[str, Reach]:
         return {
@@ -224,8 +224,8 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
             for name, reach in own(*args).items()
         }
 
-    monkeypatch.setattr(specdec.modeling.plan, "reaches", longer)
-    monkeypatch.setattr(specdec.modeling.plan, "differs", lambda *args, **kwargs: None)
+    monkeypatch.setattr(specdec.target.plan, "reaches", longer)
+    monkeypatch.setattr(specdec.target.plan, "differs", lambda *args, **kwargs: None)
     error, _ = disagreement(tiny(model_type))
     assert error > 100 * TOLERANCE
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from specdec.engine.engine import Engine
 from specdec.engine.processors import process
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of

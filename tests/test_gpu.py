@@ -9,9 +9,9 @@ from drafters.ngram import NGramDrafter
 from specdec.engine import rounds
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.loading import load
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.loading import load
+from specdec.target.target import Target
 from tests.components import DRAFTERS, VERIFIERS, fitting, skip_unfit, tried
 from tests.models import tiny_model
 from tests.test_lossless import SAMPLING, prompts

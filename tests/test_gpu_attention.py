@@ -14,9 +14,9 @@ from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, Stored
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.plan import ModelPlan
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.plan import ModelPlan
+from specdec.target.target import Target
 from specdec.topology import Topology
 from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, problem, quantized
 from tests.components import DRAFTERS, fitting

@@ -25,7 +25,7 @@ LAYERS = (
     ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),
     ("quantization",),
-    ("modeling",),
+    ("target",),
     ("drafting", "doctor"),
     ("engine",),
     ("exactness", "generation"),

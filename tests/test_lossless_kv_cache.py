@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.modeling.plan
+import specdec.target.plan
 from drafters.model import ModelDrafter
 from specdec.cache.formats import FORMATS
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.drafter_checks.check import check_drafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.types import Noise
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
 from tests.models import tiny_model
@@ -117,7 +117,7 @@ class Fresh(QuantizedSlotCache):
 def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
     kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.modeling.plan, "QuantizedSlotCache", Fresh)
+    monkeypatch.setattr(specdec.target.plan, "QuantizedSlotCache", Fresh)
     assert decoded(kv_cache, optimize=False) != reference("llama", kv_cache)
 
 

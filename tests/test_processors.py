@@ -14,8 +14,8 @@ from transformers import (
 
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, NoResidual, p_value

@@ -8,8 +8,8 @@ from transformers import NoRepeatNGramLogitsProcessor, PreTrainedTokenizerFast
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.architectures import tiny
 from tests.components import DRAFTERS, STRONGEST, skip_unfit
 from tests.models import tiny_model

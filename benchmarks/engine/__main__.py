@@ -37,10 +37,10 @@ from experiments.reporting import terminal
 from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
 from specdec.memory import free_memory
-from specdec.modeling.loading import resolve_device
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.roofline.shape import ModelShape
+from specdec.target.loading import resolve_device
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "peers": 0.24, "memory": 0.04}
 """How the time is divided; what a section does not need is left for the others."""

@@ -12,9 +12,9 @@ from benchmarks.engine.steps import CAPTURED, Setting, make_runner, measure_step
 from drafters import SyntheticDrafter
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.roofline.speculation import speedup, tokens_per_round
+from specdec.target.target import Target
 from verifiers import RejectionVerifier
 
 LEARNING = 4

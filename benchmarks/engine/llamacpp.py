@@ -16,9 +16,9 @@ from benchmarks.engine.settings import Options
 from benchmarks.engine.steps import CAPTURED, Setting, make_runner, measure_step
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 NODES = (1, 5, 9, 16)
 """Tokens per forward."""

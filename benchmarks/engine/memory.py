@@ -11,8 +11,8 @@ from benchmarks.engine.steps import CAPTURED, Setting, as_graph, make_runner, st
 from experiments.measuring.forwards import captured_at_once
 from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 
 def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:

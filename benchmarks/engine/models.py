@@ -9,9 +9,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.machine import choose_dtype
-from specdec.modeling.target import Target
 from specdec.quantization import check_quantization, quantize
 from specdec.quantization.checkpoint import mark
+from specdec.target.target import Target
 
 BUNDLED = "bundled"
 

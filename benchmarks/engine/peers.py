@@ -21,8 +21,8 @@ from experiments.datasets.prompt import choose
 from experiments.datasets.stdlib import Stdlib
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from verifiers import RejectionVerifier
 
 Decode = Callable[[list[int]], Sequence[int]]

@@ -20,9 +20,9 @@ from specdec.engine.engine import Engine
 from specdec.execution.counting import Work, counted
 from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 TREE = (2, 2, 1, 1)
 """The shape of drafted trees: 14 nodes, four deep."""

@@ -14,13 +14,13 @@ from experiments.measuring.forwards import as_graph as graph_of
 from specdec.attention import BACKENDS
 from specdec.batch import ForwardBatch
 from specdec.execution.counting import counted
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.roofline.bounds import Work
 from specdec.roofline.precision import Precision
 from specdec.roofline.shape import ModelShape
 from specdec.roofline.work import prefill_work
 from specdec.roofline.work import step_work as work_of_step
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 PREFILLS = (512, 128, 2048)
 """Lengths of the prompts whose prefill is timed."""

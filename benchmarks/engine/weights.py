@@ -11,9 +11,9 @@ from benchmarks.engine.settings import Grid, Options
 from benchmarks.engine.steps import Setting, make_runner, measure_step
 from specdec.engine.engine import Engine
 from specdec.machine import dtype_name, is_native
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 WIDE = 9
 """Nodes of the verify step."""

@@ -18,7 +18,7 @@ from drafters.heads.bound import move
 from drafters.heads.files import Checkpoint
 from drafters.heads.markov import KINDS
 from specdec.arguments import whole, wholes
-from specdec.modeling.loading import resolve_device, resolve_dtype
+from specdec.target.loading import resolve_device, resolve_dtype
 
 _IGNORED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|verifier_(?:lm_head|norm)\.weight")
 _LAYER = re.compile(r"layers\.(\d+)\.")

@@ -28,7 +28,7 @@ from drafters.heads.eagle_layouts import (
 )
 from drafters.heads.files import OURS, Checkpoint
 from specdec.drafting.vocabulary import MOST_PADDING
-from specdec.modeling.loading import resolve_device, resolve_dtype
+from specdec.target.loading import resolve_device, resolve_dtype
 
 EMBEDDINGS = ("auto", "own", "target")
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.")

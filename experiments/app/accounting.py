@@ -12,8 +12,8 @@ from experiments.measuring.measure import Contender
 from experiments.measuring.peaks import brief_peaks, printed_peaks, quick_peaks
 from specdec.drafting.costs import RoundCosts
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.roofline.calibrated import CalibratedRounds, check_conditions
+from specdec.target.target import Target
 
 
 def accounted(

@@ -54,10 +54,10 @@ from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
-from specdec.modeling.loading import resolve_device
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.roofline.calibrated import CalibratedRounds
+from specdec.target.loading import resolve_device
+from specdec.target.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from experiments.reporting import terminal
 from experiments.reporting.calibration import constants_table, document, errors_table, remarks
 from experiments.reporting.calibration_plot import predicted_plot
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.roofline.calibrated import CalibratedRounds
+from specdec.target.target import Target
 
 PICTURE, TEXT = "predicted.png", "calibration.md"
 _ENGINE = ("attention", "optimize", "kv_cache", "invariant")

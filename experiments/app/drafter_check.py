@@ -15,7 +15,7 @@ from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table
 from specdec.drafter_checks import Finding, Status, check_drafter
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 def try_drafter(config: DictConfig) -> list[Finding]:

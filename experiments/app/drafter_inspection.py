@@ -18,7 +18,7 @@ from experiments.inspecting.text import prompts_of, text_of
 from experiments.reporting import terminal
 from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _WHERE = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
 

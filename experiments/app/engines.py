@@ -25,8 +25,8 @@ from experiments.results.records import PLAIN
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.machine import recommended_threads
-from specdec.modeling.target import Target
 from specdec.random import fresh_seed
+from specdec.target.target import Target
 
 
 def settle(config: DictConfig) -> None:

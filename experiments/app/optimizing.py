@@ -31,9 +31,9 @@ from experiments.tracing.rates import record
 from specdec.drafting.best_shapes import best_shapes
 from specdec.drafting.tree_costs import TreeCosts, fastest
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.roofline.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
+from specdec.target.target import Target
 
 MEASURE, NO_COSTS = "measure", "none"
 NEW, OLD = "new", "old"

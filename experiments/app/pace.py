@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 from experiments.app.config import build
 from experiments.measuring.jobs import prepare
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 _TRIED = 12
 """Tokens that are decoded to find out; as many again warm up."""

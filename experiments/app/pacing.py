@@ -9,7 +9,7 @@ from specdec.drafting.calibration import Calibration
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 COSTS = "round_costs.json"
 CALIBRATION = "calibration.json"

@@ -54,7 +54,7 @@ def replay_files(config: DictConfig, sections_of: Mapping[str, DictConfig], boot
     from experiments.measuring.forced import Forced, TextTarget
     from experiments.reporting.replay_text import report_texts
     from experiments.results.texts import Rounds, look_up
-    from specdec.modeling.loading import load_tokenizer
+    from specdec.target.loading import load_tokenizer
 
     given = plain(config, "texts")
     files = [str(each) for each in given] if isinstance(given, list) else [str(given)]

@@ -13,7 +13,7 @@ from experiments.app.settings import ENGINE
 from experiments.results.records import PLAIN
 
 if TYPE_CHECKING:
-    from specdec.modeling.target import Target
+    from specdec.target.target import Target
 
 PARTS = ("target", "engine")
 """The sections of which a method may have settings of its own."""

@@ -34,7 +34,7 @@ from experiments.training.states import FrozenTarget
 from experiments.training.weights import Weights
 from specdec.engine.engine import Engine
 from specdec.machine import dtype_name
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 _KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from experiments.datasets.prompt import Prompt
 from specdec.engine.text import encode_prompt
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 
 def encode_warmup(

@@ -20,8 +20,8 @@ from experiments.results.origin import read_manifest
 from specdec import bundled
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"

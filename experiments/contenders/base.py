@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from experiments.results.lossless import DECLARED
 from specdec.engine.text import Detokenizer
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Step
 
 

@@ -15,8 +15,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from experiments.contenders.base import OtherEngine
-from specdec.modeling.loading import load, load_tokenizer
 from specdec.requests import SamplingParams
+from specdec.target.loading import load, load_tokenizer
 from specdec.types import Completion
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from drafters.heads.files import Checkpoint
 from drafters.heads.mtp_files import FAMILIES
 from specdec import bundled
-from specdec.modeling.loading import looks_local
+from specdec.target.loading import looks_local
 
 MEDUSA, EAGLE, EAGLE3, MTP, DFLASH, DSPARK, LM = "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "lm"
 TITLES: Mapping[str, str] = MappingProxyType(

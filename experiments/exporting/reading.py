@@ -15,7 +15,7 @@ from drafters.heads.mtp_files import load_mtp
 from drafters.medusa_heads import MedusaHeads
 from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE, EAGLE3, LM, MEDUSA, MTP, TITLES
 from specdec import bundled
-from specdec.modeling.loading import load_model, load_tokenizer, resolve_dtype
+from specdec.target.loading import load_model, load_tokenizer, resolve_dtype
 
 TRAINING = "training.json"
 """What the trainer writes beside a head's weights."""

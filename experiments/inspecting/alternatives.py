@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.inspecting.wiring import Mistake, Variation, Wiring, elsewhere, final_norm, twin, unit_rms, weight
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 """The usual bases of the rotary angles: Llama 2's and most heads', Llama 3's, Qwen's."""

@@ -20,7 +20,7 @@ from experiments.inspecting.text import Text
 from experiments.inspecting.wiring import Family, Mistake, Variation, Wiring, twin
 from experiments.training.heads.block import filled
 from specdec.inflate import signal_width
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _MOST_TOKENS = 24
 """Mask tokens that are tried."""

@@ -19,7 +19,7 @@ from experiments.inspecting.medusa import MedusaFamily
 from experiments.inspecting.text import Text
 from experiments.inspecting.wiring import Family, Variation, Wiring
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from experiments.inspecting.text import Text
 from experiments.inspecting.wiring import Family, Mistake, Variation, Wiring, twin, weight
 from experiments.training.heads.feature import unrolled
 from experiments.training.heads.unrolled import ATTENTION, register
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _DEPTHS = {EagleHead: 5, Eagle3Head: 7, MTPHead: 3}
 """How deep such heads are usually asked to draft."""

@@ -12,7 +12,7 @@ from experiments.inspecting.alternatives import other_states
 from experiments.inspecting.text import Text
 from experiments.inspecting.wiring import Family, Mistake, Variation, Wiring, twin
 from specdec.inflate import signal_width
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class MedusaFamily(Family):

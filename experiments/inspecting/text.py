@@ -14,8 +14,8 @@ from experiments.training.heads.block import sampled
 from experiments.training.states import FrozenTarget
 from specdec.engine.engine import Engine
 from specdec.engine.prompts import encode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 PROMPTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n",

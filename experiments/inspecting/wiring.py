@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from experiments.inspecting.text import Text
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class Mistake(StrEnum):

@@ -14,10 +14,10 @@ from drafters.block import BlockDrafter
 from experiments.measuring.conditions import drafter_name, shape_of
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.runner import ModelRunner
 from specdec.roofline.calibrated import CalibratedRounds
 from specdec.roofline.shape import ModelShape
 from specdec.roofline.step_cost import StepSize
+from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 
 STAGES = ("draft", "verify", "accept", "commit")

@@ -16,13 +16,13 @@ from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
 from specdec.memory import total_memory
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.roofline.calibrated import Box, CalibratedRounds
 from specdec.roofline.fitting import TimedPart, TimedStep, fit_part, fit_step
 from specdec.roofline.plausible import check_possible
 from specdec.roofline.step_cost import Errors, PartCost, StepCost, StepSize
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 CPU_RANGES = (1, 16)
 """On a CPU, one token, up to sixteen, and more are multiplied by different kernels (``specdec.execution.few_rows``)."""

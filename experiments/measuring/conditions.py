@@ -7,12 +7,12 @@ import torch
 
 from experiments.results.manifest import device_name
 from specdec.interfaces import Drafter
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.quantization import quantization_of
 from specdec.roofline.calibrated import Conditions
 from specdec.roofline.plausible import LeastWork
 from specdec.roofline.shape import ModelShape
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 
 _NOT_COST = {"_name_or_path", "transformers_version", "architectures", "eos_token_id", "bos_token_id", "pad_token_id"}
 """What a configuration says that a forward does not cost more or less for."""

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 

@@ -16,9 +16,9 @@ from specdec.batch import ForwardBatch, bucket_of
 from specdec.cache.base import Cache
 from specdec.drafting.costs import smallest
 from specdec.execution import replay
-from specdec.modeling.runner import ModelRunner
 from specdec.roofline.step_cost import StepSize
 from specdec.shape import TreeShape
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 
 LEAST_PASSES = 3

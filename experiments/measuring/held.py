@@ -17,8 +17,8 @@ from drafters.own_model import OwnModelDrafter
 from specdec.cache.base import Cache
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.runner import ModelRunner
 from specdec.quantization.stored import stored_bytes
+from specdec.target.runner import ModelRunner
 
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")

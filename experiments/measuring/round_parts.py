@@ -10,8 +10,8 @@ from specdec.drafting.costs import smallest
 from specdec.drafting.policies import FixedLength
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 _WARM = 3
 """Turns before any round is timed."""

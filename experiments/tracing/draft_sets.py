@@ -8,9 +8,9 @@ import numpy as np
 
 from experiments.tracing.trace import read_trace
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import GREEDY_BELOW
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
 

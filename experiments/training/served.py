@@ -14,8 +14,8 @@ from experiments.training.data.document import Document
 from experiments.training.heads.base import TrainedHead
 from specdec.engine.engine import Engine
 from specdec.interfaces import Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from verifiers.rejection import RejectionVerifier
 
 

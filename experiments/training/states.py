@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from experiments.training.batch import Batch, OutputLayer, TargetStates
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _CLOSE = 2e-2
 """How far logits may be from the model's own, in units of their spread: rounding in bfloat16, not another formula."""

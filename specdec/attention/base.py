@@ -13,7 +13,7 @@ from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 
 class Reach(NamedTuple):

@@ -22,7 +22,7 @@ from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 NAME = "specdec_flex"
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -27,7 +27,7 @@ from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_flo
 from specdec.scoped import scoped
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 NAME = "specdec_grouped"
 IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says

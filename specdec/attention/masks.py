@@ -10,7 +10,7 @@ from specdec.attention.base import Reach
 from specdec.batch import ForwardBatch
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 
 def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: int = 1) -> list[Tensor]:

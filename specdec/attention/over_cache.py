@@ -25,7 +25,7 @@ from specdec.placement import is_divided, is_shared
 from specdec.scoped import scoped
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 
 @dataclass(eq=False)

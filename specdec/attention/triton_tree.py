@@ -16,7 +16,7 @@ from specdec.placement import main_device
 
 if TYPE_CHECKING:
     from specdec.attention.tree_attention import Seen, Tiles
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 NAME = "specdec_triton"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from specdec.doctor.check import TOKENS, Times, measure, verdicts, ways
 from specdec.doctor.findings import Rows, chosen, found
-from specdec.modeling.loading import resolve_device
+from specdec.target.loading import resolve_device
 
 HELP = """\
 usage: python -m specdec.doctor [quick=true] [device=auto]

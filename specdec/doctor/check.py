@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.batch import ForwardBatch
 from specdec.machine import choose_dtype, dtype_name, recommended_threads
 from specdec.memory import free_memory
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 
 SIZES: dict[str, Any] = {

@@ -17,8 +17,8 @@ from specdec.drafter_checks.prompts import prompts_for
 from specdec.drafter_checks.watched import Log, MalformedError
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.wellformed import FATAL, Form
 
 ATTRIBUTES = "attributes"

@@ -8,8 +8,8 @@ from specdec.drafter_checks.drafts import Draft
 from specdec.drafter_checks.watched import Log, Watched
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Round, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 LONG_CHUNK = 512
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from specdec.engine.text import encode_prompt
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 TEXTS = (
     "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n",

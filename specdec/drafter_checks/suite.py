@@ -5,7 +5,7 @@ from typing import Any
 
 from specdec.drafter_checks.check import check_drafter
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:

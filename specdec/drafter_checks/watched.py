@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 from specdec.wellformed import FATAL, Flaw, Form, flaws

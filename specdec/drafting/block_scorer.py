@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.batch import ForwardBatch, Wants, slot_index
 from specdec.drafting.scorer import Scorer
-from specdec.modeling.runner import ModelRunner
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Committed, Decided
 

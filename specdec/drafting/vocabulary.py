@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 MOST_PADDING = 512
 """Padding to a multiple of 64 or 128 is common; a larger gap between two widths is another vocabulary."""

@@ -8,7 +8,7 @@ from torch import nn
 from specdec.arguments import instance
 from specdec.engine.scheduler import Scheduler
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 def check_target(target: Any) -> None:

@@ -26,11 +26,11 @@ from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Round, Verifier
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.tree_parts import common_sizes
 from specdec.types import Completion, Step

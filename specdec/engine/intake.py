@@ -8,8 +8,8 @@ from typing import Any
 
 from specdec.arguments import flag, instance
 from specdec.engine.prompts import Prompt, encode, list_prompts
-from specdec.modeling.target import Target
 from specdec.requests import Request, SamplingParams
+from specdec.target.target import Target
 
 
 class Intake:

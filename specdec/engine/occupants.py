@@ -12,9 +12,9 @@ from specdec.engine.prefill import prefill
 from specdec.engine.round import Played
 from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Drafter
-from specdec.modeling.runner import ModelRunner
 from specdec.requests import Request
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
 from specdec.types import Step
 
 

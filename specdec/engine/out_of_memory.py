@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from specdec.memory import NoRoomError, ran_out, shortage
-from specdec.modeling.runner import ModelRunner
 from specdec.roofline.capacity import Slots
+from specdec.target.runner import ModelRunner
 
 if TYPE_CHECKING:
     from specdec.engine.engine import Engine

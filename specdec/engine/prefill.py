@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from specdec.batch import ForwardBatch
-from specdec.modeling.runner import ModelRunner
 from specdec.requests import Request
+from specdec.target.runner import ModelRunner
 from specdec.types import Committed
 
 

@@ -16,11 +16,11 @@ from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
 from specdec.filters import first_largest
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.agreement import ALONE, Agreement
-from specdec.modeling.runner import ModelRunner
 from specdec.random import Purpose, uniforms
 from specdec.sampling import adjust, distribution, path_tokens
 from specdec.slots import Slots
+from specdec.target.agreement import ALONE, Agreement
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Verdict
 

@@ -15,9 +15,9 @@ from specdec.execution.cuda_graph import CudaGraphRecorder
 from specdec.execution.recording import Recorder, Recordings, Stage
 from specdec.execution.tape import TapeRecorder
 from specdec.interfaces import Verifier
-from specdec.modeling.runner import ModelRunner
 from specdec.placement import is_spread
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import TreeKind, bucketed
 from specdec.types import Decided, Verdict

@@ -21,9 +21,9 @@ from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
 from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.eager import evaluating
-from specdec.modeling.runner import ModelRunner
 from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 
 FACTOR = 3.0

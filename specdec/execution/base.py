@@ -12,7 +12,7 @@ from specdec.execution.freshness import Change, Freshness
 from specdec.execution.recording import UnrecordableError, recording_now
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 
 class Executor(ABC):

@@ -15,7 +15,7 @@ from specdec.execution.base import Executor
 from specdec.execution.packing import plain_weights
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 
 class EagerExecutor(Executor):

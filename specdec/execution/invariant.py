@@ -4,7 +4,7 @@ Kernels choose how they add numbers up by the shape of their inputs. So the node
 blocks of a fixed number of tokens, each token as a row of its own: the model then only ever sees inputs of one shape,
 in its products, norms, experts and everything else. Attention, which reads sequences of all lengths, has one order of
 its own (``specdec/attention/invariant.py``). What is left to the kernels is that a row of the block gets the same bits
-at every place and with every other rows beside it. ``specdec/modeling/invariance.py`` tries that on the model itself.
+at every place and with every other rows beside it. ``specdec/target/invariance.py`` tries that on the model itself.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from specdec.execution.packing import packed_linears, plain_weights
 from specdec.topology import Topology
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 ROWS = 16
 """Tokens per block. More cost plain decoding more, which fills a block with one token per sequence; fewer cost

@@ -22,7 +22,7 @@ from specdec.execution.recording import recording_now
 from specdec.memory import ran_out
 
 if TYPE_CHECKING:
-    from specdec.modeling.plan import ModelPlan
+    from specdec.target.plan import ModelPlan
 
 logger = logging.getLogger(__name__)
 

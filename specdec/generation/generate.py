@@ -23,9 +23,9 @@ from specdec.generation.criteria import Endings
 from specdec.generation.inputs import check_inputs, left_padding
 from specdec.generation.processors import check_processors, for_row, sampling_fields
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.support import check_tokenizer
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.support import check_tokenizer
+from specdec.target.target import Target
 from specdec.types import Completion, Step
 
 

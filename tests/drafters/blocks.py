@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from drafters.heads.block import BlockHead
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 VOCAB, HIDDEN = 64, 32
 

@@ -15,7 +15,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.block_export import save_block
 from drafters.heads.block_files import load_block
 from drafters.heads.served_for import ServedFor
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.drafters.blocks import HIDDEN, VOCAB, context_of, head_for
 from tests.models import tiny_model
 

@@ -12,8 +12,8 @@ from drafters.heads.block import BlockHead, default_layers
 from drafters.heads.block_batch import block_batch
 from drafters.heads.markov import MarkovHead
 from specdec.batch import LOGITS, ForwardBatch, Wants
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.topology import Topology
 from tests.drafters.blocks import ROWS, VOCAB, context_of, dense_logits, head_for
 from tests.models import tiny_model

@@ -13,10 +13,10 @@ from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.suffix import SuffixDrafter
 from specdec.engine.engine import Engine
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 from tests.components import medusa_heads, perturbed

@@ -17,8 +17,8 @@ from drafters.suffix import SuffixDrafter
 from specdec.drafter_checks import check_drafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import block_head, eagle3_head, medusa_heads, mtp_head, perturbed
 from tests.models import tiny_model
 from verifiers import RejectionVerifier

@@ -10,8 +10,8 @@ from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from specdec.drafting.builders import ExpansionTree, StaticTree
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 from tests.drafters.eagle_heads import VOCAB, eagle3
 from tests.models import tiny_model

@@ -20,9 +20,9 @@ from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.interfaces import Round
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import TREE, eagle_head, mtp_head, wide
 from tests.drafters import pairs

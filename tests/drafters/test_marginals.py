@@ -13,11 +13,11 @@ from drafters.marginals import MarginalDrafter, MarginalScorer
 from drafters.medusa import DEFAULT_SHAPE
 from specdec.drafter_checks import assert_conforms
 from specdec.engine.engine import Engine
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.types import Committed
 from tests.components import TREE
 from tests.forwards import slots_of

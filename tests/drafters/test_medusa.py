@@ -12,9 +12,9 @@ from drafters.medusa_heads import MedusaHeads
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
 from tests.drafters.medusa_heads import HIDDEN, VOCAB, random_heads

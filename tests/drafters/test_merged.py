@@ -15,8 +15,8 @@ from specdec.engine.engine import Engine
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import outcome
 from specdec.exactness.tables import Tables
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.components import perturbed

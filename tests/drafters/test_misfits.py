@@ -21,8 +21,8 @@ from drafters.medusa_heads import MedusaHeads
 from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import block_head, eagle_head, markov_head, medusa_heads
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from drafters.model import ModelDrafter
-from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import perturbed

@@ -17,8 +17,8 @@ from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 from tests.components import wide
 from tests.models import COMMON, tiny_model

@@ -7,8 +7,8 @@ import torch
 
 from drafters.recycling import TEMPLATES, TokenRecyclingDrafter
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Decided
 from tests.forwards import slots_of

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from drafters.suffix import SuffixDrafter
 from specdec.drafter_checks import check_drafter
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
 from tests.forwards import slots_of

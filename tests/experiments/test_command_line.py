@@ -84,7 +84,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
     def load(*arguments: object, **more: object) -> None:
         pytest.fail("a model was loaded before the settings were checked")
 
-    monkeypatch.setattr("specdec.modeling.target.load", load)
+    monkeypatch.setattr("specdec.target.target.load", load)
     monkeypatch.setattr("drafters.model.load_model", load)
     config = configure("run", *tiny, "method=model", "tracker=wandb", bad)
     with pytest.raises(ValueError, match=f"{bad.split('=')[0]}"):

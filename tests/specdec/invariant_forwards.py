@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from specdec.batch import ForwardBatch
 from specdec.execution.invariant import InvariantExecutor
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify

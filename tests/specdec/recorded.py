@@ -12,7 +12,7 @@ from specdec.execution.recording import Recorder, Recording, Stage
 from specdec.execution.tape import TapeRecorder
 from specdec.host import without_looking
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 def state_of(engine: Engine) -> list[Tensor]:

@@ -17,10 +17,10 @@ from drafters.ngram import NGramDrafter
 from specdec.engine import round as round_module
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.agreement import Agreement
-from specdec.modeling.loading import load
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.agreement import Agreement
+from specdec.target.loading import load
+from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from specdec.modeling.agreement import ALONE, Agreement, GroupAgreement, agreement_for
+from specdec.target.agreement import ALONE, Agreement, GroupAgreement, agreement_for
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Verdict
 

@@ -20,10 +20,10 @@ from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.execution import ReplayExecutor
 from specdec.interfaces import Drafter
-from specdec.modeling.plan import ModelPlan
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.plan import ModelPlan
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
 from tests.forwards import verify
 from tests.models import ARCHITECTURES, tiny_model
@@ -112,7 +112,7 @@ class _Missing(type(BACKENDS["grouped"])):
 
 def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **BACKENDS}
-    monkeypatch.setattr("specdec.modeling.plan.BACKENDS", backends)
+    monkeypatch.setattr("specdec.target.plan.BACKENDS", backends)
     plan = ModelPlan.find(tiny_model())
     assert plan.attention_name == "grouped"
     assert plan.attention_reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")

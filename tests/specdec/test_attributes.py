@@ -6,7 +6,7 @@ from drafters import NGramDrafter
 from specdec.attributes import missing_methods
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier, fitting_rules
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.types import DraftSampling, Exactness
 from tests.honest import Honest
 from tests.models import tiny_model

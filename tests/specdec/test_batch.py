@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 import specdec.execution.replay
 from specdec.batch import Bucket, ForwardBatch, Wants, slot_index
 from specdec.cache.base import Segment, segments
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify

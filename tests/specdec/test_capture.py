@@ -14,9 +14,9 @@ from specdec.engine.engine import Engine
 from specdec.execution import EagerExecutor, ReplayExecutor
 from specdec.execution.capture import CapturingCache, UncapturableError, capture
 from specdec.execution.freshness import all_known
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, tiny_model

@@ -21,13 +21,13 @@ from specdec.engine.engine import Engine
 from specdec.execution.eager import EagerExecutor
 from specdec.execution.invariant import InvariantExecutor
 from specdec.interfaces import Drafter
-from specdec.modeling.invariance import settle
-from specdec.modeling.loading import load, load_tokenizer
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.placement import device_of_map, is_divided, main_device
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
+from specdec.target.invariance import settle
+from specdec.target.loading import load, load_tokenizer
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.far import FAR, FarDevice, FarTensor
 from tests.models import tiny_model

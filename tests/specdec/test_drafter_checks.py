@@ -14,8 +14,8 @@ import specdec.drafter_checks.suite
 from specdec.drafter_checks import Finding, Status, assert_conforms, check_drafter
 from specdec.drafter_checks.watched import Watched
 from specdec.interfaces import Drafter, why_unfit
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Committed, DraftSampling
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, fitting

@@ -10,8 +10,8 @@ from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
 from specdec.host import without_looking
 from specdec.interfaces import Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import DraftSampling, Exactness
 from tests.components import DRAFTERS, STRONGEST, fitting, learns
 from tests.models import tiny_model

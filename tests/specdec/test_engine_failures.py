@@ -15,9 +15,9 @@ import specdec.engine.engine
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.text import Detokenizer
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
 from tests.components import perturbed

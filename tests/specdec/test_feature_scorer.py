@@ -11,8 +11,8 @@ from drafters.synthetic import SyntheticDrafter
 from specdec.drafting.feature_scorer import FeatureScorer
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import eagle_head
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier

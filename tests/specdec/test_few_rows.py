@@ -19,10 +19,10 @@ from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
 from specdec.execution.packing import PackedWeight, packed_linears, plain_weights
 from specdec.machine import cpu
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.models import COMMON
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler, or no AVX2")

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from drafters.ngram import NGramDrafter
 from specdec.engine.engine import Engine
-from specdec.modeling.loading import load
-from specdec.modeling.target import Target
 from specdec.quantization import foreign, quantize
 from specdec.quantization.base import weights_read
 from specdec.requests import SamplingParams
+from specdec.target.loading import load
+from specdec.target.target import Target
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

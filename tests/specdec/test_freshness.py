@@ -12,9 +12,9 @@ import specdec.execution.replay
 from drafters import MedusaDrafter, ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.execution.freshness import Change, Freshness, Values, steady
-from specdec.modeling.target import Target
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import medusa_heads, perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import complete

@@ -14,7 +14,7 @@ from specdec.execution.counting import counted
 from specdec.execution.half_weights import half_products
 from specdec.execution.packing import PackedLinears, can_pack
 from specdec.execution.program import Program
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import verify
 from tests.specdec.test_half_weights import llama_from_16_bits

@@ -25,9 +25,9 @@ from specdec.engine.engine import Engine
 from specdec.engine.processors import process
 from specdec.generation import from_generation_config
 from specdec.generation.processors import sampling_fields
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.target.target import Target
 from tests.components import DRAFTERS
 from tests.forwards import slots_of
 from tests.models import tiny_model

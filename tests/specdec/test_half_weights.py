@@ -11,9 +11,9 @@ import specdec.execution.half_weights
 from specdec.engine.engine import Engine
 from specdec.execution.half_weights import HalfWeight, half_products
 from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from tests.models import COMMON
 
 needs_library = pytest.mark.skipif(

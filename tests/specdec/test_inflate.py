@@ -13,8 +13,8 @@ from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.inflate import describe, inflate, place_heads, resolve_shape, rotary_places
 from specdec.llama_shapes import SHAPES, LlamaShape
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier, fitting_rules
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, skip_unfit, tried

@@ -18,11 +18,11 @@ from specdec.batch import ForwardBatch, Wants
 from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.execution.invariant import InvariantExecutor
-from specdec.modeling import invariance
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
+from specdec.target import invariance
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS, fitting

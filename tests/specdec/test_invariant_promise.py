@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.execution.invariant import ROWS
-from specdec.modeling import invariance
-from specdec.modeling.invariance import _alike
-from specdec.modeling.runner import ModelRunner
+from specdec.target import invariance
+from specdec.target.invariance import _alike
+from specdec.target.runner import ModelRunner
 from tests.architectures import tiny
 from tests.specdec.invariant_forwards import (
     PATH,

@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from specdec import machine
 from specdec.machine import Cpu
-from specdec.modeling.loading import load, load_model, load_tokenizer
-from specdec.modeling.target import Target
+from specdec.target.loading import load, load_model, load_tokenizer
+from specdec.target.target import Target
 
 SOURCE = {
     "revision": "v2",

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from specdec.batch import Wants
-from specdec.modeling.runner import ModelRunner
+from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify
 from tests.models import ARCHITECTURES, COMMON, tiny_model

@@ -19,9 +19,9 @@ from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, FirstNodes, NodePolicy
 from specdec.drafting.pruning import reordered, without_tail
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
 from tests.models import tiny_model

@@ -9,10 +9,10 @@ import specdec.engine.engine
 from drafters import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS, perturbed

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.origin import Place, described, own_place, place
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 from tests.models import tiny_model
 

@@ -8,7 +8,7 @@ import torch
 
 from drafters import ModelDrafter, NGramDrafter
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.specdec.gapped import PROMPTS, SAMPLING, VOCAB
 from verifiers import RejectionVerifier
@@ -119,7 +119,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
-@pytest.mark.parametrize("place", ["specdec.modeling.plan._trial", "specdec.cache.slot_cache._by_head"])
+@pytest.mark.parametrize("place", ["specdec.target.plan._trial", "specdec.cache.slot_cache._by_head"])
 def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
     target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

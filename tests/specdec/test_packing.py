@@ -10,8 +10,8 @@ from torch import nn
 import specdec.execution.packing
 from specdec.engine.engine import Engine
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.models import tiny_model
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]

@@ -12,8 +12,8 @@ from drafters.round_costs import measure_costs
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies import AdditiveLength, CostAwareLength, FixedLength, LengthPolicy
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import perturbed
 from tests.models import tiny_model

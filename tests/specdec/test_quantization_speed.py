@@ -9,13 +9,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafters.model import ModelDrafter
-from specdec.modeling.loading import load_model
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization import speed as checks
 from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.hardware import Hardware, hardware, obstacle
 from specdec.quantization.speed import MEASURED_FROM, RowTimes, check_fast, largest_linear, measure_row
+from specdec.target.loading import load_model
+from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.specdec.quantized import small
 

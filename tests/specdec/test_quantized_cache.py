@@ -25,9 +25,9 @@ from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.replay import CAPTURE_AFTER, ReplayExecutor
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.components import perturbed
 from tests.forwards import prefill, verify

@@ -16,13 +16,13 @@ from transformers.utils import logging as transformers_logging
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.execution.packing import PackedWeight, can_pack, plain_weights
-from specdec.modeling.loading import load, load_model
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantization_of, quantize
 from specdec.quantization.base import QuantizedLinear
 from specdec.quantization.dispatch import KERNEL_ROWS, KERNEL_ROWS_FLOAT32
 from specdec.quantization.int8 import Int8Linear, from_int8
 from specdec.requests import SamplingParams
+from specdec.target.loading import load, load_model
+from specdec.target.target import Target
 from tests.components import perturbed
 from tests.models import tiny_model
 from tests.specdec.quantized import quantized, small

@@ -11,15 +11,15 @@ from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import examine
 from specdec.execution.few_rows import MOST_ROWS
-from specdec.modeling.loading import load_model
-from specdec.modeling.runner import ModelRunner
-from specdec.modeling.target import Target
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.base import QuantizedLinear, num_weights, rounded_to, weights_read
 from specdec.quantization.dispatch import KERNEL_ROWS
 from specdec.quantization.int4 import Int4Linear
 from specdec.quantization.int8 import Int8Linear
 from specdec.requests import SamplingParams
+from specdec.target.loading import load_model
+from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from tests.models import tiny_model
 from tests.specdec.quantized import PROMPTS, dequantized, quantized, small
 from tests.verifiers.cases import complete

@@ -20,8 +20,8 @@ from specdec.execution.counting import counted
 from specdec.execution.recording import Recorder, Recording, Stage
 from specdec.execution.tape import TapeRecorder
 from specdec.host import without_looking
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Decided
 from tests.components import DRAFTERS, VERIFIERS, learns, perturbed, skip_unfit, tried
 from tests.models import tiny_model

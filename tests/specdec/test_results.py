@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Step
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.modeling import parallel
-from specdec.modeling.loading import load
 from specdec.quantization import quantize
 from specdec.quantization.base import weights_read
+from specdec.target import parallel
+from specdec.target.loading import load
 from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.engine.engine import Engine
 from specdec.exactness import ties
 from specdec.exactness.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.models import ARCHITECTURES, tiny_model
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier

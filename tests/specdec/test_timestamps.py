@@ -10,8 +10,8 @@ from specdec.engine import occupants, output
 from specdec.engine.engine import Engine
 from specdec.engine.output import Outputs
 from specdec.engine.read_back import Fetch
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Timestamps
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model

@@ -10,9 +10,9 @@ from torch import Tensor
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.forwards import slots_of

@@ -14,10 +14,10 @@ from specdec.exactness.reference import reference_decode
 from specdec.exactness.shared import check_shared, expected_coupled
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
 from tests.components import DRAFTERS, TREE, perturbed

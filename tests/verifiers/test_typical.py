@@ -5,8 +5,8 @@ import torch
 
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.components import DRAFTERS
 from tests.models import tiny_model

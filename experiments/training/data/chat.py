@@ -9,7 +9,7 @@ import torch
 
 from experiments.datasets.files import rows
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

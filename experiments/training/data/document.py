@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.datasets.sources import held_out_files, read_source, stdlib_root, training_files
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TextFiles(Source):

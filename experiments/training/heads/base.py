@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from experiments.training.heads.borrowing import embeddings_of, output_layer_of
 from experiments.training.heads.feature import most_frequent, take_output
 from experiments.training.states import additive
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TrainedBlock(TrainedHead):

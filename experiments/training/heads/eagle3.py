@@ -13,7 +13,7 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.eagle_files import load_eagle, save_eagle
 from experiments.training.heads.feature import TrainedFeatureHead, take_output
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TrainedEagle3(TrainedFeatureHead):

@@ -16,7 +16,7 @@ from experiments.training.heads.base import Prediction, TrainedHead, check_depth
 from experiments.training.heads.borrowing import embeddings_of, output_layer_of
 from experiments.training.heads.unrolled import ATTENTION, register
 from experiments.training.states import additive, visible
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TrainedFeatureHead(TrainedHead):

@@ -15,8 +15,8 @@ from experiments.training.batch import Anchors, Batch, TargetStates, every_ancho
 from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
 from experiments.training.states import additive, visible
 from specdec.interfaces import Drafter
-from specdec.modeling.loading import load
-from specdec.modeling.target import Target
+from specdec.target.loading import load
+from specdec.target.target import Target
 
 
 class TrainedLM(TrainedHead):

@@ -14,7 +14,7 @@ from drafters.medusa_heads import MedusaHeads
 from experiments.training.batch import Anchors, Batch, TargetStates
 from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TrainedMedusa(TrainedHead):

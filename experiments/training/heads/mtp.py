@@ -13,7 +13,7 @@ from drafters.heads.mtp_files import load_mtp, save_mtp
 from drafters.mtp import MTPDrafter
 from experiments.training.heads.feature import TrainedFeatureHead
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 
 class TrainedMTP(TrainedFeatureHead):

@@ -48,8 +48,8 @@ from specdec.drafting.builders import StaticTree
 from specdec.drafting.policies import LengthPolicy, NodePolicy
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 
 YAML = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))

@@ -34,7 +34,7 @@ from experiments.exporting.kinds import kind_of
 from experiments.reporting import markdown
 from specdec.drafting.builders import ExpansionTree, StaticTree
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import DraftSampling
 

@@ -165,7 +165,7 @@ def test_a_complete_run_is_left_alone(
     def load(*arguments: object, **more: object) -> None:
         pytest.fail("a model is loaded for nothing")
 
-    monkeypatch.setattr("specdec.modeling.target.Target.from_pretrained", load)
+    monkeypatch.setattr("specdec.target.target.Target.from_pretrained", load)
     assert run(configure("run", *tiny, *NGRAM, "resume=true")) == first
     assert "complete already" in capsys.readouterr().out
     assert files == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}

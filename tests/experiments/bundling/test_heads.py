@@ -15,7 +15,7 @@ from drafters.heads.eagle_files import save_eagle
 from experiments.bundle import bundle
 from experiments.bundling import heads
 from specdec import bundled
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.experiments.runs import Configure
 
 

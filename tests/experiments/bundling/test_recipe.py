@@ -21,8 +21,8 @@ from experiments.bundling.text import interleave
 from experiments.datasets.sources import stdlib_root
 from experiments.training.fitting import Schedule
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 
 Configure = Callable[..., DictConfig]
 SIZE = (

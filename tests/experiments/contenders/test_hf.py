@@ -9,8 +9,8 @@ from transformers import LogitsProcessor
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfAssisted, HfGenerate, HfPromptLookup
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
 

@@ -11,8 +11,8 @@ import pytest
 
 from experiments.contenders.openai import KEY, OpenAIServer
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9, 8], [3, 4, 3]]

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.export import export
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.experiments.exporting.heads import VOCAB, WRITE, Export
 from tests.models import tiny_model
 

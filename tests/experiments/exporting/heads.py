@@ -11,7 +11,7 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.components import eagle_head, markov_head, medusa_heads, perturbed, wide
 
 VOCAB = 64

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import load_mtp, save_mtp
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.drafters import pairs
 from tests.experiments.exporting.heads import IDS, VOCAB, Export, block_of, eagle3_of, module_of
 

@@ -18,8 +18,8 @@ from experiments.exporting.writing import compare
 from specdec.drafter_checks import playing
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.experiments.exporting.heads import Export
 from verifiers import RejectionVerifier
 

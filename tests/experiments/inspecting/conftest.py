@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.inspecting.text import Text, prompts_of, text_of
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.experiments.inspecting.toys import Seen, toy_target
 
 

@@ -23,7 +23,7 @@ from experiments.inspecting.search import Inspection, inspect
 from experiments.inspecting.text import Text, prompts_of, text_of
 from experiments.inspecting.wiring import Mistake
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.components import perturbed, wide
 from tests.experiments.inspecting.planted import LOW, WRONG, noisy
 from tests.experiments.inspecting.toys import (

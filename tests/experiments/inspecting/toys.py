@@ -22,7 +22,7 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.mtp import MTPHead
 from drafters.medusa_heads import MedusaHeads
 from experiments.inspecting.wiring import unit_rms
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8
 MASK = VOCAB - 1

@@ -22,8 +22,8 @@ from experiments.results.summary import summarize
 from experiments.run import run
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model

@@ -23,9 +23,9 @@ from experiments.results.records import PLAIN, Record
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import Tie
 from specdec.interfaces import Drafter, Verifier
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
 from specdec.slots import Slots
+from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.verifiers.cases import complete
 from verifiers.block import TraversalVerifier

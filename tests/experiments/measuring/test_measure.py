@@ -17,8 +17,8 @@ from experiments.measuring.watch import Watch
 from experiments.results.records import PLAIN, Record, RecordWriter, read_records
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import Completion, Exactness, Step
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model

@@ -9,8 +9,8 @@ from experiments.measuring.race import Emitted, Lane, run_lane
 from experiments.reporting.race import show_race
 from experiments.results.sources import Source
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import DRAFTERS, fitting
 from tests.models import tiny_model
 

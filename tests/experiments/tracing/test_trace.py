@@ -17,8 +17,8 @@ from experiments.tracing.scoring import score
 from experiments.tracing.trace import FOLDER, Shard, TraceWriter, read_trace, shards
 from specdec.engine.engine import Engine
 from specdec.interfaces import Round
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 from tests.components import DRAFTERS
 from tests.experiments.runs import Stop, local

@@ -220,7 +220,7 @@ def test_prompts_and_files() -> None:
 def test_the_configuration_can_be_grouped_by() -> None:
     manifest = {
         "config": {
-            "target": {"_target_": "specdec.modeling.target.Target.from_pretrained", "name": "bundled/target"},
+            "target": {"_target_": "specdec.target.target.Target.from_pretrained", "name": "bundled/target"},
             "drafter": {
                 "_target_": "drafters.model.ModelDrafter",
                 "_convert_": "all",

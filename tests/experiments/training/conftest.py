@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 

@@ -18,8 +18,8 @@ from experiments.training.data.regenerate import RegenerateConfig, answered, pro
 from experiments.training.served import ServedConfig, served
 from experiments.training.served import prompts_of as served_prompts
 from specdec.engine.engine import Engine
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE, byte_tokenizer
 from tests.models import tiny_model
 

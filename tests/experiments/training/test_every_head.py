@@ -19,8 +19,8 @@ from experiments.train import train
 from experiments.training.loop import LOG
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.experiments.training.conftest import LM
 from verifiers.rejection import RejectionVerifier
 

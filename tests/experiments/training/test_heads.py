@@ -23,7 +23,7 @@ from experiments.training.heads.medusa import TrainedMedusa
 from experiments.training.heads.mtp import TrainedMTP
 from experiments.training.heads.unrolled import unrolled_attention
 from experiments.training.states import FrozenTarget
-from specdec.modeling.target import Target
+from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE
 from tests.models import ARCHITECTURES, tiny_model
 

@@ -10,8 +10,8 @@ from transformers import (
 
 from specdec.engine.engine import Engine
 from specdec.generation import SpeculativeGenerate
-from specdec.modeling.target import Target
 from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from tests.components import DRAFTERS
 from tests.specdec.generation.calls import PAD, batch, letters
 from tests.verifiers.cases import complete

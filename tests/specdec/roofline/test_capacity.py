@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from benchmarks.chapter.models import LLAMA_8B, ROUND_8B
 from experiments.planning.formats import choose_formats
 from specdec.cache.quantized import QuantizedSlotCache
-from specdec.modeling.runner import ModelRunner
 from specdec.quantization import quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.roofline.capacity import (
@@ -26,6 +25,7 @@ from specdec.roofline.capacity import (
 )
 from specdec.roofline.precision import Precision, stored
 from specdec.roofline.shape import ModelShape
+from specdec.target.runner import ModelRunner
 from tests.architectures import tiny_config
 
 ROWS, LENGTH, NODES = 3, 40, 5

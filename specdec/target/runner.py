@@ -14,13 +14,13 @@ from specdec.execution.freshness import Change
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
 from specdec.memory import one_sentence_if_short
-from specdec.modeling.agreement import agreement_for
-from specdec.modeling.invariance import settle
-from specdec.modeling.parallel import group_of
-from specdec.modeling.plan import ModelPlan
-from specdec.modeling.support import check_length, check_model
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
+from specdec.target.agreement import agreement_for
+from specdec.target.invariance import settle
+from specdec.target.parallel import group_of
+from specdec.target.plan import ModelPlan
+from specdec.target.support import check_length, check_model
 from specdec.tree import DraftTree
 
 

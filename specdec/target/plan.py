@@ -23,10 +23,10 @@ from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
 from specdec.memory import ran_out
-from specdec.modeling.support import check_supported, differs, explain, noted_masks, position_limit, reaches
 from specdec.placement import main_device
 from specdec.quantization.base import rounded_to
 from specdec.quantization.stored import output_width
+from specdec.target.support import check_supported, differs, explain, noted_masks, position_limit, reaches
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 

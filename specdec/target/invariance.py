@@ -30,9 +30,9 @@ from specdec.execution.eager import EagerExecutor
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.execution.locks import model_lock
 from specdec.memory import ran_out
-from specdec.modeling.plan import ModelPlan
-from specdec.modeling.support import differs, position_limit
 from specdec.placement import is_divided
+from specdec.target.plan import ModelPlan
+from specdec.target.support import differs, position_limit
 from specdec.topology import Topology
 from specdec.tree import TreeShape
 

@@ -21,10 +21,10 @@ from specdec.arguments import shown
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
-from specdec.modeling import parallel
 from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, foreign, quantization_of, quantize
 from specdec.quantization.checkpoint import stored_scheme
+from specdec.target import parallel
 
 HUB_OPTIONS = (
     "revision",

@@ -1,7 +1,7 @@
 """Tensor parallelism: every process of a group holds a share of each layer, and all compute one forward together.
 
 transformers splits the model (``DistributedConfig``) and torchrun starts the processes. Every process runs the whole
-program: the same prompts, the same rounds, the same drafter. ``specdec/modeling/agreement.py`` keeps them in step.
+program: the same prompts, the same rounds, the same drafter. ``specdec/target/agreement.py`` keeps them in step.
 """
 
 import os

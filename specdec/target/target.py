@@ -9,12 +9,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec import inflate as inflation
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import dtype_name
-from specdec.modeling.loading import load, load_tokenizer
-from specdec.modeling.support import check_model, check_tokenizer
 from specdec.placement import main_device
 from specdec.quantization import quantization_of
 from specdec.quantization.base import num_weights, weights_read
 from specdec.quantization.stored import output_width
+from specdec.target.loading import load, load_tokenizer
+from specdec.target.support import check_model, check_tokenizer
 
 
 class Target:
