@@ -26,8 +26,8 @@ from drafters.ngram import NGramDrafter
 from experiments.datasets.stdlib import Stdlib
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
-from specdec.batch import ForwardBatch
 from specdec.engine.engine import Engine
+from specdec.forward import ForwardBatch
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner

@@ -22,8 +22,8 @@ from benchmarks.speed import llama_110m
 from experiments.datasets.context import Context
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
-from specdec.batch import ForwardBatch
 from specdec.cache.formats import FORMATS
+from specdec.forward import ForwardBatch
 from specdec.machine import dtype_name
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

@@ -29,8 +29,8 @@ from benchmarks.options import option, read_options
 from benchmarks.speed import llama_110m
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
-from specdec.batch import ForwardBatch
 from specdec.execution.packing import PackedWeight, can_pack
+from specdec.forward import ForwardBatch
 from specdec.llama_shapes import SHAPES
 from specdec.quantization import METHODS, dispatch, quantize
 from specdec.quantization.dispatch import DispatchedLinear

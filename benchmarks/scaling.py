@@ -23,7 +23,7 @@ from benchmarks.options import option, read_options
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
 from specdec.acceptance import accept
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling

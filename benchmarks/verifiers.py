@@ -25,7 +25,7 @@ from experiments.reporting import terminal
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.tracing.draft_sets import DraftSet, refusal
 from specdec.acceptance import accept
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.target.runner import ModelRunner

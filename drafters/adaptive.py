@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from specdec.arguments import instance
+from specdec.batch import Batch
 from specdec.drafting.policies import LengthPolicy
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
@@ -60,7 +60,7 @@ class AdaptiveDrafter(Drafter):
             self.policy.note(committed.host_slots, committed.host_proposed, committed.counts - 1)
 
     @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Draft no deeper than the policy says."""
         room = np.minimum(self.policy.depths(slots.host_index), slots.host_max_depth)
         room = np.where(slots.host_drafting, room, 0)

@@ -7,10 +7,10 @@ import torch
 
 from drafters.combined import CombinedDrafter, told_to, wider
 from specdec.arguments import instance, number
+from specdec.batch import Batch
 from specdec.drafting.rated import RatedDrafter
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
@@ -82,7 +82,7 @@ class ChoiceDrafter(CombinedDrafter):
             self._trust[slots] = trust + weight * (ratio - trust)
 
     @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Choose for every row, and let each part draft for the rows that it was chosen for."""
         index, rated = slots.host_index, self.lookup.rate(slots)
         by_model = slots.host_drafting & (rated * self._trust[index] <= self._mean[index])
@@ -96,7 +96,7 @@ class ChoiceDrafter(CombinedDrafter):
         return _merged(self.lookup.propose(slots), self.model.propose(slots.rows(rows)), rows, slots)
 
 
-def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, slots: Slots) -> DraftTree:
+def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, slots: Batch) -> DraftTree:
     """Returns one batch of trees from two.
 
     Args:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE
 from specdec.arguments import flag, number, whole
-from specdec.batch import ForwardBatch, Wants
+from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.forward import ForwardBatch, Wants
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.shape import MOST_NODES
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology
@@ -71,7 +71,7 @@ class MarginalScorer(PerDepthScorer):
         self._bush = Topology(parents, max_depth=depth, max_children=samples + 1)
         self._pair = Topology.chain(_PAIR, runner.device)
 
-    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns the logarithms of the marginals of the first ``depth`` depths."""
         before = (slots.lengths - 1).clamp(min=0)  # a row without a token there is not ready
         tokens = torch.stack([self._last_token[slots.index], slots.roots], dim=1)
@@ -91,7 +91,7 @@ class MarginalScorer(PerDepthScorer):
     def _law(self, scores: Float[Tensor, "batch some vocab"]) -> Float[Tensor, "batch some vocab"]:
         return (scores.float() if self._greedy else scores.float() / self._temperature).softmax(-1)
 
-    def _drawn(self, law: Float[Tensor, "batch some vocab"], slots: Slots, level: int) -> Int[Tensor, "batch sample"]:
+    def _drawn(self, law: Float[Tensor, "batch some vocab"], slots: Batch, level: int) -> Int[Tensor, "batch sample"]:
         """Returns the next token of every continuation.
 
         Those of the first level are drawn from one distribution. Continuation k takes the k-th part of it, which makes
@@ -108,7 +108,7 @@ class MarginalScorer(PerDepthScorer):
 
     def _forward(
         self,
-        slots: Slots,
+        slots: Batch,
         lengths: Int[Tensor, " batch"],
         tokens: Int[Tensor, "batch node"],
         topology: Topology,
@@ -128,11 +128,11 @@ class MarginalScorer(PerDepthScorer):
             )
         ).scores
 
-    def ready(self, slots: Slots) -> Bool[Tensor, " batch"]:
+    def ready(self, slots: Batch) -> Bool[Tensor, " batch"]:
         """Returns which rows have a committed token, which a head would read the hidden state of."""
         return slots.lengths > 0
 
-    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"]:
+    def host_ready(self, slots: Batch) -> Bool[np.ndarray, " batch"]:
         """See ``Scorer.host_ready``."""
         return slots.host_lengths > 0
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
 from specdec.arguments import flag, instance
+from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
 from specdec.drafting.scored import ScoredDrafter
 from specdec.drafting.scorer import PerDepthScorer
@@ -19,7 +20,6 @@ from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
 from specdec.quantization.base import input_width
-from specdec.slots import Slots
 from specdec.target.loading import resolve_dtype
 from specdec.target.target import Target
 from specdec.tree import TreeShape
@@ -66,15 +66,15 @@ class MedusaScorer(PerDepthScorer):
         self._ready = np.zeros(max_batch_size, dtype=bool)
         self._every = False
 
-    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns the logits of the first ``depth`` heads."""
         return self._heads(self._hidden[slots.index], depth).transpose(0, 1)
 
-    def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
+    def ready(self, slots: Batch) -> Bool[Tensor, " batch"] | None:
         """Returns which rows have a hidden state; None if all that draft have."""
         return None if self._every else self._ready_rows[slots.index]
 
-    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"]:
+    def host_ready(self, slots: Batch) -> Bool[np.ndarray, " batch"]:
         """See ``Scorer.host_ready``."""
         return self._ready[slots.host_index]
 
@@ -83,7 +83,7 @@ class MedusaScorer(PerDepthScorer):
         self._ready[slot] = False
         self._ready_rows[slot] = False
 
-    def catch_up(self, slots: Slots) -> Hashable:
+    def catch_up(self, slots: Batch) -> Hashable:
         """Note whether every row that drafts has a hidden state."""
         self._every = bool((self.host_ready(slots) | ~slots.host_drafting).all())
         return self._every
@@ -103,7 +103,7 @@ class MedusaScorer(PerDepthScorer):
         chosen = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0].to(self._hidden.dtype)
         self._hidden[decided.slots] = chosen.where(decided.told[:, None], self._hidden[decided.slots])
 
-    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
+    def followed(self, slots: Batch, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
         """Note which rows have a hidden state."""
         self._set_ready(slots.host_index[told])
 

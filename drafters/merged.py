@@ -5,8 +5,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from drafters.combined import CombinedDrafter, told_to
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
 
@@ -50,7 +50,7 @@ class MergedDrafter(CombinedDrafter):
         self.lookup.observe(told_to(self.lookup, committed, first=self.max_nodes + 1))
 
     @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Let both draft, and put the trees together."""
         drafted, found = self.model.propose(slots), self.lookup.propose(slots)
         self._width = drafted.width

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Int
 
 from specdec.arguments import whole
+from specdec.batch import Batch
 from specdec.drafting.host_trees import chains
 from specdec.interfaces import Drafter
 from specdec.shape import MOST_NODES
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -71,7 +71,7 @@ class NGramDrafter(Drafter):
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """Do nothing: this drafter fits every target and keeps no state, because the slots hold the sequences."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Look up every drafting row."""
         depth = np.minimum(np.where(slots.host_drafting, slots.host_max_depth, 0), self.max_depth)
         lengths = slots.host_lengths

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.drafting.levels import LevelPlan
 from specdec.drafting.on_device import DeviceDrafter
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, Decided, DraftSampling
@@ -131,7 +131,7 @@ class TokenRecyclingDrafter(DeviceDrafter):
         self._keep(committed.slots, committed.node_tokens, committed.top_tokens, told)
 
     @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Unroll the tables as deep as any row has room for."""
         depth = min(self.max_depth, int(slots.host_max_depth.max()))
         return self._unrolled(slots, depth) if depth > 0 else DraftTree.root_only(slots.roots)
@@ -141,12 +141,12 @@ class TokenRecyclingDrafter(DeviceDrafter):
         """Nothing changes that a recording would not see."""
         return None
 
-    def prepare(self, slots: Slots) -> Hashable:
+    def prepare(self, slots: Batch) -> Hashable:
         """Nothing is needed from the host."""
         return None
 
     @torch.inference_mode()
-    def draft(self, slots: Slots) -> DraftTree:
+    def draft(self, slots: Batch) -> DraftTree:
         """Unroll the tables to the whole shape."""
         return self._unrolled(slots, self.max_depth)
 
@@ -155,10 +155,10 @@ class TokenRecyclingDrafter(DeviceDrafter):
         assert decided.top_tokens is not None, "the engine gives what is asked for"
         self._keep(decided.slots, decided.node_tokens, decided.top_tokens, decided.told)
 
-    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
         """The host has nothing to note."""
 
-    def _unrolled(self, slots: Slots, depth: int) -> DraftTree:
+    def _unrolled(self, slots: Batch, depth: int) -> DraftTree:
         plan = self._plans[depth]
         tokens = slots.roots[:, None].repeat(1, plan.shape.num_nodes + 1)
         valid = torch.ones_like(tokens, dtype=torch.bool)

@@ -11,11 +11,11 @@ from jaxtyping import Float
 
 from drafters.suffix_tree import Draft, SuffixTree, Text
 from specdec.arguments import flag, number, whole
+from specdec.batch import Batch
 from specdec.drafting.host_trees import chains, trees
 from specdec.drafting.rated import RatedDrafter
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
@@ -128,11 +128,11 @@ class SuffixDrafter(RatedDrafter):
                 emitted = committed.host_emitted[row, max(known, 0) : counts[row]]
                 self._outputs.tree.extend(request.output, emitted.tolist())
 
-    def rate(self, slots: Slots) -> Float[np.ndarray, " batch"]:
+    def rate(self, slots: Batch) -> Float[np.ndarray, " batch"]:
         """Returns the scores of the drafts."""
         return np.array([draft.score for draft in self._drafts(slots)])
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Look up every drafting row."""
         drafts = self._drafts(slots)
         longest = max((len(draft.tokens) for draft in drafts), default=0)
@@ -146,7 +146,7 @@ class SuffixDrafter(RatedDrafter):
             branches[row, : len(draft.tokens)] = draft.tokens
         return chains(roots, branches, slots.device)
 
-    def _drafts(self, slots: Slots) -> list[Draft]:
+    def _drafts(self, slots: Batch) -> list[Draft]:
         """Returns the best draft of every row; an empty one where nothing is to be drafted."""
         asked: list[tuple[_Request, tuple[int, int]] | None] = []
         for row, slot in enumerate(slots.host_index.tolist()):

@@ -13,12 +13,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from specdec.arguments import number, whole
+from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -90,7 +90,7 @@ class SyntheticDrafter(Drafter):
         row[: len(known)] = known
         self._sequences[slot] = row.to(self._sequences.device, non_blocking=True)
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Look up what follows, and put the mistakes in."""
         if self.cost:
             _wait(self.cost)

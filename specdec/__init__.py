@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from specdec.exports import on_first_use
 
 if TYPE_CHECKING:
-    from specdec.batch import ForwardBatch, ForwardOutput, Wants
+    from specdec.batch import Batch
     from specdec.engine.engine import Engine
     from specdec.engine.scheduler import Scheduler
+    from specdec.forward import ForwardBatch, ForwardOutput, Wants
     from specdec.interfaces import Drafter, Verifier
     from specdec.requests import SamplingParams
     from specdec.shape import TreeShape
-    from specdec.slots import Slots
     from specdec.target.runner import ModelRunner
     from specdec.target.target import Target
     from specdec.topology import Topology
@@ -28,26 +28,27 @@ else:  # a type checker would take any name for defined
             "Drafter": "specdec.interfaces",
             "Engine": "specdec.engine.engine",
             "Exactness": "specdec.types",
-            "ForwardBatch": "specdec.batch",
-            "ForwardOutput": "specdec.batch",
+            "ForwardBatch": "specdec.forward",
+            "ForwardOutput": "specdec.forward",
             "ModelRunner": "specdec.target.runner",
             "Noise": "specdec.types",
             "SamplingParams": "specdec.requests",
             "Scheduler": "specdec.engine.scheduler",
-            "Slots": "specdec.slots",
+            "Batch": "specdec.batch",
             "Step": "specdec.types",
             "Target": "specdec.target.target",
             "Topology": "specdec.topology",
             "TreeShape": "specdec.shape",
             "Verdict": "specdec.types",
             "Verifier": "specdec.interfaces",
-            "Wants": "specdec.batch",
+            "Wants": "specdec.forward",
         },
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "Committed",
     "Completion",
     "DraftSampling",
@@ -61,7 +62,6 @@ __all__ = [
     "Noise",
     "SamplingParams",
     "Scheduler",
-    "Slots",
     "Step",
     "Target",
     "Topology",

@@ -1,229 +1,113 @@
-"""A forward as a value: everything that a model's forward over the cache depends on."""
+"""The running requests as a round and a drafter see them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.topology import Topology
-from specdec.tree import DraftTree
-
-
-class Wants(NamedTuple):
-    """What a forward is to return besides the keys and values that it leaves in the cache.
-
-    Attributes:
-        logits: How many of the last nodes get logits; None for all of them, 0 for none.
-        hidden_layers: Hidden states at every node: -1 for the normalized last one, which the output layer reads, i for
-            the input of decoder layer i (transformers' ``hidden_states[i]``).
-        top_k: How many of the most probable tokens to return at every node that has logits; 0 for none.
-    """
-
-    logits: int | None = None
-    hidden_layers: tuple[int, ...] = ()
-    top_k: int = 0
-
-
-LOGITS = Wants()
-"""A forward that returns the logits of all its nodes."""
-
-
-class Bucket(NamedTuple):
-    """The sizes that a captured forward is made for.
-
-    Attributes:
-        batch: Rows.
-        nodes: Nodes per row.
-        keys: Positions that attention reads, rounded up; None where the host does not know them.
-    """
-
-    batch: int
-    nodes: int
-    keys: int | None
-
-
-_LEAST_KEYS = 256
-_STEPS_PER_DOUBLING = 4
-
-
-def bucket_of(keys: int) -> int:
-    """Returns the number of positions to read where ``keys`` are needed: one of few numbers, at most a quarter more.
-
-    These are the multiples of 256 up to 1024, and then four numbers from each power of two to the next.
-    """
-    step = _LEAST_KEYS
-    while step * 2 * _STEPS_PER_DOUBLING < keys:
-        step *= 2
-    return -(-keys // step) * step
+from specdec.host import Unknown
+from specdec.sampling import SamplingTensors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ForwardBatch:
-    """One forward over the cache.
+class Batch:
+    """The requests of one round, as a drafter sees them: row b is the request in slot ``host_index[b]``.
 
-    Every row appends nodes behind the committed prefix of its slot. They are the *last* nodes of a topology. Its other
-    nodes, if there are any, are in the cache already, which is how a drafter goes down a tree level by level. Node j of
-    the topology stands at position ``length + j`` of the cache and is rotated (or embedded) as position
-    ``length + depth[j]``. A piece of a prompt is a chain.
+    Nothing here may be changed.
 
     Attributes:
-        tokens: What goes in, or None with ``embeds``.
-        slots: The slot of every row, in any order, no slot twice.
-        lengths: Committed positions of every row, hence where node 0 of the topology stands.
-        topology: The parents of the nodes: one row for all rows of the batch, or row by row.
-        host_slots: ``slots`` on the host; None if the host does not know them, so that the cache must gather its rows.
-        host_lengths: ``lengths`` on the host; None if the host does not know them.
-        key_bound: Without ``host_lengths``: how many positions of the cache attention reads, masked; enough for every
-            row. None for all that there are.
-        embeds: Input embeddings in place of tokens.
-        features: A further input of the model, such as the hidden states that an EAGLE head takes.
-        wants: What to return.
-        batch: Rows.
-        nodes: Nodes per row that go through the model.
+        index: The slot of every row, ascending.
+        host_index: The same on the host.
+        roots: The token of each row's root: the last token of its sequence.
+        lengths: The number of tokens whose keys and values are in the target's cache, which is the root's position.
+        drafting: True for rows whose request wants speculation.
+        max_depth: No node may be deeper: the rest of the output, or of the cache, has no room for more.
+        keys: The random key of each request.
+        rounds: The number of rounds of each request so far.
+        sampling: The sampling parameters.
+        processors: The logits processors of each request.
+        alternatives: The largest number of most probable tokens that any request wants to be told with its output
+            tokens; None if none wants their raw log-probabilities.
+        host_tokens: Int[batch position] on the host: the sequence, root included.
+        host_lengths, host_drafting, host_max_depth: The same as on the device.
+        host_remaining: Tokens still wanted.
+        vocab_size: Width of the target's logits.
+        are_views: The slots are consecutive, and the tensors views of the table's.
+        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. The
+            host's numbers are unknown then, except ``host_index`` of slots that ``are_views``. None in other rounds.
     """
 
-    tokens: Int[Tensor, "batch node"] | None
-    slots: Int[Tensor, " batch"]
+    index: Int[Tensor, " batch"]
+    host_index: np.ndarray
+    roots: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
-    topology: Topology
-    host_slots: np.ndarray | None
-    host_lengths: np.ndarray | None = None
+    drafting: Bool[Tensor, " batch"]
+    max_depth: Int[Tensor, " batch"]
+    keys: Int[Tensor, " batch"]
+    rounds: Int[Tensor, " batch"]
+    sampling: SamplingTensors
+    processors: Sequence[tuple[Callable[..., Any], ...]]
+    host_tokens: np.ndarray
+    host_lengths: np.ndarray
+    host_drafting: np.ndarray
+    host_max_depth: np.ndarray
+    host_remaining: np.ndarray
+    vocab_size: int
+    alternatives: int | None = None
+    are_views: bool = False
     key_bound: int | None = None
-    embeds: Float[Tensor, "batch node hidden"] | None = None
-    features: Float[Tensor, "batch node width"] | None = None
-    wants: Wants = LOGITS
-    batch: int = field(init=False)
-    nodes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        given = self.embeds if self.tokens is None else self.tokens
-        if given is None or (self.tokens is not None and self.embeds is not None):
-            raise ValueError("a forward takes either tokens or embeds: give one of the two")
-        vars(self).update(batch=given.shape[0], nodes=given.shape[1])
-        if self.nodes > self.topology.width:
-            raise ValueError(
-                f"the batch has {self.nodes} nodes per row and its topology {self.topology.width}: give the topology "
-                f"that these are the last nodes of"
-            )
-
-    @classmethod
-    def of_tree(
-        cls,
-        tree: DraftTree,
-        *,
-        host_slots: np.ndarray | None,
-        host_lengths: np.ndarray | None,
-        key_bound: int | None = None,
-        slots: Int[Tensor, " batch"] | None = None,
-        lengths: Int[Tensor, " batch"] | None = None,
-        wants: Wants = LOGITS,
-    ) -> "ForwardBatch":
-        """Returns the forward that verifies all nodes of a batch of trees.
-
-        Args:
-            tree: The trees.
-            host_slots: The rows' slots; None if the host does not know them.
-            host_lengths: Committed positions of every row; None if the host does not know them.
-            key_bound: See the class.
-            slots: The slots on the device, if they are there already; they must be without ``host_slots``.
-            lengths: The lengths on the device, if they are there already; they must be without ``host_lengths``.
-            wants: What to return.
-        """
-        device = tree.tokens.device
-        if lengths is None:
-            assert host_lengths is not None, "the lengths must be known somewhere"
-            lengths = torch.from_numpy(host_lengths).to(device, non_blocking=True)
-        if slots is None:
-            assert host_slots is not None, "the slots must be known somewhere"
-            slots = slot_index(host_slots, device)
-        return cls(
-            tokens=tree.tokens,
-            slots=slots,
-            lengths=lengths,
-            topology=tree.topology,
-            host_slots=host_slots,
-            host_lengths=host_lengths,
+    def on_device(self, key_bound: int) -> "Batch":
+        """Returns the rows as a recorded round sees them."""
+        unknown = Unknown()
+        return replace(
+            self,
+            host_index=self.host_index if self.are_views else unknown,
+            host_tokens=unknown,
+            host_lengths=unknown,
+            host_drafting=unknown,
+            host_max_depth=unknown,
+            host_remaining=unknown,
             key_bound=key_bound,
-            wants=wants,
         )
 
-    @classmethod
-    def of_chunk(
-        cls,
-        tokens: Int[Tensor, "batch node"],
-        *,
-        host_slots: np.ndarray,
-        host_lengths: np.ndarray,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> "ForwardBatch":
-        """Returns the forward that appends a piece of every row's prompt and returns no logits.
+    @cached_property
+    def kind(self) -> Hashable:
+        """What a recording of these rows depends on besides the tensors' values, which the host knows."""
+        return int(self.host_index[0]) if self.are_views else None, len(self), self.sampling.flags, self.alternatives
 
-        Args:
-            tokens: The pieces, padded at the end. Padding is written behind them and never read.
-            host_slots: The rows' slots.
-            host_lengths: Tokens that each row has in the cache already.
-            hidden_layers: Hidden states to return.
-        """
-        device = tokens.device
-        return cls(
-            tokens=tokens,
-            slots=slot_index(host_slots, device),
-            lengths=torch.from_numpy(host_lengths).to(device, non_blocking=True),
-            topology=Topology.chain(tokens.shape[1], device),
-            host_slots=host_slots,
-            host_lengths=host_lengths,
-            wants=Wants(logits=0, hidden_layers=hidden_layers),
-        )
+    @cached_property
+    def has_processors(self) -> bool:
+        """Whether any request has logits processors."""
+        return any(self.processors)
+
+    def rows(self, rows: np.ndarray) -> "Batch":
+        """Returns some of the rows, as copies; not for a recorded round."""
+        index = torch.from_numpy(rows).to(self.device, non_blocking=True)
+
+        def take(owner: Batch | SamplingTensors) -> dict[str, Any]:
+            """Returns the rows of all arrays of an object, by name."""
+            values = {each.name: getattr(owner, each.name) for each in fields(owner)}
+            tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
+            return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
+
+        processors = [self.processors[row] for row in rows.tolist()]
+        sampling = replace(self.sampling, **take(self.sampling))
+        return replace(self, **take(self), sampling=sampling, processors=processors, are_views=False)
 
     @property
-    def bucket(self) -> Bucket:
-        """The sizes of this forward, as a capture tells forwards apart."""
-        keys = self.key_bound
-        if self.host_lengths is not None:
-            keys = bucket_of(int(self.host_lengths.max()) + self.topology.width)
-        return Bucket(self.batch, self.nodes, keys)
+    def known_index(self) -> np.ndarray | None:
+        """``host_index``; None where the host does not know it."""
+        return self.host_index if self.key_bound is None or self.are_views else None
+
+    def __len__(self) -> int:
+        return len(self.roots)
 
     @property
-    def sees_all(self) -> bool:
-        """Whether no node is hidden from another, so that no mask is needed: a single node at the end of a line."""
-        return self.nodes == 1 and self.topology.in_line
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardOutput:
-    """What a forward returns.
-
-    Attributes:
-        logits: The model's raw logits at the nodes that were asked for; None if at none.
-        hidden_states: Hidden states at every node, by layer index.
-        top_tokens: The most probable tokens at every node with logits, the most probable first; None if not asked for.
-    """
-
-    logits: Float[Tensor, "batch some vocab"] | None
-    hidden_states: Mapping[int, Float[Tensor, "batch node hidden"]] = field(default_factory=dict)
-    top_tokens: Int[Tensor, "batch some rank"] | None = None
-
-    @property
-    def scores(self) -> Float[Tensor, "batch some vocab"]:
-        """The logits of a forward that was asked for them."""
-        assert self.logits is not None, "the forward was not asked for logits"
-        return self.logits
-
-
-def slot_index(host_slots: np.ndarray, device: torch.device) -> Int[Tensor, " batch"]:
-    """Returns the slots of a batch's rows on the device; consecutive slots are not copied there every time."""
-    count = len(host_slots)
-    if count and int(host_slots[0]) + count - 1 == int(host_slots[-1]) and (np.diff(host_slots) == 1).all():
-        return _range(int(host_slots[0]), count, device)
-    return torch.from_numpy(np.ascontiguousarray(host_slots)).long().to(device, non_blocking=True)
-
-
-@lru_cache(maxsize=4096)
-def _range(first: int, count: int, device: torch.device) -> Int[Tensor, " batch"]:
-    with torch.inference_mode(False):
-        return torch.arange(first, first + count, device=device)
+    def device(self) -> torch.device:
+        return self.roots.device

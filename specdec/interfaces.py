@@ -15,7 +15,7 @@ from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
 
 if TYPE_CHECKING:
-    from specdec.slots import Slots
+    from specdec.batch import Batch
     from specdec.target.target import Target
 
 
@@ -73,7 +73,7 @@ class Drafter(ABC):
         """Take note of tokens that have become final."""
 
     @abstractmethod
-    def propose(self, slots: "Slots") -> DraftTree:
+    def propose(self, slots: "Batch") -> DraftTree:
         """Returns a draft tree for every row of ``slots``.
 
         Tokens, hidden states and other state come from ``slots`` and from what ``observe`` has reported of these slots.

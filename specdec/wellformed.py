@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
@@ -57,7 +57,7 @@ class Flaw:
     what: str
 
 
-def flaws(tree: DraftTree, drafter: Drafter, slots: Slots, *, leaf_probs: bool = False) -> list[Flaw]:
+def flaws(tree: DraftTree, drafter: Drafter, slots: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
     """Returns what is wrong with a drafter's proposal, at most one flaw per check.
 
     The list ends at the first ``FATAL`` flaw. Rows that do not draft may hold any valid tree, so only the structure of
@@ -93,7 +93,7 @@ def flaws(tree: DraftTree, drafter: Drafter, slots: Slots, *, leaf_probs: bool =
     return found
 
 
-def _begins(tree: DraftTree, slots: Slots) -> Bool[Tensor, " batch"]:
+def _begins(tree: DraftTree, slots: Batch) -> Bool[Tensor, " batch"]:
     """Marks rows without drafts in which nothing is committed: heads that read the target's states have no q there."""
     alone = ~tree.valid[:, 1:].any(-1)
     if tree.draft_probs is not None:
@@ -101,7 +101,7 @@ def _begins(tree: DraftTree, slots: Slots) -> Bool[Tensor, " batch"]:
     return alone & (slots.lengths == 0)
 
 
-def _tensors(tree: DraftTree, slots: Slots) -> Iterator[str]:
+def _tensors(tree: DraftTree, slots: Batch) -> Iterator[str]:
     """Yields what is wrong with the tensors of a tree."""
     if not isinstance(tree, DraftTree):
         yield f"propose returned {type(tree).__name__}: return a DraftTree"
@@ -153,7 +153,7 @@ def structure(tree: DraftTree) -> Iterator[Flaw]:
     )
 
 
-def _root(tree: DraftTree, slots: Slots) -> list[Flaw]:
+def _root(tree: DraftTree, slots: Batch) -> list[Flaw]:
     return _first(
         Form.ROOT,
         tree.tokens[:, :1] != slots.roots[:, None],
@@ -221,7 +221,7 @@ def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"
     )
 
 
-def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], slots: Slots) -> list[Flaw]:
+def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], slots: Batch) -> list[Flaw]:
     known = torch.zeros(256, dtype=torch.bool, device=slots.device)
     known[[int(law) for law in drafter.laws]] = True
     greedy = (slots.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)

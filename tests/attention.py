@@ -12,9 +12,9 @@ from torch import Tensor
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.base import Reach
 from specdec.attention.tree_attention import Seen, tree_attention
-from specdec.batch import ForwardBatch
 from specdec.cache.base import LayerShape, Stored
 from specdec.cache.slot_cache import SlotCache
+from specdec.forward import ForwardBatch
 from specdec.topology import Topology
 
 

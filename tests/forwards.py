@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.batch import ForwardBatch, ForwardOutput, Wants
+from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
+from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 
@@ -56,8 +56,8 @@ def slots_of(
     drafting: Sequence[bool] | None = None,
     max_depth: int | Sequence[int] = 100,
     max_length: int | None = None,
-) -> Slots:
-    """Slots whose requests have these sequences, all but the last token in the cache.
+) -> Batch:
+    """Batch whose requests have these sequences, all but the last token in the cache.
 
     What lies behind a sequence on the host is tokens of an earlier request.
     """

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
 from specdec.random import Purpose, draw, uniforms
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -28,10 +28,10 @@ class Honest(Drafter):
         self.table = (2 * torch.randn(target.vocab_size, target.vocab_size, generator=generator)).softmax(-1)
         self.target = target
 
-    def numbers(self, slots: Slots) -> Float[Tensor, "batch node"]:
+    def numbers(self, slots: Batch) -> Float[Tensor, "batch node"]:
         return uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 4)
 
-    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
         return self.table[token]
 
     def without(self, weights: Tensor, earlier: list[Tensor]) -> Tensor:
@@ -41,7 +41,7 @@ class Honest(Drafter):
                 weights = weights.scatter(1, token[:, None], 0.0)
         return weights
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         numbers, tokens, rows = self.numbers(slots), [slots.roots], []
         for node in range(5):
             if node > 0:
@@ -53,7 +53,7 @@ class Honest(Drafter):
         return self.finish(slots, torch.stack(tokens, 1), torch.stack(rows, 1))
 
     def finish(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
     ) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q)
 
@@ -69,13 +69,13 @@ class HonestTop(Honest):
     law = DraftSampling.DETERMINISTIC
     laws = frozenset([DraftSampling.DETERMINISTIC])
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         top = self.table.topk(2).indices
         first, second = top[slots.roots].unbind(1)
         tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
         return self.finish(slots, tokens, self.table[tokens])
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens)
 
 

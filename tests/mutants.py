@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
@@ -21,7 +21,7 @@ def broken(base: type[Honest], change: Callable[[DraftTree], DraftTree]) -> type
     """A drafter whose trees are changed before they are returned."""
 
     class Broken(base):
-        def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+        def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
             return change(super().finish(slots, tokens, q))
 
     return Broken
@@ -82,7 +82,7 @@ MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
 class Twins(HonestTop):
     """Chosen siblings with one token."""
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         tokens[:, 2] = tokens[:, 1]
         return super().finish(slots, tokens, q)
 
@@ -96,7 +96,7 @@ class SaysPaths(Honest):
 
     is_paths = True
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return parents_of(super().finish(slots, tokens, q), -1, 0, 0, 1, 1)
 
 
@@ -107,7 +107,7 @@ class TooMany(Honest):
 class LooseBound(Honest):
     """States that no node has two children, and one has."""
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         tree = super().finish(slots, tokens, q)
         parents = tree.parents.clone()
         return DraftTree.build(tree.tokens, parents, sampling=self.law, draft_probs=q, max_depth=2, max_children=1)
@@ -129,7 +129,7 @@ class Stumbles(Honest):
 class WritesSlots(HonestTop):
     """Uses the engine's own array as scratch."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         slots.host_tokens[:, -1] += 1
         return tree
@@ -138,7 +138,7 @@ class WritesSlots(HonestTop):
 class TouchesTheTarget(HonestTop):
     """Shares the target's output layer, and changes it when it drafts for the first time."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         with torch.no_grad():
             self.target.model.get_output_embeddings().weight.abs_()
         return super().propose(slots)
@@ -147,7 +147,7 @@ class TouchesTheTarget(HonestTop):
 class NeedsRoom(HonestTop):
     """Looks at a position behind the sequence that is not always there."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         for tokens, length in zip(slots.host_tokens, slots.host_lengths, strict=True):
             _ = tokens[length + 3]
         return super().propose(slots)
@@ -156,14 +156,14 @@ class NeedsRoom(HonestTop):
 class OwnRandomness(Honest):
     """Draws from q, with torch's global generator."""
 
-    def numbers(self, slots: Slots) -> Tensor:
+    def numbers(self, slots: Batch) -> Tensor:
         return torch.rand(len(slots), 4, dtype=torch.float64)
 
 
 class Neighbours(HonestTop):
     """Every row drafts what fits the first one's root."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         first = super().propose(slots)
         tokens = first.tokens[:1].expand(len(slots), -1).clone()
         tokens[:, 0] = slots.roots
@@ -177,7 +177,7 @@ class _Remembers(HonestTop):
         super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
         self.noted = torch.zeros(max_batch_size, dtype=torch.long)
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         top = self.table.topk(2).indices
         first, second = top[self.noted[slots.index]].unbind(1)
         tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
@@ -228,7 +228,7 @@ class ClearsByProduct(HonestTop):
         there = torch.arange(states.shape[1]) < torch.from_numpy(committed.counts)[:, None]
         self.sums[committed.slots] += states.where(there, 0.0).sum(1)
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         positive = self.sums[slots.index] > 0
         tokens = tree.tokens.clone()
@@ -251,7 +251,7 @@ class StumblesOverNaN(ClearsByProduct):
 class Colder(Honest):
     """Draws at another temperature than its q has."""
 
-    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
         weights = self.table[token] ** 1.3
         return weights / weights.sum(-1, keepdim=True)
 
@@ -259,7 +259,7 @@ class Colder(Honest):
 class WrongParent(Honest):
     """Below the first level it draws from what follows the root."""
 
-    def drawn_from(self, slots: Slots, token: Tensor, depth: int) -> Tensor:
+    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
         return self.table[token if depth == 1 else slots.roots] * 0.5 + self.table[token] * 0.5
 
 
@@ -268,14 +268,14 @@ class SaysIid(HonestWithoutReplacement):
 
     laws = frozenset([DraftSampling.IID])
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens, sampling=DraftSampling.IID, draft_probs=q)
 
 
 class Sorts(Honest):
     """Puts the more probable sibling first, after both were drawn."""
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         chance = q[:, 0].gather(1, tokens[:, 1:3])
         order = chance.argsort(1, descending=True)
         swapped = torch.cat([tokens[:, :1], tokens[:, 1:3].gather(1, order), tokens[:, 3:].gather(1, order)], 1)
@@ -285,7 +285,7 @@ class Sorts(Honest):
 class Drops(Honest):
     """Leaves out drawn tokens of small probability."""
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         chance = q[:, :2].gather(2, tokens[:, [1, 3]][..., None])[..., 0]
         valid = torch.ones_like(tokens, dtype=torch.bool)
         valid[:, 3] = chance[:, 1] > 0.2
@@ -295,7 +295,7 @@ class Drops(Honest):
 class SameForSiblings(Honest):
     """Draws both siblings with one number."""
 
-    def numbers(self, slots: Slots) -> Tensor:
+    def numbers(self, slots: Batch) -> Tensor:
         numbers = super().numbers(slots).clone()
         numbers[:, 1] = numbers[:, 0]
         return numbers
@@ -304,7 +304,7 @@ class SameForSiblings(Honest):
 class SameForChild(Honest):
     """Draws a child with its parent's number, so that given the parent's token it does not come from q."""
 
-    def numbers(self, slots: Slots) -> Tensor:
+    def numbers(self, slots: Batch) -> Tensor:
         numbers = super().numbers(slots).clone()
         numbers[:, 2] = numbers[:, 0]
         return numbers
@@ -313,14 +313,14 @@ class SameForChild(Honest):
 class SameEveryRound(Honest):
     """Draws with the numbers of the first round, whichever round it is."""
 
-    def numbers(self, slots: Slots) -> Tensor:
+    def numbers(self, slots: Batch) -> Tensor:
         return uniforms(slots.keys, torch.zeros_like(slots.rounds), Purpose.DRAFT, 4)
 
 
 class NumbersOfTheEngine(Honest):
     """Draws with the numbers that decide what is accepted."""
 
-    def numbers(self, slots: Slots) -> Tensor:
+    def numbers(self, slots: Batch) -> Tensor:
         return uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 4)
 
 
@@ -334,14 +334,14 @@ class SaysChosen(SameEveryRound):
             weights = weights.scatter(1, token[:, None], 0.0)
         return weights
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens)
 
 
 class NoLeaves(HonestLeaves):
     """Says that it gives q at the leaves, and gives zeros."""
 
-    def finish(self, slots: Slots, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         q[:, 3:] = 0
         return super().finish(slots, tokens, q)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from specdec.attention import BACKENDS
 from specdec.attention.tree_attention import Seen, tree_attention
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, Stored
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.forward import ForwardBatch
 from specdec.requests import SamplingParams
 from specdec.target.plan import ModelPlan
 from specdec.target.target import Target

@@ -20,7 +20,7 @@ LAYERS = (
     ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
-    ("batch", "slots", "coupling", "tree_parts"),
+    ("forward", "batch", "coupling", "tree_parts"),
     ("interfaces", "cache"),
     ("acceptance", "attention", "wellformed", "attributes"),
     ("execution",),

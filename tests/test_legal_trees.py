@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.drafting import draws
 from specdec.drafting.builders import SampledTree, StaticTree, TreeBuilder, sampled
 from specdec.drafting.costs import RoundCosts
@@ -21,7 +22,6 @@ from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -46,11 +46,11 @@ class Table(Scorer):
     def __init__(self, q: Law):
         self._q = q
 
-    def root_logits(self, slots: Slots) -> Tensor:
+    def root_logits(self, slots: Batch) -> Tensor:
         self._paths: list[tuple[int, ...]] = [()]
         return self._q(()).log()[None, None]
 
-    def level_logits(self, slots: Slots, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+    def level_logits(self, slots: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
         parents = topology.parents[0, -tokens.shape[1] :].tolist()
         new = [(*self._paths[above], token) for above, token in zip(parents, tokens[0].tolist(), strict=True)]
         self._paths += new
@@ -209,7 +209,7 @@ class DropsUnlikely(SampledTree):
 class GlobalBest(CostAwareNodes):
     """Takes the best of all sizes, also where the gain falls and rises again on the way there (DSpark, appendix A)."""
 
-    def kept(self, survival: Tensor, slots: Slots) -> Tensor:
+    def kept(self, survival: Tensor, slots: Batch) -> Tensor:
         seconds = torch.tensor(self.costs.table[0])[: survival.shape[1]]  # type: ignore[union-attr]
         best = int((survival.clamp(min=0).sum(0).cumsum(0) / seconds).argmax())
         return (torch.arange(survival.shape[1]) <= best).expand_as(survival)

@@ -261,22 +261,3 @@ def test_every_public_name_is_in_the_api_reference() -> None:
         package = importlib.import_module(module)
         there = hasattr(package, name) or importlib.util.find_spec(entry) is not None
         assert there, f"docs/api/ has {entry}, which does not exist"
-
-
-def test_the_file_map_is_complete() -> None:
-    listed: set[str] = set()
-    for _, _, text in blocks("docs/files.md"):
-        above: list[str] = []
-        for line in text.splitlines():
-            name, _, description = line.strip().partition(" ")
-            depth = (len(line) - len(line.lstrip())) // 2
-            above[depth:] = [name]
-            listed.add("".join(above))
-            assert description.strip() or depth == 0, f"docs/files.md says nothing of {name}"
-    packages = ("specdec", "drafters", "verifiers", "experiments", "benchmarks")
-    there: set[str] = set()
-    for file in itertools.chain.from_iterable((ROOT / package).rglob("*.py") for package in packages):
-        path = file.relative_to(ROOT)
-        there.add(path.parent.as_posix() + "/" if file.stem == "__init__" else path.as_posix())
-    shown = {path for path in listed if path.split("/")[0] in packages}
-    assert shown == there, f"docs/files.md and the packages differ in {sorted(shown ^ there)}"

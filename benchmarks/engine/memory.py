@@ -9,8 +9,8 @@ from torch import nn
 from benchmarks.engine.settings import Grid
 from benchmarks.engine.steps import CAPTURED, Setting, as_graph, make_runner, step_batch
 from experiments.measuring.forwards import captured_at_once
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 

@@ -12,8 +12,8 @@ from benchmarks.engine.settings import Grid
 from experiments.measuring.forwards import Forward, captured_at_once, fill, forward_batch
 from experiments.measuring.forwards import as_graph as graph_of
 from specdec.attention import BACKENDS
-from specdec.batch import ForwardBatch
 from specdec.execution.counting import counted
+from specdec.forward import ForwardBatch
 from specdec.roofline.bounds import Work
 from specdec.roofline.precision import Precision
 from specdec.roofline.shape import ModelShape

@@ -16,10 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
@@ -184,7 +184,7 @@ class Forced:
         return torch.tensor([said])
 
 
-def _prefilled(slots: Slots, prompt: Sequence[int]) -> Committed:
+def _prefilled(slots: Batch, prompt: Sequence[int]) -> Committed:
     """Returns what an engine tells of a prompt: all of it but the root, in one piece."""
     return Committed(
         slots=slots.index,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from specdec.batch import ForwardBatch, bucket_of
 from specdec.cache.base import Cache
 from specdec.drafting.costs import smallest
 from specdec.execution import replay
+from specdec.forward import ForwardBatch, bucket_of
 from specdec.roofline.step_cost import StepSize
 from specdec.shape import TreeShape
 from specdec.target.runner import ModelRunner

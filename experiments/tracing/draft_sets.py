@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.tracing.trace import read_trace
+from specdec.batch import Batch
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import GREEDY_BELOW
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
@@ -57,7 +57,7 @@ class TracedDrafter(Drafter):
         """Not called: nothing is decoded."""
         raise NotImplementedError
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Not called: the drafts are in the trace."""
         raise NotImplementedError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

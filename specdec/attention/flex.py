@@ -18,8 +18,8 @@ from torch.nn.attention import flex_attention as flex
 
 from specdec.attention.base import AttentionState, Reach
 from specdec.attention.over_cache import OverCache, ReachState, register, stand_ins
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

@@ -20,9 +20,9 @@ from specdec.attention.base import AttentionBackend, AttentionState, refuses_att
 from specdec.attention.codes import attend_codes, reads_codes
 from specdec.attention.masks import dense_masks
 from specdec.attention.softmax import attention_weights
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
 from specdec.cache.quantized_tensor import QuantizedTensor
+from specdec.forward import ForwardBatch
 from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
 from specdec.scoped import scoped
 

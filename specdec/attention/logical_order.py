@@ -19,8 +19,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specdec.attention.base import Reach
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 
 BLOCK = 128
 """Positions per block of keys. Smaller blocks waste less on short sequences and call more kernels on long ones."""

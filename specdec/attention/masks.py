@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.attention.base import Reach
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

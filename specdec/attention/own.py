@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from specdec.attention.base import AttentionBackend, AttentionState
 from specdec.attention.masks import dense_masks
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

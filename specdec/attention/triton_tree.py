@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec.attention.base import AttentionState, Reach
 from specdec.attention.over_cache import OverCache, ReachState, register, stand_ins
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache
+from specdec.forward import ForwardBatch
 from specdec.placement import main_device
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, LayerShape, Segment, Stored
 from specdec.cache.formats import Format, check_device
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.cache.slot_cache import SlotCache, check_memory
+from specdec.forward import ForwardBatch
 
 
 class QuantizedSlotCache(Cache):

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
+from specdec.forward import ForwardBatch
 from specdec.memory import NoRoomError, free_memory
 from specdec.roofline.capacity import Slots
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 from specdec.machine import choose_dtype, dtype_name, recommended_threads
 from specdec.memory import free_memory
 from specdec.target.runner import ModelRunner

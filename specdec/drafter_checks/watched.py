@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
@@ -109,7 +109,7 @@ class Watched(Drafter):
                     return f"token {token} is what the target says after node {node}, and is not among its successors"
         return None
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Returns what the drafter proposes, after a look at it.
 
         Raises:
@@ -129,7 +129,7 @@ class Watched(Drafter):
         return tree
 
 
-def _fields(slots: Slots) -> dict[str, Tensor | np.ndarray]:
+def _fields(slots: Batch) -> dict[str, Tensor | np.ndarray]:
     """Returns all arrays of the slots, by name."""
     found = {}
     for owner in (slots, slots.sampling):
@@ -140,13 +140,13 @@ def _fields(slots: Slots) -> dict[str, Tensor | np.ndarray]:
     return found
 
 
-def _copy(slots: Slots) -> dict[str, Tensor | np.ndarray]:
+def _copy(slots: Batch) -> dict[str, Tensor | np.ndarray]:
     return {
         name: value.clone() if isinstance(value, Tensor) else value.copy() for name, value in _fields(slots).items()
     }
 
 
-def _changed(before: dict[str, Tensor | np.ndarray], slots: Slots) -> str | None:
+def _changed(before: dict[str, Tensor | np.ndarray], slots: Batch) -> str | None:
     """Returns the name of the first array that is not what it was."""
     for name, value in _fields(slots).items():
         old = before[name]

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.batch import ForwardBatch, Wants, slot_index
+from specdec.batch import Batch
 from specdec.drafting.scorer import Scorer
-from specdec.slots import Slots
+from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Committed, Decided
@@ -125,7 +125,7 @@ class BlockScorer(Scorer):
             )
         )
 
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits for the first token, after filling all places."""
         width = self._topology.width
         output = self.runner.run(
@@ -151,14 +151,14 @@ class BlockScorer(Scorer):
         return self._conditioned(slots.roots[:, None], 0, first=0, parents=None)
 
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch some vocab"]:
         """Returns the logits of the place of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
 
-    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """See ``Scorer.all_logits``."""
         self.root_logits(slots)
         return self._logits[:, :depth]

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.drafting.rating import Rater
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.random import Purpose, uniforms
 from specdec.sampling import SamplingTensors, adjust, distribution, path_tokens, warmed
-from specdec.slots import Slots
 from specdec.types import DraftSampling
 
 
@@ -29,7 +29,7 @@ class Drawing:
         rater: Rates the nodes, if a policy is to choose among them.
     """
 
-    slots: Slots
+    slots: Batch
     vocabulary: VocabularyMap
     law: DraftSampling
     sampling: SamplingTensors
@@ -41,7 +41,7 @@ class Drawing:
     @classmethod
     def of(
         cls,
-        slots: Slots,
+        slots: Batch,
         vocabulary: VocabularyMap,
         law: DraftSampling,
         temperature: float | None,

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.batch import ForwardBatch, Wants, slot_index
+from specdec.batch import Batch
 from specdec.drafting.scorer import Scorer
-from specdec.slots import Slots
+from specdec.forward import ForwardBatch, Wants, slot_index
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Committed, Decided
@@ -128,7 +128,7 @@ class FeatureScorer(Scorer):
         tokens = _following(decided.tokens, decided.counts, decided.next_tokens)
         self._push(decided.slots, self._features_of(decided.hidden_states), tokens, decided.counts * decided.told)
 
-    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
+    def followed(self, slots: Batch, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
         """Note on the host what a recorded round has drafted and kept."""
         self._known[slots.host_index] = slots.host_lengths
         self._pairs[slots.host_index] = slots.host_lengths + np.where(told, counts, 0)
@@ -184,16 +184,16 @@ class FeatureScorer(Scorer):
 
     # ---------------------------------------------------------------- a tree
 
-    def catch_up(self, slots: Slots) -> Hashable:
+    def catch_up(self, slots: Batch) -> Hashable:
         """See whether every row that drafts has a full window; no pair can be missing."""
         self._every = bool((slots.host_lengths[slots.host_drafting] >= self._window).all())
         return self._every
 
-    def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
+    def ready(self, slots: Batch) -> Bool[Tensor, " batch"] | None:
         """Returns which rows have a pair: those that are longer than one token."""
         return None if self._every else slots.lengths > 0
 
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits after the newest pair, from a forward of the window's pairs."""
         recorded = slots.key_bound is not None
         tokens, features = self._tokens[slots.index], self._features[slots.index]
@@ -229,7 +229,7 @@ class FeatureScorer(Scorer):
         return logits
 
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns logits after drafted nodes, each read together with its parent's output."""
         nodes = slice(topology.width - tokens.shape[1], topology.width)

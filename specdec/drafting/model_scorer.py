@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.batch import LOGITS, ForwardBatch, Wants
+from specdec.batch import Batch
 from specdec.drafting.scorer import Scorer
-from specdec.slots import Slots
+from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.types import Committed, Decided
@@ -81,7 +81,7 @@ class ModelScorer(Scorer):
         self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=committed.host_slots, host_lengths=committed.starts))
         self._known[committed.host_slots] += committed.counts
 
-    def catch_up(self, slots: Slots) -> None:
+    def catch_up(self, slots: Batch) -> None:
         """Prefill what was committed while nothing was to be drafted."""
         missing = np.where(slots.host_drafting, slots.host_lengths - self._known[slots.host_index], 0)
         rows = np.flatnonzero(missing > 1)
@@ -95,7 +95,7 @@ class ModelScorer(Scorer):
         self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host_slots, host_lengths=starts))
         self._known[host_slots] += missing
 
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits at the root, after forwarding the last committed token again."""
         recorded = slots.key_bound is not None
         before = None if recorded else slots.host_lengths > 0
@@ -125,7 +125,7 @@ class ModelScorer(Scorer):
         return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
 
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns logits at the next nodes of a tree, whose nodes above are in the cache."""
         output = self.runner.run(
@@ -148,7 +148,7 @@ class ModelScorer(Scorer):
         last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
         self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
 
-    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
         """Note on the host what a recorded round has put into the cache."""
         # All but the last committed token had children, so they were forwarded.
         self._known[slots.host_index] = slots.host_lengths + np.where(told, counts - 1, 0)

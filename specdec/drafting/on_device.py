@@ -6,8 +6,8 @@ from collections.abc import Hashable
 import numpy as np
 from jaxtyping import Bool, Int
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Decided
 
@@ -26,7 +26,7 @@ class DeviceDrafter(Drafter):
         """Differs after a change of the drafter that a recording would not see, such as new weights."""
 
     @abstractmethod
-    def prepare(self, slots: Slots) -> Hashable:
+    def prepare(self, slots: Batch) -> Hashable:
         """Do on the host what must come before a recorded ``draft``.
 
         Returns:
@@ -35,11 +35,11 @@ class DeviceDrafter(Drafter):
         """
 
     @abstractmethod
-    def draft(self, slots: Slots) -> DraftTree:
+    def draft(self, slots: Batch) -> DraftTree:
         """Returns what ``propose`` does, of one size whatever the values.
 
         Args:
-            slots: The rows, of which the host knows only the slots (``Slots.on_device``).
+            slots: The rows, of which the host knows only the slots (``Batch.on_device``).
         """
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
@@ -54,7 +54,7 @@ class DeviceDrafter(Drafter):
         """Take note, on the device, of what a round has decided; rows that were not ``told`` stay as they are."""
 
     @abstractmethod
-    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
+    def followed(self, slots: Batch, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
         """Take note, on the host, of what ``follow`` has done on the device.
 
         Args:

@@ -5,8 +5,8 @@ from abc import abstractmethod
 import numpy as np
 from jaxtyping import Float
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
-from specdec.slots import Slots
 
 
 class RatedDrafter(Drafter):
@@ -16,7 +16,7 @@ class RatedDrafter(Drafter):
     """
 
     @abstractmethod
-    def rate(self, slots: Slots) -> Float[np.ndarray, " batch"]:
+    def rate(self, slots: Batch) -> Float[np.ndarray, " batch"]:
         """Returns the number of tokens of the draft that ``propose`` would return that are likely to be accepted.
 
         It draws nothing at random, and changes no draft: ``propose`` may follow, for all rows or some of them.

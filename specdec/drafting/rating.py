@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.levels import Level
 from specdec.drafting.scorer import Scorer
 from specdec.host import can_look
-from specdec.slots import Slots
 
 SOURCES = ("auto", "head", "top", "entropy")
 
@@ -41,7 +41,7 @@ class Rater:
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
 
-    def __init__(self, scorer: Scorer, source: str, calibration: Calibration, slots: Slots, least: float | None):
+    def __init__(self, scorer: Scorer, source: str, calibration: Calibration, slots: Batch, least: float | None):
         self._scorer, self._source, self._calibration = scorer, source, calibration
         self._kind = (slots.sampling.temperature > 0).long()[:, None]
         self._rates = calibration.rates()

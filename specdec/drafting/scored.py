@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.arguments import instance
 from specdec.arguments import number as checked_number
+from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.on_device import DeviceDrafter
@@ -17,7 +18,6 @@ from specdec.drafting.pruning import without_tail
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.requests import GREEDY_BELOW, SamplingParams
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Committed, Decided, DraftSampling
 
@@ -124,7 +124,7 @@ class ScoredDrafter(DeviceDrafter):
             self.policy.count(committed.slots, committed.path)
 
     @torch.inference_mode()
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Grow trees as deep as any row has room for."""
         ready = self.scorer.host_ready(slots)
         drafts = slots.host_drafting if ready is None else slots.host_drafting & ready
@@ -145,14 +145,14 @@ class ScoredDrafter(DeviceDrafter):
         """The scorer's and the policy's."""
         return self.scorer.version if self.policy is None else (self.scorer.version, self.policy.version)
 
-    def prepare(self, slots: Slots) -> Hashable:
+    def prepare(self, slots: Batch) -> Hashable:
         """Catch up with what was committed meanwhile."""
         if self.policy is not None:
             self.policy.prepare(len(slots))
         return self.scorer.catch_up(slots)
 
     @torch.inference_mode()
-    def draft(self, slots: Slots) -> DraftTree:
+    def draft(self, slots: Batch) -> DraftTree:
         """Grow trees of full depth."""
         return self._grown(slots, self.max_depth)
 
@@ -162,11 +162,11 @@ class ScoredDrafter(DeviceDrafter):
         if self.policy is not None:
             self.policy.count(decided.slots, decided.path, decided.told)
 
-    def followed(self, slots: Slots, counts: np.ndarray, told: np.ndarray) -> None:
+    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
         """Note what became final."""
         self.scorer.followed(slots, counts, told)
 
-    def _grown(self, slots: Slots, depth: int) -> DraftTree:
+    def _grown(self, slots: Batch, depth: int) -> DraftTree:
         policy, leaves = self.policy, self._leaf_probs
         rater = None if policy is None else policy.rater(self.scorer, slots, may_stop=not leaves)
         drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=leaves, rater=rater)
@@ -179,7 +179,7 @@ class ScoredDrafter(DeviceDrafter):
             grown.tree.draft_probs.mul_(ready[:, None, None])  # rules with leaves take a row without drafts by this
         return _without(grown.tree, ready)
 
-    def _note(self, grown: Grown, slots: Slots) -> None:
+    def _note(self, grown: Grown, slots: Batch) -> None:
         """Remember where the scorer was shown the nodes, at an address that stays."""
         if grown.nodes is not None:
             self._nodes[slots.index, : grown.nodes.shape[1]] = grown.nodes

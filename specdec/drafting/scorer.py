@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.slots import Slots
+from specdec.batch import Batch
 from specdec.topology import Topology
 from specdec.types import Committed, Decided
 
@@ -31,12 +31,12 @@ class Scorer(ABC):
     has_confidence: bool = False
 
     @abstractmethod
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits for the children of the root."""
 
     @abstractmethod
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns logits for the children of some nodes of one depth.
 
@@ -48,7 +48,7 @@ class Scorer(ABC):
             depth: The depth of these nodes.
         """
 
-    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns, in place of ``root_logits`` and ``level_logits``, what the first ``depth`` depths are scored by.
 
         Only a scorer that is ``per_depth`` has this: a builder may then choose all nodes at once.
@@ -69,11 +69,11 @@ class Scorer(ABC):
         """
         return None
 
-    def ready(self, slots: Slots) -> Bool[Tensor, " batch"] | None:
+    def ready(self, slots: Batch) -> Bool[Tensor, " batch"] | None:
         """Returns which rows can be drafted for; None for all. A head has nothing to begin with after one token."""
         return None
 
-    def host_ready(self, slots: Slots) -> Bool[np.ndarray, " batch"] | None:
+    def host_ready(self, slots: Batch) -> Bool[np.ndarray, " batch"] | None:
         """Returns what ``ready`` does, on the host, in rounds that are not recorded."""
         return None
 
@@ -93,14 +93,14 @@ class Scorer(ABC):
             in_place: Whether these numbers are 1, 2, 3, …, as for a chain.
         """
 
-    def catch_up(self, slots: Slots) -> Hashable:
+    def catch_up(self, slots: Batch) -> Hashable:
         """Do on the host what must come before a tree is grown; returns what a recording of it depends on."""
         return None
 
     def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:  # noqa: B027
         """Do what ``observe`` does after a round, on the device alone (``DeviceDrafter.follow``)."""
 
-    def followed(self, slots: Slots, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:  # noqa: B027
+    def followed(self, slots: Batch, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:  # noqa: B027
         """Note on the host what ``follow`` has done (``DeviceDrafter.followed``)."""
 
     @property
@@ -124,17 +124,17 @@ class PerDepthScorer(Scorer):
     _logits: Float[Tensor, "batch depth vocab"]
 
     @abstractmethod
-    def all_logits(self, slots: Slots, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns the logits of the first ``depth`` depths."""
 
-    def root_logits(self, slots: Slots) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns the first depth's logits, after computing all of them."""
         assert self.max_depth is not None, "set by the subclass"
         self._logits = self.all_logits(slots, self.max_depth)
         return self._logits[:, :1]
 
     def level_logits(
-        self, slots: Slots, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch 1 vocab"]:
         """Returns one depth's logits, whatever the nodes are."""
         return self._logits[:, depth : depth + 1]

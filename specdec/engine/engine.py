@@ -9,6 +9,7 @@ import torch
 
 from specdec.arguments import flag, whole
 from specdec.attributes import check_drafter_attributes, check_verifier_attributes
+from specdec.batch import Batch
 from specdec.engine import ownership
 from specdec.engine.clock import COMPLETION, StageTimer
 from specdec.engine.delivery import Delivery
@@ -28,7 +29,6 @@ from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Round, Verifier
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -312,7 +312,7 @@ class Engine:
             )
         return self._finish(flight)
 
-    def _launch(self, slots: Slots, *, ahead: int = 0) -> Flight:
+    def _launch(self, slots: Batch, *, ahead: int = 0) -> Flight:
         """Propose, verify, accept and commit for the rows of ``slots``, on the device."""
         speculating = bool(slots.host_drafting.any())
         mode = self._speculative if speculating else self._plain
@@ -365,7 +365,7 @@ class Engine:
     def _request_in(self, slot: int) -> Request | None:
         return self._occupants.by_slot[slot]
 
-    def _observer(self, slots: Slots) -> Observer | None:
+    def _observer(self, slots: Batch) -> Observer | None:
         """Returns what shows a round to ``on_round``; None if nobody looks."""
         if self.on_round is None:
             return None

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.coupling import decided
 from specdec.interfaces import Verifier
 from specdec.sampling import distribution, warmed
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.types import Noise
 
-Evidence = Callable[[Tensor, Tensor, DraftTree, Slots], Tensor]
+Evidence = Callable[[Tensor, Tensor, DraftTree, Batch], Tensor]
 """``evidence(scores, target_probs, tree, slots)`` returns what the rule sees instead of p, ``[batch, node, vocab]``."""
 
 
@@ -29,7 +29,7 @@ def as_it_is(
     scores: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
     tree: DraftTree,
-    slots: Slots,
+    slots: Batch,
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns p."""
     return target_probs
@@ -39,7 +39,7 @@ def shared_noise(
     scores: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
     tree: DraftTree,
-    slots: Slots,
+    slots: Batch,
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the token that the shared noise draws from p at every node, one-hot."""
     if not slots.sampling.any_sampled:
@@ -51,7 +51,7 @@ def at_temperature_one(
     scores: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
     tree: DraftTree,
-    slots: Slots,
+    slots: Batch,
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns p, computed at temperature 1 for greedy rows, where a cascade decides by probabilities, too."""
     if not slots.sampling.any_greedy:

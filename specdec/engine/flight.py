@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdec.batch import Batch
 from specdec.engine.round import Played
 from specdec.requests import Request
-from specdec.slots import Slots
 from specdec.tree import along_path
 from specdec.types import Committed
 
@@ -23,7 +23,7 @@ class Flight:
     """
 
     played: Played
-    slots: Slots
+    slots: Batch
     requests: list[Request | None]
 
     def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
@@ -32,7 +32,7 @@ class Flight:
         return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
 
 
-def told_of(played: Played, slots: Slots) -> Committed:
+def told_of(played: Played, slots: Batch) -> Committed:
     """Returns what a round has made final, for all of its rows."""
     verdict = played.judged.verdict
     path = verdict.path

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.engine.round import Mode
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import Request
-from specdec.slots import Slots
 from specdec.tree import DraftTree
 from specdec.wellformed import describe, distribution_flaw, flaws
 
@@ -27,14 +27,14 @@ class Inspector:
     def __init__(self, drafter: Drafter, verifier: Verifier, request_in: Callable[[int], Request | None]):
         self._drafter, self._verifier = drafter, verifier
         self._request_in = request_in
-        self._slots: Slots | None = None
+        self._slots: Batch | None = None
 
     def mode(self) -> Mode:
         """Returns speculative decoding whose drafts and laws are looked at."""
         mode = Mode.speculative(self._drafter, self._verifier, check=self._look)
         return replace(mode, verifier=_InspectedRule(self._verifier, self))
 
-    def _look(self, tree: DraftTree, slots: Slots) -> None:
+    def _look(self, tree: DraftTree, slots: Batch) -> None:
         self._slots = slots
         for flaw in flaws(tree, self._drafter, slots, leaf_probs=self._verifier.needs_leaf_probs):
             raise ValueError(f"{type(self._drafter).__name__}{self._place(flaw.row, flaw.node)}: {flaw.what}")

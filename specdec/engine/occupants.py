@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from specdec.batch import Batch
 from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.flight import told_of
 from specdec.engine.output import Outputs
@@ -13,7 +14,6 @@ from specdec.engine.round import Played
 from specdec.engine.slot_table import SlotTable
 from specdec.interfaces import Drafter
 from specdec.requests import Request
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.types import Step
 
@@ -87,7 +87,7 @@ class Occupants:
         for request in done:
             request.prefill_ended = now
 
-    def tell(self, played: Played, slots: Slots, still: np.ndarray) -> None:
+    def tell(self, played: Played, slots: Batch, still: np.ndarray) -> None:
         """Note on the host what a round has decided for the rows that are ``still`` there, and tell the drafter."""
         read, drafter = played.read, self._drafter
         decided = read.valid & still

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specdec.batch import ForwardBatch
+from specdec.forward import ForwardBatch
 from specdec.requests import Request
 from specdec.target.runner import ModelRunner
 from specdec.types import Committed

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.slots import Slots
+from specdec.batch import Batch
 from specdec.tree import DraftTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -23,7 +23,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 def apply_processors(
-    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
+    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Batch
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with every row's processors applied at its valid nodes.
 

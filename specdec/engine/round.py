@@ -10,21 +10,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.acceptance import Plain, accept, certain
-from specdec.batch import LOGITS, ForwardBatch, ForwardOutput, Wants
+from specdec.batch import Batch
 from specdec.engine.evidence import Evidence, as_it_is, evidence_for
 from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
 from specdec.filters import first_largest
+from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.interfaces import Drafter, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.sampling import adjust, distribution, path_tokens
-from specdec.slots import Slots
 from specdec.target.agreement import ALONE, Agreement
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Verdict
 
-Check = Callable[[DraftTree, Slots], object]
+Check = Callable[[DraftTree, Batch], object]
 """Looks at what a drafter proposes; raises if something is wrong."""
 
 
@@ -41,7 +41,7 @@ class Mode:
         inspected: Whether every draft and every law is looked at.
     """
 
-    propose: Callable[[Slots], DraftTree]
+    propose: Callable[[Batch], DraftTree]
     verifier: Verifier
     evidence: Evidence
     wants: Wants
@@ -126,7 +126,7 @@ class Played:
         return ReadBack.unpack(self.fetch.wait(), self.judged.tokens.shape[1], self.alternatives)
 
 
-def verify(mode: Mode, tree: DraftTree, slots: Slots, runner: ModelRunner) -> ForwardOutput:
+def verify(mode: Mode, tree: DraftTree, slots: Batch, runner: ModelRunner) -> ForwardOutput:
     """Returns what the target says of all nodes of the trees, in one forward."""
     return runner.run(
         ForwardBatch.of_tree(
@@ -145,7 +145,7 @@ def judge(
     mode: Mode,
     tree: DraftTree,
     logits: Float[Tensor, "batch node vocab"],
-    slots: Slots,
+    slots: Batch,
     agreement: Agreement = ALONE,
 ) -> Judged:
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
@@ -182,11 +182,11 @@ def repeatable(played: Played) -> np.ndarray:
     return (played.read.proposed_nodes > 0) & ~at_random
 
 
-def _nothing(slots: Slots) -> DraftTree:
+def _nothing(slots: Batch) -> DraftTree:
     return DraftTree.root_only(slots.roots)
 
 
-def _drafted(drafter: Drafter, slots: Slots, check: Check | None) -> DraftTree:
+def _drafted(drafter: Drafter, slots: Batch, check: Check | None) -> DraftTree:
     """Returns what the drafter proposes, without the nodes that are too deep for their row."""
     tree = drafter.propose(slots)
     if check is not None:
@@ -202,7 +202,7 @@ def _drafted(drafter: Drafter, slots: Slots, check: Check | None) -> DraftTree:
 
 
 def _processed(
-    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Slots
+    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Batch
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with penalties and the user's own processors applied, from which p is computed."""
     paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None

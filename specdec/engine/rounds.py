@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.batch import ForwardOutput, Wants, bucket_of
+from specdec.batch import Batch
 from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
@@ -14,9 +14,9 @@ from specdec.engine.slot_table import SlotTable
 from specdec.execution.cuda_graph import CudaGraphRecorder
 from specdec.execution.recording import Recorder, Recordings, Stage
 from specdec.execution.tape import TapeRecorder
+from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Verifier
 from specdec.placement import is_spread
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, along_path
 from specdec.tree_parts import TreeKind, bucketed
@@ -68,7 +68,7 @@ class Rounds:
             return "off"
         return "rounds" if self._whole else "decisions"
 
-    def play(self, mode: Mode, slots: Slots, observer: Observer | None = None, *, ahead: int = 0) -> Played:
+    def play(self, mode: Mode, slots: Batch, observer: Observer | None = None, *, ahead: int = 0) -> Played:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 
         Args:
@@ -115,7 +115,7 @@ class Rounds:
             self._kinds.clear()
         self._versions = versions
 
-    def _taker(self, mode: Mode, slots: Slots) -> "Take | None":
+    def _taker(self, mode: Mode, slots: Batch) -> "Take | None":
         """Returns what runs the stages of a round that may be recorded; None for one that may not.
 
         A user's processors may do anything.
@@ -130,7 +130,7 @@ class Rounds:
 
         return take
 
-    def _draft(self, take: "Take | None", mode: Mode, slots: Slots, seen: Slots) -> DraftTree:
+    def _draft(self, take: "Take | None", mode: Mode, slots: Batch, seen: Batch) -> DraftTree:
         """Returns what the drafter proposes: replayed if it drafts on the device, otherwise asked and padded."""
         drafter = mode.drafter
         if take is None or not self._whole or not isinstance(drafter, DeviceDrafter):
@@ -149,7 +149,7 @@ class Rounds:
         parts = take("draft", key, stage, [])
         return drafter.trimmed(self._kinds[found].tree(parts)[0])
 
-    def _verify(self, take: "Take | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Slots) -> ForwardOutput:
+    def _verify(self, take: "Take | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch) -> ForwardOutput:
         if take is None or not self._whole:
             return verify(mode, tree, seen, self._runner)
 
@@ -168,7 +168,7 @@ class Rounds:
         kind: TreeKind,
         tree: DraftTree,
         logits: Float[Tensor, "batch node vocab"],
-        seen: Slots,
+        seen: Batch,
     ) -> Judged:
         if take is None:
             return judge(mode, tree, logits, seen, self._runner.agreement)
@@ -186,7 +186,7 @@ class Rounds:
         tree: DraftTree,
         judged: Judged,
         output: ForwardOutput,
-        seen: Slots,
+        seen: Batch,
     ) -> bool:
         """Make the accepted path final, in the cache, in the slots, and for a drafter that follows on the device.
 

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.batch import slot_index
+from specdec.batch import Batch
+from specdec.forward import slot_index
 from specdec.random import request_key
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
-from specdec.slots import Slots
 
 
 class SlotTable:
@@ -61,7 +61,7 @@ class SlotTable:
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
         self._params: list[SamplingParams | None] = [None] * max_batch_size
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
-        self._views: dict[bytes, Slots] = {}
+        self._views: dict[bytes, Batch] = {}
 
     def __len__(self) -> int:
         return len(self._params)
@@ -124,7 +124,7 @@ class SlotTable:
 
     @property
     def running(self) -> np.ndarray:
-        """Slots that take part in rounds, ascending."""
+        """Batch that take part in rounds, ascending."""
         return np.flatnonzero(self._running)
 
     @property
@@ -136,7 +136,7 @@ class SlotTable:
         """Returns whether a slot takes part in rounds: its prompt is in the cache."""
         return bool(self._running[slot])
 
-    def rows(self, host_index: np.ndarray) -> Slots:
+    def rows(self, host_index: np.ndarray) -> Batch:
         """Returns the state of some running slots for a round.
 
         For consecutive slots these are views, made once for as long as the same requests run. For others, they are
@@ -153,7 +153,7 @@ class SlotTable:
         self._limit_depth(rows)
         return rows
 
-    def _limit_depth(self, rows: Slots) -> None:
+    def _limit_depth(self, rows: Batch) -> None:
         """Deeper nodes would be beyond the tokens still wanted, or the row's last position.
 
         The device counts down by itself (``advance``), except around a round in which a row goes without a draft.
@@ -168,12 +168,12 @@ class SlotTable:
             self._without_draft[rows.host_index] = False
             self._depth_is_set[rows.host_index] = now
 
-    def _slice(self, where: slice, host_index: np.ndarray) -> Slots:
+    def _slice(self, where: slice, host_index: np.ndarray) -> Batch:
         seen = None if self._seen is None else self._seen[where]
         index = slot_index(host_index, self.device)
         return self._make(lambda tensor: tensor[where], seen, host_index, where, index)
 
-    def _gather(self, host_index: np.ndarray) -> Slots:
+    def _gather(self, host_index: np.ndarray) -> Batch:
         """Returns copies, which stand at the same addresses every time that as many rows are asked for."""
         count = len(host_index)
         index = self._index[:count]
@@ -198,10 +198,10 @@ class SlotTable:
         host_index: np.ndarray,
         where: slice | np.ndarray,
         index: Int[Tensor, " batch"],
-    ) -> Slots:
+    ) -> Batch:
         params = [self._params[slot] for slot in host_index]
         alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
-        return Slots(
+        return Batch(
             index=index,
             host_index=host_index,
             roots=take(self._roots),
@@ -232,7 +232,7 @@ class SlotTable:
 
     def advance(
         self,
-        rows: Slots,
+        rows: Batch,
         tokens: Int[Tensor, "batch position"],
         num_accepted: Int[Tensor, " batch"],
         next_token: Int[Tensor, " batch"],
@@ -272,7 +272,7 @@ class SlotTable:
         return int(self._host_lengths[slot])
 
     def advance_host(
-        self, rows: Slots, emitted: Int[np.ndarray, "batch position"], counts: Int[np.ndarray, " batch"]
+        self, rows: Batch, emitted: Int[np.ndarray, "batch position"], counts: Int[np.ndarray, " batch"]
     ) -> None:
         """End a round on the host.
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.batch import Batch
 from specdec.coupling import winners
 from specdec.engine.processors import process
 from specdec.engine.slot_table import SlotTable
@@ -19,7 +20,6 @@ from specdec.exactness.rounded_cache import cache_like
 from specdec.random import Purpose, draw, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
 from specdec.types import Noise
 
 
@@ -77,7 +77,7 @@ def next_scores(
     return _scores(logits, sequence, state)
 
 
-def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Slots:
+def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Batch:
     """Returns the state of a request that has come as far as the end of a sequence."""
     table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
     table.admit(0, sequence, sampling, speculate=False)
@@ -85,7 +85,7 @@ def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, d
 
 
 def _scores(
-    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], state: Slots
+    logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], state: Batch
 ) -> Float[Tensor, " vocab"]:
     tokens = torch.tensor([list(sequence)], device=logits.device)
     scores = adjust(logits, state.sampling, tokens[:, None, -1:])

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from specdec.batch import ForwardBatch, Wants
 from specdec.exactness.reference import next_scores
 from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.eager import evaluating
+from specdec.forward import ForwardBatch, Wants
 from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.cache.base import Cache
 from specdec.execution.freshness import Change, Freshness
 from specdec.execution.recording import UnrecordableError, recording_now
+from specdec.forward import ForwardBatch, ForwardOutput
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

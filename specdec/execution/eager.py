@@ -9,10 +9,10 @@ from transformers import Cache as TransformersCache
 from transformers import PreTrainedConfig
 
 from specdec.attention.base import AttentionState
-from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
 from specdec.execution.packing import plain_weights
+from specdec.forward import ForwardBatch, ForwardOutput, Wants
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from specdec.attention.base import AttentionState
 from specdec.attention.invariant import NAME, SingleTokens, attending
 from specdec.attention.logical_order import Nodes, Sight
-from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears, plain_weights
+from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.topology import Topology
 
 if TYPE_CHECKING:

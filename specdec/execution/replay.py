@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from specdec.attention.base import AttentionState
-from specdec.batch import ForwardBatch, ForwardOutput, Wants
 from specdec.cache.base import Cache
 from specdec.execution.base import Executor
 from specdec.execution.capture import NAME, CapturingCache, capture
@@ -19,6 +18,7 @@ from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears
 from specdec.execution.program import Program
 from specdec.execution.recording import recording_now
+from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.memory import ran_out
 
 if TYPE_CHECKING:

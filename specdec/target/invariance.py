@@ -24,11 +24,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.attention.grouped import GroupedAttention
-from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.cache.base import Cache
 from specdec.execution.eager import EagerExecutor
 from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.memory import ran_out
 from specdec.placement import is_divided
 from specdec.target.plan import ModelPlan

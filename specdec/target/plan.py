@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.attention import BACKENDS, AttentionBackend
 from specdec.attention.base import Reach
 from specdec.attention.grouped import noted_groups
-from specdec.batch import ForwardBatch
 from specdec.cache.base import Cache, LayerShape, UnsupportedError
 from specdec.cache.formats import check_format
 from specdec.cache.probe import ShapeProbe
@@ -22,6 +21,7 @@ from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.slot_cache import SlotCache
 from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
+from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.placement import main_device
 from specdec.quantization.base import rounded_to

@@ -7,12 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
-from specdec.batch import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.cache.formats import check_format
 from specdec.execution import executor_for
 from specdec.execution.freshness import Change
 from specdec.execution.invariant import InvariantExecutor
 from specdec.execution.locks import model_lock
+from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read

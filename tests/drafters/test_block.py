@@ -12,11 +12,11 @@ from transformers import DynamicCache
 
 from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
+from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
@@ -216,7 +216,7 @@ def test_the_context_is_what_one_forward_of_the_whole_text_gives(recording: str)
 class SaysTheMarginals(BlockDrafter):
     """Mutant: draws with the Markov head, and says q without it."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         if tree.draft_probs is not None:
             depth = tree.width - 1

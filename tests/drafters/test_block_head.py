@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from drafters.heads.block import BlockHead, default_layers
 from drafters.heads.block_batch import block_batch
 from drafters.heads.markov import MarkovHead
-from specdec.batch import LOGITS, ForwardBatch, Wants
+from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology

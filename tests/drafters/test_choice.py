@@ -12,9 +12,9 @@ from drafters.merged import MergedDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.suffix import SuffixDrafter
+from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -40,7 +40,7 @@ def model():
 class Asked(ModelDrafter):
     """Notes for which slots it drafts."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         self.__dict__.setdefault("asked", []).append(slots.host_index.tolist())
         return super().propose(slots)
 
@@ -171,7 +171,7 @@ def test_the_engine_follows_the_target_with_every_rule(rule: str) -> None:
 class Peeks(ChoiceDrafter):
     """Mutant: keeps the model's draft only if its first token is one of low numbers, which looks at what was drawn."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         drawn = self.model.propose(slots)
         if drawn.width == 1:
             return drawn

@@ -16,12 +16,12 @@ from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import save_mtp
 from drafters.mtp import MTPDrafter
+from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.interfaces import Round
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.components import TREE, eagle_head, mtp_head, wide
@@ -263,7 +263,7 @@ class Seldom(EagleDrafter):
 
     rounds = 0
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         self.rounds += 1
         return DraftTree.root_only(slots.roots) if self.rounds % 6 else super().propose(slots)
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from drafters import marginals
 from drafters.marginals import MarginalDrafter, MarginalScorer
 from drafters.medusa import DEFAULT_SHAPE
+from specdec.batch import Batch
 from specdec.drafter_checks import assert_conforms
 from specdec.engine.engine import Engine
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import Committed
@@ -113,7 +113,7 @@ class NotAveraged(MarginalScorer):
 class OneTooEarly(MarginalScorer):
     """Gives every depth the law of the one above."""
 
-    def all_logits(self, slots: Slots, depth: int) -> Tensor:
+    def all_logits(self, slots: Batch, depth: int) -> Tensor:
         laws = super().all_logits(slots, depth)
         return torch.cat([laws[:, :1], laws[:, :-1]], dim=1)
 
@@ -121,14 +121,14 @@ class OneTooEarly(MarginalScorer):
 class SameNumbers(MarginalScorer):
     """Draws the tokens of all levels with the numbers of the first."""
 
-    def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
+    def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
         return super()._drawn(law, slots, 0)
 
 
 class Crowned(MarginalScorer):
     """Continues with the most probable tokens."""
 
-    def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
+    def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
         return law.argmax(-1).expand(-1, SAMPLES)
 
 
@@ -148,7 +148,7 @@ def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
     seen = []
 
     class Watched(MarginalScorer):
-        def _drawn(self, law: Tensor, slots: Slots, level: int) -> Tensor:
+        def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
             drawn = super()._drawn(law, slots, level)
             if level == 0:
                 seen.append((law[:, 0], drawn))

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
+from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import TreeShape
 from specdec.types import Committed, DraftSampling
@@ -34,7 +34,7 @@ def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None =
     return drafter
 
 
-def running(batch: int = 3, *, max_depth: int = 10) -> Slots:
+def running(batch: int = 3, *, max_depth: int = 10) -> Batch:
     return slots_of([[row + 10] for row in range(batch)], vocab_size=VOCAB, max_depth=max_depth, max_length=50)
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from drafters.model import ModelDrafter
+from specdec.batch import Batch
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -38,8 +38,8 @@ def ready(
     room: int = 9,
     plain: bool = False,
     leaf_probs: bool = False,
-) -> Slots:
-    """Slots whose prompts nobody has prefilled yet: the drafter catches up with them."""
+) -> Batch:
+    """Batch whose prompts nobody has prefilled yet: the drafter catches up with them."""
     drafter.bind(Target(model), max_batch_size=2, max_length=32, leaf_probs=leaf_probs)
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
         drafter.admit(slot, prompt, sampling)

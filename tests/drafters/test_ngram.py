@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.ngram import NGramDrafter
-from specdec.slots import Slots
+from specdec.batch import Batch
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.forwards import slots_of
@@ -68,7 +68,7 @@ def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int
     assert tree.max_children == max(fanouts)
 
 
-def well_formed(tree: DraftTree, drafter: NGramDrafter, slots: Slots) -> None:
+def well_formed(tree: DraftTree, drafter: NGramDrafter, slots: Batch) -> None:
     assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
     assert tree.width - 1 <= drafter.max_nodes and tree.max_depth <= drafter.max_depth
     assert torch.equal(tree.tokens[:, 0], slots.roots)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.suffix import SuffixDrafter
+from specdec.batch import Batch
 from specdec.drafter_checks import check_drafter
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed, DraftSampling
@@ -28,7 +28,7 @@ def bound(slots: int = 1, **options: object) -> SuffixDrafter:
     return drafter
 
 
-def drafted(drafter: SuffixDrafter, sequences: list[list[int]], **options: object) -> tuple[DraftTree, Slots]:
+def drafted(drafter: SuffixDrafter, sequences: list[list[int]], **options: object) -> tuple[DraftTree, Batch]:
     for slot, sequence in enumerate(sequences):
         drafter.admit(slot, sequence[:1], SamplingParams())
     slots = slots_of(sequences, **options)

@@ -15,7 +15,7 @@ from experiments.results.checked import remember
 from experiments.results.records import read_records
 from experiments.run import main as run_main
 from experiments.run import run
-from specdec.slots import Slots
+from specdec.batch import Batch
 from specdec.tree import DraftTree
 from tests.experiments.runs import Configure, Stop, local, summary_file
 from verifiers.rejection import RejectionVerifier
@@ -61,7 +61,7 @@ def test_a_crash_keeps_finished_prompts(
 class WrongRoot(NGramDrafter):
     """Puts another token where the sequence's last one belongs: the output is another sequence's."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         tokens = tree.tokens.clone()
         tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size

@@ -2,9 +2,9 @@
 
 import torch
 
+from specdec.batch import Batch
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
@@ -26,7 +26,7 @@ class Gapped(Drafter):
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """It knows the outputs already."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         rows = []
         for row, length in enumerate(slots.host_lengths.tolist()):
             so_far = slots.host_tokens[row, : length + 1].tolist()

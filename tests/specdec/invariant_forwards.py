@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.batch import ForwardBatch
 from specdec.execution.invariant import InvariantExecutor
+from specdec.forward import ForwardBatch
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from drafters.model import ModelDrafter
 from specdec.attention import BACKENDS, AttentionBackend, over_cache
 from specdec.attention.base import Reach
-from specdec.batch import Wants
 from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.execution import ReplayExecutor
+from specdec.forward import Wants
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.plan import ModelPlan

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from drafters.model import ModelDrafter
+from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.topology import Topology
 from specdec.tree import DraftTree
@@ -45,11 +45,11 @@ class Table(Scorer):
         logits[torch.rand(VOCAB, generator=generator) < self.missing] = -torch.inf
         return logits.log_softmax(-1)
 
-    def root_logits(self, slots: Slots) -> Tensor:
+    def root_logits(self, slots: Batch) -> Tensor:
         self.paths = [[()] for _ in range(len(slots))]
         return torch.stack([self.law(row, ()) for row in range(len(slots))])[:, None]
 
-    def level_logits(self, slots: Slots, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+    def level_logits(self, slots: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
         parents = topology.parents.expand(len(slots), -1)[:, -tokens.shape[1] :]
         rows = []
         for row, (given, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
@@ -59,7 +59,7 @@ class Table(Scorer):
             rows.append(torch.stack([self.law(row, path) for path in new]))
         return torch.stack(rows)[:, :1] if self.per_depth else torch.stack(rows)
 
-    def all_logits(self, slots: Slots, depth: int) -> Tensor:
+    def all_logits(self, slots: Batch, depth: int) -> Tensor:
         self.paths = [[()] for _ in range(len(slots))]
         return torch.stack([torch.stack([self.law(row, (0,) * d) for d in range(depth)]) for row in range(len(slots))])
 
@@ -171,7 +171,7 @@ def test_impossible_tokens_are_not_drafted() -> None:
 
 def test_a_row_without_numbers_drafts_nothing() -> None:
     class Broken(Table):
-        def root_logits(self, slots: Slots) -> Tensor:
+        def root_logits(self, slots: Batch) -> Tensor:
             logits = super().root_logits(slots)
             logits[0, 0, 2] = torch.nan
             return logits

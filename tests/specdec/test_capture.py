@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import specdec.execution.replay
 from drafters import ModelDrafter
-from specdec.batch import Wants
 from specdec.engine.engine import Engine
 from specdec.execution import EagerExecutor, ReplayExecutor
 from specdec.execution.capture import CapturingCache, UncapturableError, capture
 from specdec.execution.freshness import all_known
+from specdec.forward import Wants
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 import specdec.engine.engine
 from drafters import ModelDrafter, NGramDrafter
+from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.engine.text import Detokenizer
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import Committed
@@ -56,7 +56,7 @@ class Fragile(NGramDrafter):
     def observe(self, committed: Committed) -> None:
         self._fail("prefill" if committed.path is None else "observe")
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         self._fail("propose")
         return super().propose(slots)
 

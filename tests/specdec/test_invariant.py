@@ -14,10 +14,10 @@ from torch import nn
 
 from specdec.attention import logical_order
 from specdec.attention.logical_order import Nodes
-from specdec.batch import ForwardBatch, Wants
 from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.execution.invariant import InvariantExecutor
+from specdec.forward import ForwardBatch, Wants
 from specdec.quantization import quantize
 from specdec.requests import SamplingParams
 from specdec.target import invariance

@@ -15,7 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from specdec.batch import Wants
+from specdec.forward import Wants
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import prefill, verify

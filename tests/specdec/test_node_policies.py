@@ -13,6 +13,7 @@ from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.round_costs import measure_node_costs, node_sizes
 from experiments.app.pacing import paced
+from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration
 from specdec.drafting.costs import RoundCosts
@@ -20,7 +21,6 @@ from specdec.drafting.policies import ConfidenceNodes, CostAwareNodes, FirstNode
 from specdec.drafting.pruning import reordered, without_tail
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from tests.components import block_head, perturbed
@@ -156,7 +156,7 @@ def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
     seen: list[Tensor] = []
     prune = policy.prune
 
-    def spying(grown: Grown, slots: Slots, drafting: Tensor) -> Grown:
+    def spying(grown: Grown, slots: Batch, drafting: Tensor) -> Grown:
         assert grown.rated is not None
         seen.append(grown.rated.survival.clone())
         return prune(grown, slots, drafting)

@@ -7,11 +7,11 @@ import torch
 
 import specdec.engine.engine
 from drafters import ModelDrafter
+from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
@@ -55,7 +55,7 @@ class Poisoned(Gapped):
     is_chain = False
     bad = VOCAB - 1
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         tokens = tree.tokens.clone()
         tokens[:, 1] = self.bad
@@ -105,7 +105,7 @@ class Guessing(Drafter):
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """It fits everything."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         drafted = torch.full_like(slots.roots, self.bad)
         q = None
         if self.law is DraftSampling.IID:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 import specdec.attention.codes
 from drafters import ModelDrafter, NGramDrafter
 from specdec.attention.grouped import attend
-from specdec.batch import ForwardBatch, Wants
 from specdec.cache.base import LayerShape
 from specdec.cache.formats import FORMATS, Format
 from specdec.cache.quantized import QuantizedSlotCache
@@ -25,6 +24,7 @@ from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
 from specdec.exactness.rounded_cache import cache_like
 from specdec.execution.replay import CAPTURE_AFTER, ReplayExecutor
+from specdec.forward import ForwardBatch, Wants
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

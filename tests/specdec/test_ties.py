@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafters.ngram import NGramDrafter
-from specdec.batch import ForwardBatch, ForwardOutput
 from specdec.engine.engine import Engine
 from specdec.exactness import ties
 from specdec.exactness.ties import FLOOR_ULPS, RUNNER_AT_MOST, Tie, examine
+from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.models import ARCHITECTURES, tiny_model

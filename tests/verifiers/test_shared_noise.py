@@ -8,6 +8,7 @@ from torch import Tensor
 
 import specdec.engine.evidence
 from drafters.model import ModelDrafter
+from specdec.batch import Batch
 from specdec.coupling import coupled_acceptance, decided, winners
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
@@ -16,7 +17,6 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
@@ -210,7 +210,7 @@ class Selects(Drafter):
     def observe(self, committed: Committed) -> None:
         self.drafter.observe(committed)
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = self.drafter.propose(slots)
         if tree.width == 1:
             return tree

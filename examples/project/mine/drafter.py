@@ -2,7 +2,7 @@
 
 import torch
 
-from specdec import Drafter, DraftSampling, DraftTree, Slots, Target, TreeShape
+from specdec import Batch, Drafter, DraftSampling, DraftTree, Target, TreeShape
 
 
 class RepeatDrafter(Drafter):
@@ -27,7 +27,7 @@ class RepeatDrafter(Drafter):
     def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
         """Nothing to prepare: this drafter has no state and fits every target."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         """Look back in every row; a row where the current token is new proposes nothing."""
         nodes, valid = [], []
         for tokens, length in zip(slots.host_tokens, slots.host_lengths, strict=True):

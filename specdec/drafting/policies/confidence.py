@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdec.arguments import number
+from specdec.batch import Batch
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.rating import spared
 from specdec.host import can_look
-from specdec.slots import Slots
 
 
 class ConfidenceNodes(NodePolicy):
@@ -52,7 +52,7 @@ class ConfidenceNodes(NodePolicy):
         """Differs after a change of the threshold, too."""
         return self.learn, self.explore, self.threshold
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Slots) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the nodes that reach the threshold; what is behind them on a path never reaches more."""
         return survival >= self.threshold
 

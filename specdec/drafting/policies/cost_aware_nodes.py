@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdec.arguments import whole
+from specdec.batch import Batch
 from specdec.drafting.builders.base import TreeBuilder
 from specdec.drafting.costs import RoundCosts
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.scorer import Scorer
-from specdec.slots import Slots
 
 
 class CostAwareNodes(NodePolicy):
@@ -86,7 +86,7 @@ class CostAwareNodes(NodePolicy):
                 seconds = torch.from_numpy(self.costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
                 self._seconds[self.costs, rows] = seconds
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Slots) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the first nodes of every row, as many as pay."""
         assert self.costs is not None, "checked by bind"
         seconds = self._seconds[self.costs, len(slots)][: survival.shape[1]]
@@ -112,7 +112,7 @@ class FirstNodes(NodePolicy):
         """Differs after a change of the number."""
         return (self.nodes,)
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Slots) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the first nodes of every row."""
         count = survival.shape[1] if self.nodes is None else self.nodes + 1
         return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)

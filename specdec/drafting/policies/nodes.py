@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.arguments import flag, whole
+from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.pruning import reordered
 from specdec.drafting.rating import SOURCES, Rated, Rater, source_of, spared
 from specdec.drafting.scorer import Scorer
-from specdec.slots import Slots
 
 
 class NodePolicy(ABC):
@@ -97,7 +97,7 @@ class NodePolicy(ABC):
     def prepare(self, rows: int) -> None:  # noqa: B027
         """Do on the host what must come before the drafts of so many rows."""
 
-    def rater(self, scorer: Scorer, slots: Slots, *, may_stop: bool) -> Rater:
+    def rater(self, scorer: Scorer, slots: Batch, *, may_stop: bool) -> Rater:
         """Returns what rates the nodes of a round's trees.
 
         Args:
@@ -107,7 +107,7 @@ class NodePolicy(ABC):
         """
         return Rater(scorer, self._used, self.calibration, slots, self._least() if may_stop else None)
 
-    def prune(self, grown: Grown, slots: Slots, drafting: Bool[Tensor, " batch"]) -> Grown:
+    def prune(self, grown: Grown, slots: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
         """Returns the trees with the nodes to be verified first, and the others made invalid.
 
         It notes what is verified, for ``count``.
@@ -148,7 +148,7 @@ class NodePolicy(ABC):
         return Grown(tree, nodes, Rated(cells, survival))
 
     @abstractmethod
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Slots) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
         """Returns which nodes are verified; whether one is may not depend on those behind it.
 
         Args:

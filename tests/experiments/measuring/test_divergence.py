@@ -20,11 +20,11 @@ from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, measure
 from experiments.results.lossless import Lossless, Verdict, judge
 from experiments.results.records import PLAIN, Record
+from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import Tie
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
-from specdec.slots import Slots
 from specdec.target.target import Target
 from specdec.tree import DraftTree
 from tests.verifiers.cases import complete
@@ -159,7 +159,7 @@ def test_a_true_tie_is_a_tie(invariant: bool) -> None:
 class WrongRoot(NGramDrafter):
     """Puts another token where the sequence's last one belongs, so that another sequence is verified."""
 
-    def propose(self, slots: Slots) -> DraftTree:
+    def propose(self, slots: Batch) -> DraftTree:
         tree = super().propose(slots)
         tokens = tree.tokens.clone()
         tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size

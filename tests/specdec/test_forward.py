@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import specdec.execution.replay
-from specdec.batch import Bucket, ForwardBatch, Wants, slot_index
 from specdec.cache.base import Segment, segments
+from specdec.forward import Bucket, ForwardBatch, Wants, slot_index
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
 from specdec.tree import DraftTree, TreeShape
