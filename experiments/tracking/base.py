@@ -11,7 +11,7 @@ Figures = Mapping[str, float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told about a run when it begins.
+    """A run, as its tracker gets it at the beginning.
 
     Attributes:
         folder: The run's folder.
@@ -30,7 +30,10 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes a run's results. No method raises, and none takes long: a tracker's failure is not the run's."""
+    """Takes a run's results. No method raises, and none takes long: a tracker's failure is not the run's.
+
+    A class that derives from this one inherits methods that do nothing.
+    """
 
     def start(self, run: TrackedRun) -> None:
         """A run begins."""
@@ -54,37 +57,5 @@ class Tracker(Protocol):
         """The run has ended: 0 if all went well, 130 after Ctrl-C, otherwise 1."""
 
 
-class NullTracker:
+class NullTracker(Tracker):
     """Tracks nothing."""
-
-    def start(self, run: TrackedRun) -> None:
-        """Nothing."""
-
-    def progress(self, figures: Mapping[str, float], prompts: int) -> None:
-        """Nothing."""
-
-    def curve(self, axis: str, lines: Mapping[str, Mapping[int, float]]) -> None:
-        """Nothing."""
-
-    def summary(self, figures: Figures) -> None:
-        """Nothing."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Nothing."""
-
-    def files(self, kind: str, paths: Sequence[Path]) -> None:
-        """Nothing."""
-
-    def finish(self, exit_code: int) -> None:
-        """Nothing."""
-
-
-def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as one level with dotted names: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 logger = logging.getLogger(__name__)
 
@@ -10,39 +11,30 @@ logger = logging.getLogger(__name__)
 class Guard:
     """Makes calls of one library, until one of them fails.
 
+    All calls run in one thread, because some libraries keep a run by thread. A call that hangs cannot be ended: its
+    thread is left behind, as a daemon that does not keep the process alive, and the next call gets a new one.
+
     Args:
         service: The library's name, for warnings.
-        install: What to install if it is missing.
         timeout: Seconds that a call may take, unless it says otherwise.
+
+    Attributes:
+        is_open: Whether calls are made.
     """
 
-    def __init__(self, service: str, install: str, timeout: float):
-        self.service = service
-        self.timeout = timeout
-        self._install = install
-        self._open = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether calls are made."""
-        return self._open
-
-    def open(self) -> None:
-        """Make calls from now on."""
-        self._open = True
-
-    def close(self) -> None:
-        """Make no further calls."""
-        self._open = False
+    def __init__(self, service: str, timeout: float):
+        self.service, self.timeout = service, timeout
+        self.is_open = False
+        self._calls: SimpleQueue[Callable[[], None]] | None = None
 
     def call(self, call: Callable[[], object], seconds: float | None = None) -> bool:
         """Make a call; returns whether it worked. The first failure is a warning, and ends all further calls."""
-        if not self._open:
+        if not self.is_open:
             return False
         failure = self.attempt(call, seconds)
         if failure is not None:
-            self._open = False
-            logger.warning("%s: %s. The run goes on without it; its results are in its folder.", self.service, failure)
+            self.is_open = False
+            self.warn(f"{failure}. The run goes on without it; its results are in its folder.")
         return failure is None
 
     def warn(self, text: str) -> None:
@@ -50,30 +42,33 @@ class Guard:
         logger.warning("%s: %s", self.service, text)
 
     def attempt(self, call: Callable[[], object], seconds: float | None = None) -> str | None:
-        """Make a call that may fail or hang: returns None, or what went wrong.
-
-        The call runs in a thread, because a call that hangs cannot be ended. It is left behind; the thread is a daemon
-        and does not keep the process alive.
-        """
+        """Make a call that may fail or hang: returns None, or what went wrong."""
         failures: list[str] = []
+        done = threading.Event()
 
         def body() -> None:
             try:
                 call()
             except ImportError as error:
-                failures.append(f"not installed (pip install {self._install}): {error}")
+                failures.append(f"not installed (pip install {self.service}): {error}")
             except BaseException as error:  # wandb raises SystemExit and KeyboardInterrupt of its own, too
-                failures.append(f"{type(error).__name__}: {_one_line(error)}".rstrip(".: "))
+                text = " ".join(str(error).split())
+                text = text if len(text) <= 300 else f"{text[:300]} …"
+                failures.append(f"{type(error).__name__}: {text}".rstrip(".: "))
+            finally:
+                done.set()
 
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=_work, args=(self._calls,), name=self.service, daemon=True).start()
+        self._calls.put(body)
         limit = self.timeout if seconds is None else seconds
-        thread = threading.Thread(target=body, name=self.service, daemon=True)
-        thread.start()
-        thread.join(limit)
-        if thread.is_alive():
+        if not done.wait(limit):
+            self._calls = None
             return f"no answer within {limit:g} s"
         return failures[0] if failures else None
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:300]} …"
+def _work(calls: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        calls.get()()

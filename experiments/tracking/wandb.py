@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.tracking.base import Figures, TrackedRun
+from experiments.tracking.base import Figures, TrackedRun, Tracker
 from experiments.tracking.guard import Guard
 
 GRACE = 5.0
@@ -14,7 +14,7 @@ GRACE = 5.0
 _LONGEST_NAME = 128  # wandb refuses longer names of runs, groups and tags
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Mirrors a run to Weights & Biases; its files go into the run's folder.
 
     Whatever goes wrong there (not installed, logged out, cut off, not answering) ends the mirroring with one
@@ -51,7 +51,7 @@ class WandbTracker:
         self._names: dict[str, Any] = {"group": group, "job_type": job_type, "name": name}
         self._mode = mode
         self._trace = trace
-        self._guard = Guard("wandb", "wandb", timeout)
+        self._guard = Guard("wandb", timeout)
         self._run: Any = None
         self._defined: set[str] = set()
 
@@ -65,7 +65,7 @@ class WandbTracker:
         if self._mode == "online":
             trouble = self._guard.attempt(self._login, limit)
             trouble = trouble or self._guard.attempt(lambda: self._begin(run, "online"), limit)
-        self._guard.open()
+        self._guard.is_open = True
         if self._mode == "online" and trouble is None:
             return
         begun = self._guard.attempt(lambda: self._begin(run, "offline"), limit) is None
@@ -131,7 +131,7 @@ class WandbTracker:
     def finish(self, exit_code: int) -> None:
         """End the run; what was not uploaded in time stays on disk."""
         self._guard.call(lambda: self._run.finish(exit_code=exit_code), self._guard.timeout * 11)
-        self._guard.close()
+        self._guard.is_open = False
         self._run = None
 
     def _login(self) -> None:

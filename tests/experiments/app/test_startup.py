@@ -16,7 +16,7 @@ FOLDER = Path(experiments.__file__).parent
 COMMANDS = sorted(
     path.stem for path in FOLDER.glob("*.py") if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
 )
-HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb", "mlflow")
+HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb")
 TYPING_ERRORS = {
     "run": [
         (["drafter=ngrm"], "there is no drafter 'ngrm': did you mean ngram?"),

@@ -10,7 +10,7 @@ from experiments.results.records import PLAIN, Record
 from experiments.results.running import running_figures
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
-from experiments.tracking.base import NullTracker, dotted
+from experiments.tracking.base import NullTracker
 from experiments.tracking.flat import accepted_histogram, flat_config
 from experiments.tracking.mirror import Mirror
 
@@ -252,4 +252,3 @@ def test_the_configuration_can_be_grouped_by() -> None:
         "commit": "0123456789 with changes",
     }
     assert manifest["config"]["target"].keys() == {"_target_", "name"}, "the manifest itself is left as it is"
-    assert dotted({"a": {"b": {"c": 1}}, "d": None}) == {"a.b.c": 1, "d": None}

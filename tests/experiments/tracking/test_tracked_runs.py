@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from experiments.app.checking import check_settings
 from experiments.app.cli import launch
-from experiments.app.config import CONF, build, plain
+from experiments.app.config import CONF, plain
 from experiments.app.settings import RUN
 from experiments.app.tracked import name_of, sweep_name, tracked_run
 from experiments.run import run
@@ -90,22 +90,13 @@ def test_a_run_that_is_interrupted_is_mirrored_so_far(
     assert [place for place, _ in found.line("speedup")] == [1]
 
 
-def test_bad_settings_of_one_of_several_trackers(
+def test_bad_settings_of_a_tracker(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    given = [*tiny, "drafter=ngram", "tracker=several", "+tracker.trackers.wandb.projekt=x"]
+    given = [*tiny, "drafter=ngram", "tracker=wandb", "+tracker.projekt=x"]
     assert invoke(*given, f"hydra.run.dir={tmp_path / 'hydra'}", monkeypatch=monkeypatch) == 1
     error = capsys.readouterr().err
-    assert error == "error: there is no tracker.trackers.wandb.projekt: did you mean tracker.trackers.wandb.project?\n"
-
-
-def test_several_trackers_from_the_command_line(configure: Configure) -> None:
-    given = ["tracker=several", "+tracker@tracker.trackers.mlflow=mlflow", "tracker.trackers.wandb.mode=online"]
-    config = configure("run", *given, "~tracker.trackers.tensorboard")
-    assert set(plain(config, "tracker")["trackers"]) == {"wandb", "mlflow"}
-    assert build(config, "tracker") is not None
-    with pytest.raises(Exception, match="give 'offline' or 'online'"):
-        build(configure("run", "tracker=several", "tracker.trackers.wandb.mode=up"), "tracker")
+    assert error == "error: there is no tracker.projekt: did you mean tracker.project?\n"
 
 
 def test_names() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from experiments.tracking.base import NullTracker, Tracker
-from experiments.tracking.several import SeveralTrackers
 from experiments.tracking.wandb import WandbTracker
 from tests.experiments.tracking.everything import use, warnings_of
 
@@ -78,61 +76,6 @@ def install(patch: pytest.MonkeyPatch, fake: ModuleType | None) -> None:
     patch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
 
 
-def test_nothing_is_tracked_by_default(tmp_path: Path) -> None:
-    use(NullTracker(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["files"], "those that the test made"
-
-
-def test_everything_is_mirrored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake = FakeWandb()
-    install(monkeypatch, fake)
-    use(WandbTracker("p", group="g", tags=["t"], job_type="j"), tmp_path)
-    calls = dict(fake.calls)
-    init = calls["init"]
-    assert (init["project"], init["group"], init["tags"], init["job_type"]) == ("p", "g", ["t"], "j")
-    assert init["name"] == "drafter=x", "the run's own name, where none is given"
-    assert init["mode"] == "offline"
-    assert init["config"] == {"seed": 1, "drafter": {"component": "X"}}
-    assert init["dir"] == str(tmp_path)
-    assert calls["summary"] == {"speedup": 2.0, "lossless": "ties"}
-    logged = [value for name, value in fake.calls if name == "log"]
-    assert logged[:2] == [{"prompts_done": 1, "speedup": 1.5}, {"prompts_done": 2, "speedup": 2.0}]
-    assert logged[2:5] == [
-        {"position": 1, "acceptance/unconditional": 0.5, "acceptance/conditional": 0.5},
-        {"position": 2, "acceptance/unconditional": 0.2, "acceptance/conditional": 0.4},
-        {"position": 3, "acceptance/unconditional": 0.0},
-    ]
-    assert logged[5] == {"prompts": (["a", "b"], [[1, "x"], [2, None]])}
-    assert logged[6] == {"pictures/time": str(tmp_path / "files" / "time.png")}
-    assert calls["log_artifact"].name == "results-1"
-    assert calls["log_artifact"].files == [("records.jsonl", "mutable")], "and no trace, unless it is asked for"
-    assert calls["finish"] == 0
-    assert "login" not in calls, "offline needs none"
-    assert warnings_of(caplog) == []
-
-
-def test_every_metric_has_its_axis_before_it_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-    install(monkeypatch, fake)
-    use(WandbTracker("p"), tmp_path)
-    axes: dict[str, tuple[str | None, str | None]] = {}
-    for name, value in fake.calls:
-        if name == "define_metric":
-            assert value[0] not in axes, "once each"
-            axes[value[0]] = value[1].get("step_metric"), value[1].get("summary")
-        if name == "log" and not {"prompts", "pictures/time"} & value.keys():
-            assert value.keys() <= axes.keys()
-    assert axes == {
-        "prompts_done": (None, "none"),
-        "speedup": ("prompts_done", None),
-        "position": (None, "none"),
-        "acceptance/unconditional": ("position", "none"),
-        "acceptance/conditional": ("position", "none"),
-    }
-
-
 def test_a_trace_is_an_artifact_of_its_own_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandb()
     install(monkeypatch, fake)
@@ -148,30 +91,6 @@ def test_names_that_wandb_would_refuse_are_cut(tmp_path: Path, monkeypatch: pyte
     use(WandbTracker("p", name="n" * 500, tags=["t" * 500]), tmp_path)
     init = dict(fake.calls)["init"]
     assert (len(init["name"]), len(init["tags"][0])) == (128, 64)
-
-
-def test_several_trackers_fail_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake = FakeWandb(broken="summary")
-    install(monkeypatch, fake)
-    other = Noting()
-    use(SeveralTrackers({"wandb": WandbTracker("p"), "off": None, "other": other}), tmp_path)
-    assert fake.calls[-1][0] == "summary"
-    assert other.told == ["start", "progress", "progress", "summary", "curve", "table", "files", "files", "finish"]
-    assert len(warnings_of(caplog)) == 1
-
-
-class Noting(NullTracker):
-    """Notes which of its methods are called."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in Tracker.__dict__ and not name.startswith("_"):
-            self.told.append(name)
-        return super().__getattribute__(name)
 
 
 def test_wandb_that_is_not_installed(
