@@ -66,8 +66,6 @@ def forward(runner: ModelRunner, tokens: Tensor, prefix: int) -> Tensor:
             slots=torch.from_numpy(slots).to(runner.device),
             lengths=torch.from_numpy(lengths).to(runner.device),
             topology=Topology.chain(tokens.shape[1], runner.device),
-            host_slots=slots,
-            host_lengths=lengths,
         )
     ).scores
 

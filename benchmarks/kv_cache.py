@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -45,14 +44,11 @@ def logits_of(runner: ModelRunner, tokens: Tensor) -> Tensor:
 
 def forward(runner: ModelRunner, tokens: Tensor, start: int) -> Tensor:
     """The logits at a chain of tokens in slot 0, behind ``start`` entries of the cache."""
-    host = np.zeros(1, dtype=np.int64)
     batch = ForwardBatch(
         tokens=tokens,
         slots=torch.zeros(1, dtype=torch.long, device=runner.device),
         lengths=torch.full((1,), start, device=runner.device),
         topology=Topology.chain(tokens.shape[1], runner.device),
-        host_slots=host,
-        host_lengths=host + start,
     )
     return runner.run(batch).scores
 

@@ -114,15 +114,12 @@ class MarginalScorer(PerDepthScorer):
         topology: Topology,
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns logits at the last nodes of a topology whose other nodes are in the cache."""
-        recorded = slots.key_bound is not None
         return self.runner.run(
             ForwardBatch(
                 tokens=tokens,
                 slots=slots.index,
                 lengths=lengths,
                 topology=topology,
-                host_slots=slots.known_index,
-                host_lengths=None if recorded else np.maximum(slots.host_lengths - 1, 0),
                 # The bound was made for a tree of the target's, which is smaller than the bush.
                 key_bound=slots.key_bound + topology.width if slots.key_bound is not None else None,
             )
@@ -160,7 +157,6 @@ class MarginalScorer(PerDepthScorer):
                 slots=decided.slots,
                 lengths=decided.lengths,
                 topology=Topology.chain(decided.tokens.shape[1], decided.tokens.device),
-                host_slots=None,
                 wants=Wants(logits=0),
             )
         )

@@ -100,11 +100,6 @@ class Batch:
         sampling = replace(self.sampling, **take(self.sampling))
         return replace(self, **take(self), sampling=sampling, processors=processors, are_views=False)
 
-    @property
-    def known_index(self) -> np.ndarray | None:
-        """``host_index``; None where the host does not know it."""
-        return self.host_index if self.key_bound is None or self.are_views else None
-
     def __len__(self) -> int:
         return len(self.roots)
 

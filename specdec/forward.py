@@ -33,20 +33,6 @@ LOGITS = Wants()
 """A forward that returns the logits of all its nodes."""
 
 
-class Bucket(NamedTuple):
-    """The sizes that a captured forward is made for.
-
-    Attributes:
-        batch: Rows.
-        nodes: Nodes per row.
-        keys: Positions that attention reads, rounded up; None where the host does not know them.
-    """
-
-    batch: int
-    nodes: int
-    keys: int | None
-
-
 _LEAST_KEYS = 256
 _STEPS_PER_DOUBLING = 4
 
@@ -76,10 +62,9 @@ class ForwardBatch:
         slots: The slot of every row, in any order, no slot twice.
         lengths: Committed positions of every row, hence where node 0 of the topology stands.
         topology: The parents of the nodes: one row for all rows of the batch, or row by row.
-        host_slots: ``slots`` on the host; None if the host does not know them, so that the cache must gather its rows.
-        host_lengths: ``lengths`` on the host; None if the host does not know them.
-        key_bound: Without ``host_lengths``: how many positions of the cache attention reads, masked; enough for every
-            row. None for all that there are.
+        key_bound: The number of positions of the cache that attention reads, masked; enough for every row. None where
+            nobody knows it: found by looking at ``lengths`` where that is free (``specdec.host``), otherwise all that
+            there are.
         embeds: Input embeddings in place of tokens.
         features: A further input of the model, such as the hidden states that an EAGLE head takes.
         wants: What to return.
@@ -91,8 +76,6 @@ class ForwardBatch:
     slots: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
     topology: Topology
-    host_slots: np.ndarray | None
-    host_lengths: np.ndarray | None = None
     key_bound: int | None = None
     embeds: Float[Tensor, "batch node hidden"] | None = None
     features: Float[Tensor, "batch node width"] | None = None
@@ -116,8 +99,8 @@ class ForwardBatch:
         cls,
         tree: DraftTree,
         *,
-        host_slots: np.ndarray | None,
-        host_lengths: np.ndarray | None,
+        host_slots: np.ndarray | None = None,
+        host_lengths: np.ndarray | None = None,
         key_bound: int | None = None,
         slots: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
@@ -127,11 +110,11 @@ class ForwardBatch:
 
         Args:
             tree: The trees.
-            host_slots: The rows' slots; None if the host does not know them.
-            host_lengths: Committed positions of every row; None if the host does not know them.
+            host_slots: The rows' slots, for a caller that has no ``slots``.
+            host_lengths: Committed positions of every row. They give the bound, and the lengths if there are none.
             key_bound: See the class.
-            slots: The slots on the device, if they are there already; they must be without ``host_slots``.
-            lengths: The lengths on the device, if they are there already; they must be without ``host_lengths``.
+            slots: The slots on the device.
+            lengths: The lengths on the device.
             wants: What to return.
         """
         device = tree.tokens.device
@@ -141,15 +124,10 @@ class ForwardBatch:
         if slots is None:
             assert host_slots is not None, "the slots must be known somewhere"
             slots = slot_index(host_slots, device)
+        if key_bound is None and host_lengths is not None:
+            key_bound = int(host_lengths.max()) + tree.width
         return cls(
-            tokens=tree.tokens,
-            slots=slots,
-            lengths=lengths,
-            topology=tree.topology,
-            host_slots=host_slots,
-            host_lengths=host_lengths,
-            key_bound=key_bound,
-            wants=wants,
+            tokens=tree.tokens, slots=slots, lengths=lengths, topology=tree.topology, key_bound=key_bound, wants=wants
         )
 
     @classmethod
@@ -175,18 +153,9 @@ class ForwardBatch:
             slots=slot_index(host_slots, device),
             lengths=torch.from_numpy(host_lengths).to(device, non_blocking=True),
             topology=Topology.chain(tokens.shape[1], device),
-            host_slots=host_slots,
-            host_lengths=host_lengths,
+            key_bound=int(host_lengths.max()) + tokens.shape[1],
             wants=Wants(logits=0, hidden_layers=hidden_layers),
         )
-
-    @property
-    def bucket(self) -> Bucket:
-        """The sizes of this forward, as a capture tells forwards apart."""
-        keys = self.key_bound
-        if self.host_lengths is not None:
-            keys = bucket_of(int(self.host_lengths.max()) + self.topology.width)
-        return Bucket(self.batch, self.nodes, keys)
 
     @property
     def sees_all(self) -> bool:

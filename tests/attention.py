@@ -173,8 +173,6 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         slots=torch.from_numpy(slots).to(device),
         lengths=torch.from_numpy(lengths).to(device),
         topology=topology,
-        host_slots=slots,
-        host_lengths=lengths,
     )
     key, value = normal(rows, case.kv_heads, last, case.head_dim), normal(rows, case.kv_heads, last, value_dim)
     keys, values = stored.keys.double().cpu(), stored.values.double().cpu()
@@ -218,7 +216,7 @@ def reference(problem: Problem) -> Tensor:
     output = torch.zeros(rows, last, heads, problem.values.shape[3], dtype=torch.float64)
     scaling = head_dim**-0.5 if case.scaling is None else case.scaling
     for b in range(rows):
-        slot, length, parents = int(problem.batch.host_slots[b]), case.lengths[b], problem.parents[b]
+        slot, length, parents = int(problem.batch.slots[b]), case.lengths[b], problem.parents[b]
         for q in range(last):
             path = path_to(parents, case.nodes - last + q)
             position = length + len(path) - 1

@@ -152,6 +152,5 @@ def _blind() -> tuple[ForwardBatch, Cache, Any]:
     batch = given.batch
     blind = ForwardBatch(
         tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
-        host_slots=batch.host_slots,
     )  # fmt: skip
     return blind, given.cache, given.plan

@@ -235,11 +235,11 @@ def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
 
 
 def without_host(batch: ForwardBatch) -> ForwardBatch:
-    """Returns the same forward with its lengths on the device alone: attention reads whole rows of the cache, masked.
+    """Returns the same forward without a bound of its lengths: attention reads whole rows of the cache, masked.
 
     The caches here have room for this forward and nothing more, so it reads the same.
     """
-    return replace(batch, host_lengths=None)
+    return replace(batch, key_bound=None)
 
 
 def is_captured(runner: ModelRunner, setting: Setting) -> bool | None:

@@ -200,8 +200,8 @@ def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
     batch = forward_batch(point, runner.vocab_size, runner.device)
     if runner.device.type != "cuda" or point.prompt or runner.invariant:
         return lambda: runner.run(batch)
-    # A recorded round knows no lengths on the host, and reads a number of positions that is rounded up.
-    batch = replace(batch, host_lengths=None, key_bound=bucket_of(point.context + point.queries))
+    # A recorded round reads a number of positions that is rounded up.
+    batch = replace(batch, key_bound=bucket_of(point.context + point.queries))
     try:
         return as_graph(runner, batch)
     except RuntimeError:  # a part of this forward cannot be captured: it is timed as it is

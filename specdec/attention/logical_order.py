@@ -62,15 +62,14 @@ class Nodes:
     def __init__(self, batch: ForwardBatch, cache: Cache):
         topology, first = batch.topology, batch.topology.width - batch.nodes
         assert not topology.both_ways, "a block's slots need a target's invariance no more than any drafter does"
-        known = batch.host_lengths
-        self._lengths = batch.lengths.cpu().numpy() if known is None else known
+        self._lengths = batch.lengths.cpu().numpy()
         self._last = cache.positions - 1
         self._in_line = topology.in_line
         self._parents = None if self._in_line else topology.parents.cpu().numpy()
         depth = topology.depth.cpu().numpy()
         self.index = np.tile(np.arange(first, topology.width), batch.batch)
         self.rows = np.repeat(np.arange(batch.batch), batch.nodes)
-        self.slots = np.asarray(batch.host_slots)[self.rows]
+        self.slots = batch.slots.cpu().numpy()[self.rows]
         lengths = self._lengths[self.rows]
         self.cells = np.minimum(lengths + self.index, self._last)
         self.positions = lengths + depth[self.rows if len(depth) > 1 else 0, self.index]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.attention.base import Reach
 from specdec.forward import ForwardBatch
+from specdec.host import can_look
 
 if TYPE_CHECKING:
     from specdec.target.plan import ModelPlan
@@ -28,10 +29,11 @@ def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: 
 
 def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach, groups: int) -> Tensor:
     topology, nodes, rows = batch.topology, batch.nodes, batch.batch
-    if rows == 1 and reach == _EVERYTHING and batch.host_lengths is not None:
+    start = int(batch.lengths) if rows == 1 and can_look(batch.lengths) else None
+    if start is not None and reach == _EVERYTHING and start + topology.width >= length:
         if batch.sees_all:
             return torch.zeros(1, 1, groups, length, dtype=dtype, device=batch.lengths.device)
-        start, visible = int(batch.host_lengths[0]), topology.ancestors[0]
+        visible = topology.ancestors[0]
         visible = visible if nodes == topology.width else visible[-nodes:]
         return row_mask(start, visible, length, dtype, groups=groups)
     cells = batch.lengths[:, None] + topology.depth

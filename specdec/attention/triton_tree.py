@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.attention.base import AttentionState, Reach
 from specdec.attention.over_cache import OverCache, ReachState, register, stand_ins
 from specdec.cache.base import Cache
-from specdec.forward import ForwardBatch
+from specdec.forward import ForwardBatch, bucket_of
 from specdec.placement import main_device
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TritonAttention(OverCache):
 
         topology = batch.topology
         words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :]
-        keys = batch.bucket.keys or cache.positions
+        keys = cache.positions if batch.key_bound is None else bucket_of(batch.key_bound)
         seen = Seen(batch.lengths, cache.pages(batch.slots), words, topology.depth, keys)
         return TreeState(stand_ins(plan), plan.distinct_reaches, seen)
 

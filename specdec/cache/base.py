@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -92,20 +91,14 @@ class Stored(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _segments(slots: bytes) -> tuple[Segment, ...]:
-    numbers = np.frombuffer(slots, dtype=np.int64)
-    breaks = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-    return tuple(
-        Segment(slice(a, b), slice(int(numbers[a]), int(numbers[a]) + b - a)) for a, b in itertools.pairwise(breaks)
-    )
-
-
-def segments(host_slots: np.ndarray) -> tuple[Segment, ...]:
-    """Returns the runs of consecutive slots in a batch: in ``[0, 1, 4, 5, 2]`` these are rows 0-1, rows 2-3 and row 4.
+def segments(slots: tuple[int, ...]) -> tuple[Segment, ...]:
+    """Returns the runs of consecutive slots in a batch: in ``(0, 1, 4, 5, 2)`` these are rows 0-1, rows 2-3 and row 4.
 
     A cache that stores slots side by side can show a run without copying it.
     """
-    return _segments(np.ascontiguousarray(host_slots, dtype=np.int64).tobytes())
+    steps = enumerate(itertools.pairwise(slots), start=1)
+    breaks = [0, *(row for row, (before, after) in steps if after != before + 1), len(slots)]
+    return tuple(Segment(slice(a, b), slice(slots[a], slots[a] + b - a)) for a, b in itertools.pairwise(breaks))
 
 
 class Cache(OwnLayout, ABC):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
 from specdec.forward import ForwardBatch
+from specdec.host import can_look
 from specdec.memory import NoRoomError, free_memory
 from specdec.roofline.capacity import Slots
 
@@ -106,28 +107,25 @@ class SlotCache(Cache):
     def aim(self, batch: ForwardBatch) -> None:
         """Prepare for a forward: where it writes, and how much of the rows it reads.
 
-        One row whose length the host knows is written as a slice; more rows, or unknown lengths, by an index.
+        Where looking at slots and lengths is free, runs of consecutive slots are shown without a copy, and a single row
+        is written as a slice.
         """
         rows, nodes, width = batch.batch, batch.nodes, batch.topology.width
-        known = batch.host_lengths
-        if known is None:
-            needed = self.positions if batch.key_bound is None else batch.key_bound
+        look = can_look(batch.lengths)
+        if batch.key_bound is not None:
+            needed = batch.key_bound
         else:
-            needed = int(known[0] if rows == 1 else known.max()) + width
+            needed = int(batch.lengths.max()) + width if look else self.positions
         # Short prompts are padded beside long ones: padding that would fall off the row's end stays at its end.
         self.length = min(needed, self.positions)
         self._batch = batch
-        self._gathered = batch.host_slots is None
-        if batch.host_slots is None:
-            self.segments = (Segment(slice(0, rows), slice(0, self.slots)),)  # all rows, gathered from all slots
-        else:
-            self.segments = segments(batch.host_slots)
+        self._gathered = not look
+        everything = (Segment(slice(0, rows), slice(0, self.slots)),)  # all rows, gathered from all slots
+        self.segments = segments(tuple(batch.slots.tolist())) if look else everything
         if len(self.segments) == 1:
             self._layers = self.views(self.segments[0])
-        if rows == 1 and known is not None:
-            self._start = int(known[0]) + width - nodes
-        else:
-            self._start = -1
+        self._start = int(batch.lengths) + width - nodes if look and rows == 1 else -1
+        if self._start < 0:
             cells = batch.lengths[:, None] + self._cells[width - nodes : width]
             # This index holds however the rows are cut into segments.
             index = (batch.slots[:, None], cells.clamp_(max=self.positions - 1))

@@ -118,7 +118,6 @@ class BlockScorer(Scorer):
                 slots=slots,
                 lengths=lengths,
                 topology=Topology.chain(tokens.shape[1], tokens.device),
-                host_slots=None,
                 key_bound=_READS_NOTHING,
                 features=torch.cat(states, dim=-1).to(self.runner.plan.dtype),
                 wants=Wants(logits=0),
@@ -134,8 +133,6 @@ class BlockScorer(Scorer):
                 slots=slots.index,
                 lengths=slots.lengths,
                 topology=self._topology,
-                host_slots=slots.known_index,
-                host_lengths=slots.host_lengths if slots.key_bound is None else None,
                 # A block may be longer than the tree that the bound was made for.
                 key_bound=None if slots.key_bound is None else slots.key_bound + width,
                 wants=self._wants,

@@ -176,8 +176,6 @@ class FeatureScorer(Scorer):
                 slots=slot_index(host_slots, device),
                 lengths=torch.from_numpy(starts).to(device, non_blocking=True),
                 topology=Topology.chain(tokens.shape[1], device),
-                host_slots=host_slots,
-                host_lengths=starts,
                 wants=Wants(logits=0),
             )
         )
@@ -210,8 +208,6 @@ class FeatureScorer(Scorer):
                 slots=slots.index,
                 lengths=(lengths - self._window).clamp_(min=0),
                 topology=self._chain,
-                host_slots=slots.known_index,
-                host_lengths=None if recorded else np.maximum(slots.host_lengths - self._window, 0),
                 key_bound=slots.key_bound,
                 wants=Wants(logits=1 if have is None else None, hidden_layers=(self._fed_back,)),
             )
@@ -241,8 +237,6 @@ class FeatureScorer(Scorer):
                 slots=slots.index,
                 lengths=(slots.lengths - 1).clamp_(min=0),
                 topology=topology,
-                host_slots=slots.known_index,
-                host_lengths=np.maximum(slots.host_lengths - 1, 0) if slots.key_bound is None else None,
                 key_bound=slots.key_bound,
                 wants=Wants(hidden_layers=(self._fed_back,)),
             )

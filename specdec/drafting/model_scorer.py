@@ -112,8 +112,6 @@ class ModelScorer(Scorer):
                 slots=slots.index,
                 lengths=lengths,
                 topology=self._pair,
-                host_slots=slots.known_index,
-                host_lengths=None if before is None else slots.host_lengths - before,
                 key_bound=slots.key_bound,
                 wants=_LAST if every else LOGITS,
             )
@@ -134,8 +132,6 @@ class ModelScorer(Scorer):
                 slots=slots.index,
                 lengths=slots.lengths,
                 topology=topology,
-                host_slots=slots.known_index,
-                host_lengths=slots.host_lengths if slots.key_bound is None else None,
                 key_bound=slots.key_bound,
             )
         )

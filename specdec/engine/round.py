@@ -133,7 +133,6 @@ def verify(mode: Mode, tree: DraftTree, slots: Batch, runner: ModelRunner) -> Fo
             tree,
             slots=slots.index,
             lengths=slots.lengths,
-            host_slots=slots.known_index,
             host_lengths=slots.host_lengths if slots.key_bound is None else None,
             key_bound=slots.key_bound,
             wants=mode.wants,

@@ -253,7 +253,8 @@ def rounds_for(runner: ModelRunner, table: SlotTable, timer: StageTimer, *, reco
     if off or device not in ("cpu", "cuda"):
         return Rounds(runner, table, timer, recorder=None)
     recorder = TapeRecorder() if device == "cpu" else CudaGraphRecorder(runner.device)
-    whole = recording == "rounds" or (recording == "auto" and device == "cuda")
+    # The invariant executor finds out the order of the keys on the host, forward by forward.
+    whole = not runner.invariant and (recording == "rounds" or (recording == "auto" and device == "cuda"))
     return Rounds(runner, table, timer, recorder=recorder, whole=whole)
 
 

@@ -169,7 +169,6 @@ def _run_model(
 def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
     """Returns the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
     rows, start = runner.cache.slots, 0
-    host_slots = np.arange(rows)
     logits = torch.empty(0)
     try:
         for slot in range(rows):
@@ -182,8 +181,6 @@ def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int
                     slots=torch.arange(rows, device=runner.device),
                     lengths=torch.full((rows,), start, device=runner.device),
                     topology=Topology.chain(stop - start, runner.device),
-                    host_slots=host_slots,
-                    host_lengths=np.full(rows, start),
                     wants=Wants(logits=1),
                 )
             )

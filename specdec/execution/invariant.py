@@ -23,6 +23,7 @@ from specdec.execution.base import Executor
 from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
 from specdec.execution.freshness import Change
 from specdec.execution.packing import packed_linears, plain_weights
+from specdec.execution.recording import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.topology import Topology
 
@@ -74,6 +75,8 @@ class InvariantExecutor(Executor):
 
     def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
+        if recording_now():
+            raise UnrecordableError("the order of the keys is found by the host, forward by forward")
         nodes = Nodes(batch, cache)
         inputs = [each.flatten(0, 1) for each in inputs_of(batch, cache)]
         # Without logits the output layer is left out, of whole blocks.
@@ -115,8 +118,6 @@ class InvariantExecutor(Executor):
                 slots=torch.from_numpy(nodes.slots[chosen]).to(device),
                 lengths=torch.from_numpy(nodes.cells[chosen]).to(device),
                 topology=Topology.chain(1, device),
-                host_slots=nodes.slots[chosen],
-                host_lengths=nodes.cells[chosen],
             )
         )
         filled = np.concatenate([chosen, np.repeat(chosen[-1:], self.rows - written)])

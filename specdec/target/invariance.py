@@ -176,8 +176,6 @@ class _Run:
             slots=torch.from_numpy(host_slots).to(self.plan.device),
             lengths=torch.from_numpy(host_lengths).to(self.plan.device),
             topology=topology,
-            host_slots=host_slots,
-            host_lengths=host_lengths,
         )
         return self.executor.run(self.plan, batch, self.cache)
 

@@ -268,8 +268,6 @@ def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple
             slots=torch.from_numpy(slots).to(device),
             lengths=torch.from_numpy(after).to(device),
             topology=topology,
-            host_slots=slots,
-            host_lengths=after,
         )
         return executor.run(plan, batch, cache).scores
 

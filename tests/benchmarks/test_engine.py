@@ -215,7 +215,7 @@ def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
     runner = make_runner(target, setting, 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
     graphed = without_host(batch)
-    assert graphed.host_lengths is None and graphed.nodes == 5
+    assert graphed.key_bound is None and graphed.nodes == 5
     torch.testing.assert_close(runner.run(graphed).scores, runner.run(batch).scores)
 
 

@@ -39,8 +39,6 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
                 slots=torch.from_numpy(slots),
                 lengths=torch.full((3,), start),
                 topology=Topology.chain(piece.shape[1], runner.device),
-                host_slots=slots,
-                host_lengths=np.full(3, start),
                 features=piece,
                 wants=Wants(logits=0),
             )
@@ -51,8 +49,6 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
             slots=torch.from_numpy(slots),
             lengths=torch.from_numpy(lengths),
             topology=topology,
-            host_slots=slots,
-            host_lengths=lengths,
             wants=LOGITS,
         )
     )

@@ -44,8 +44,6 @@ def chain(runner: ModelRunner, given: Tensor, *, start: int = 0, slot: int = 0) 
         slots=torch.from_numpy(host_slots).to(given.device),
         lengths=torch.from_numpy(host_lengths).to(given.device),
         topology=Topology.chain(len(given), given.device),
-        host_slots=host_slots,
-        host_lengths=host_lengths,
     )
     return runner.run(batch).scores[0]
 

@@ -267,3 +267,16 @@ def test_an_ordinary_engine_afterwards() -> None:
     )
     after = Engine(Target(model), max_length=64).generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in before] == [each.token_ids for each in after]
+
+
+@pytest.mark.parametrize("recording", ["rounds", "decisions"])
+def test_recorded_rounds_whose_slots_have_a_gap(recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request in the middle slot ends first; the others go on beside an empty slot."""
+    monkeypatch.setattr("specdec.engine.rounds.RECORD_AFTER", 2)
+    target = Target(tiny_model())
+    engine = Engine(target, max_batch_size=3, max_length=48, invariant=True, recording=recording)
+    lengths = [16, 2, 16]
+    sampling = [SamplingParams(max_new_tokens=count, ignore_eos=True) for count in lengths]
+    together = engine.generate(PROMPTS[:3], sampling)
+    for prompt, each, output in zip(PROMPTS, sampling, together, strict=False):
+        assert output.token_ids == engine.generate([prompt], each)[0].token_ids
