@@ -48,7 +48,7 @@ demo: $(STAMP) ## Decode with every drafter beside plain decoding, on the bundle
 	$(BIN)/python -m experiments.demo
 
 gallery: $(STAMP) ## Make every picture of the documentation, from the runs that they show
-	$(BIN)/python -m benchmarks.gallery
+	$(BIN)/python -m experiments.bench gallery
 
 test: $(STAMP) ## Run one strong case of every claim, with array shapes checked
 	$(TEST) $(ARGS)
@@ -58,7 +58,7 @@ test-full: $(STAMP) ## Run every case of every claim
 
 # Without the environment: on a machine with a GPU, the Python that has a torch for it is at hand and the network may not be.
 gpu: ## Run the gpu tests, then the engine's benchmark (PYTHON=… for another interpreter, ARGS=… for the benchmark)
-	$(PYTHON) -m benchmarks.gpu $(ARGS)
+	$(PYTHON) -m experiments.bench gpu $(ARGS)
 
 check: $(STAMP) ## Lint, check the format and the types
 	$(BIN)/ruff check .

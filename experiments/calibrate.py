@@ -16,7 +16,7 @@ from experiments.app.config import check_early, plain
 from experiments.app.settings import CALIBRATE, GRID
 
 if TYPE_CHECKING:
-    from specdec.roofline.calibrated import CalibratedRounds
+    from specdec.physics.calibrated import CalibratedRounds
 
 
 def calibrate(config: DictConfig) -> "CalibratedRounds":

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from specdec.roofline.capacity import Slots, remedy, written_bytes
+from specdec.slot_memory import SlotMemory, remedy, written_bytes
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
@@ -68,7 +68,14 @@ class NoRoomError(ValueError):
     """
 
     def __init__(
-        self, slots: Slots, *, rows: int, length: int, place: torch.device, free: float, whose: str = "the KV cache"
+        self,
+        slots: SlotMemory,
+        *,
+        rows: int,
+        length: int,
+        place: torch.device,
+        free: float,
+        whose: str = "the KV cache",
     ):
         self.slots, self.rows, self.length, self.place, self.free = slots, rows, length, place, free
         verb = "need" if " and " in whose else "needs"
@@ -78,7 +85,7 @@ class NoRoomError(ValueError):
             f"{written_bytes(free)} free: {remedy(slots, free, rows=rows, length=length, least=2)}"
         )
 
-    def beside(self, other: Slots, place: torch.device) -> "NoRoomError":
+    def beside(self, other: SlotMemory, place: torch.device) -> "NoRoomError":
         """Returns the refusal of this cache together with another one, which is allocated already.
 
         Both have as many slots. The other's memory counts as free, because fewer or shorter slots make room in both.

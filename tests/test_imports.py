@@ -16,7 +16,7 @@ PACKAGES = ("specdec", "drafters", "verifiers", "experiments")
 # `specdec/__init__.py` shows the public names and is imported by none of them.
 LAYERS = (
     ("scoped",),
-    ("arguments", "origin", "host", "roofline", "llama_shapes"),
+    ("arguments", "origin", "host", "llama_shapes", "slot_memory"),
     ("types", "random", "filters", "bundled", "memory", "placement", "machine", "shape", "exports"),
     ("requests", "topology", "inflate"),
     ("tree", "sampling"),
@@ -29,7 +29,7 @@ LAYERS = (
     ("drafting", "doctor"),
     ("engine",),
     ("exactness", "generation"),
-    ("drafter_checks",),
+    ("drafter_checks", "physics"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -40,7 +40,7 @@ ROOMS = (
     ("tracing", "training", "grading", "contenders", "exporting", "planning"),
     ("measuring", "bundling", "inspecting"),
     ("reporting", "tracking"),
-    ("app",),
+    ("app", "bench"),
 )
 ROOM_LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

@@ -26,10 +26,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import specdec
-from benchmarks.options import parse
 from experiments.app.command_line import bare_words
 from experiments.app.config import CONF
 from experiments.app.short_form import with_folders
+from experiments.bench.options import parse
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made
@@ -180,13 +180,13 @@ def test_commands_resolve(place: str, command: str) -> None:
     if words[:3] == ["python", "-m", "specdec.doctor"]:
         parse_doctor(words[3:])  # raises for an argument that it does not understand
         return
+    if words[:3] == ["python", "-m", "experiments.bench"]:
+        assert parse(importlib.import_module(f"experiments.bench.{words[3]}").Options, words[4:])
+        return
     if words[:2] == ["python", "-m"] and words[2].startswith("experiments."):
         module, arguments = words[2], words[3:]
     elif words[0] in SCRIPTS:
         module, arguments = SCRIPTS[words[0]], words[1:]
-    elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
-        assert parse(importlib.import_module(words[2]).Options, words[3:])
-        return
     else:
         pytest.fail(f"{place}: no way to check {command!r}: teach tests/test_readme.py one")
     application = importlib.import_module(module)

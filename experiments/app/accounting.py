@@ -10,9 +10,9 @@ from experiments.measuring.accounting import Accountant
 from experiments.measuring.conditions import conditions_of
 from experiments.measuring.measure import Contender
 from experiments.measuring.peaks import brief_peaks, printed_peaks, quick_peaks
-from specdec.drafting.costs import RoundCosts
+from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
-from specdec.roofline.calibrated import CalibratedRounds, check_conditions
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.target.target import Target
 
 

@@ -54,8 +54,8 @@ from experiments.tracing.trace import TraceWriter
 from experiments.tracking.base import NullTracker
 from experiments.tracking.mirror import Mirror
 from specdec.engine.engine import Engine
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.requests import SamplingParams
-from specdec.roofline.calibrated import CalibratedRounds
 from specdec.target.loading import resolve_device
 from specdec.target.target import Target
 

@@ -17,7 +17,7 @@ from experiments.reporting import terminal
 from experiments.reporting.calibration import constants_table, document, errors_table, remarks
 from experiments.reporting.calibration_plot import predicted_plot
 from specdec.interfaces import Drafter
-from specdec.roofline.calibrated import CalibratedRounds
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.target.target import Target
 
 PICTURE, TEXT = "predicted.png", "calibration.md"

@@ -28,10 +28,10 @@ from specdec.engine.engine import DEFAULT_MAX_LENGTH
 from specdec.execution.half_weights import half_products
 from specdec.machine import choose_dtype, dtype_name, prefers_packed
 from specdec.memory import free_memory
+from specdec.physics.capacity import Served
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
 from specdec.quantization.checkpoint import stored_scheme
-from specdec.roofline.capacity import Served
-from specdec.roofline.precision import Precision
-from specdec.roofline.shape import ModelShape
 from specdec.target.loading import hub_options, resolve_device, resolve_dtype
 
 _SHARE = 0.5

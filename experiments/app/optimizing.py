@@ -31,7 +31,7 @@ from experiments.tracing.rates import record
 from specdec.drafting.best_shapes import best_shapes
 from specdec.drafting.tree_costs import TreeCosts, fastest
 from specdec.engine.engine import Engine
-from specdec.roofline.calibrated import CalibratedRounds, is_calibrated
+from specdec.physics.calibrated import CalibratedRounds, is_calibrated
 from specdec.shape import TreeShape
 from specdec.target.target import Target
 
@@ -45,7 +45,7 @@ def optimize(config: DictConfig) -> list[Optimized]:
     given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config.costs)
     traced = read_traces(config)
     rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
-    costs_given = TreeCosts.of_calibrated(given, rows=rows) if isinstance(given, CalibratedRounds) else given
+    costs_given = given.trees(rows=rows) if isinstance(given, CalibratedRounds) else given
     old = old_shape(config.old, traced.config)
     if costs_given is not None and config.measure:
         check_costs(costs_given, config.costs, changed_run(config, traced, 0.0))

@@ -18,9 +18,9 @@ from experiments.reporting import terminal
 from experiments.reporting.plan import tables
 from experiments.reporting.plan_figures import figures_of
 from experiments.reporting.plan_words import head_lines, tail_lines
-from specdec.roofline.calibrated import CalibratedRounds
-from specdec.roofline.devices import TABLE, Device, find_device, read_devices
-from specdec.roofline.shape import ModelShape
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.devices import TABLE, Device, find_device, read_devices
+from specdec.physics.shape import ModelShape
 
 CONTEXT = 4096
 """Positions per row where nobody says."""

@@ -14,9 +14,9 @@ from drafters.block import BlockDrafter
 from experiments.measuring.conditions import drafter_name, shape_of
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
-from specdec.roofline.calibrated import CalibratedRounds
-from specdec.roofline.shape import ModelShape
-from specdec.roofline.step_cost import StepSize
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.shape import ModelShape
+from specdec.physics.step_cost import StepSize
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
 

@@ -16,11 +16,11 @@ from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
 from specdec.memory import total_memory
+from specdec.physics.calibrated import Box, CalibratedRounds
+from specdec.physics.fitting import TimedPart, TimedStep, fit_part, fit_step
+from specdec.physics.plausible import check_possible
+from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize
 from specdec.requests import SamplingParams
-from specdec.roofline.calibrated import Box, CalibratedRounds
-from specdec.roofline.fitting import TimedPart, TimedStep, fit_part, fit_step
-from specdec.roofline.plausible import check_possible
-from specdec.roofline.step_cost import Errors, PartCost, StepCost, StepSize
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 

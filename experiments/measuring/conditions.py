@@ -6,11 +6,11 @@ import json
 import torch
 
 from experiments.results.manifest import device_name
+from specdec.drafting.costs import Conditions
 from specdec.interfaces import Drafter
+from specdec.physics.plausible import LeastWork
+from specdec.physics.shape import ModelShape
 from specdec.quantization import quantization_of
-from specdec.roofline.calibrated import Conditions
-from specdec.roofline.plausible import LeastWork
-from specdec.roofline.shape import ModelShape
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 

@@ -16,7 +16,7 @@ from specdec.cache.base import Cache
 from specdec.drafting.costs import smallest
 from specdec.execution import replay
 from specdec.forward import ForwardBatch, bucket_of
-from specdec.roofline.step_cost import StepSize
+from specdec.physics.step_cost import StepSize
 from specdec.shape import TreeShape
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from specdec.memory import free_memory
-from specdec.roofline.bounds import Roof
-from specdec.roofline.devices import read_devices, row_of
+from specdec.physics.bounds import Roof
+from specdec.physics.devices import read_devices, row_of
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from specdec.roofline.capacity import Memory
-from specdec.roofline.speculation import (
+from specdec.physics.capacity import Memory
+from specdec.physics.speculation import (
     BestLength,
 )
-from specdec.roofline.work import StepWork
+from specdec.physics.work import StepWork
 
 
 @dataclass(frozen=True, kw_only=True)

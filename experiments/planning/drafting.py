@@ -8,10 +8,10 @@ from typing import Any
 from experiments.planning.formats import Formats, choose_formats
 from experiments.planning.sources import read_config, shape_of
 from specdec import bundled
-from specdec.roofline import heads
-from specdec.roofline.precision import Precision
-from specdec.roofline.rounds import DraftModel
-from specdec.roofline.shape import ModelShape
+from specdec.physics import heads
+from specdec.physics.precision import Precision
+from specdec.physics.rounds import DraftModel
+from specdec.physics.shape import ModelShape
 
 _LOOKUPS = ("NGramDrafter", "SuffixDrafter", "TokenRecyclingDrafter", "SyntheticDrafter")
 _PLACES = 16

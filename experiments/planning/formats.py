@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specdec.llama_shapes import shape_of
-from specdec.roofline.precision import BYTES, Precision, stored
+from specdec.physics.precision import BYTES, Precision, stored
 
 GROUP = 64
 """Weights that share a factor in this project's ``int4``."""

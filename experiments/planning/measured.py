@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specdec.roofline.calibrated import CalibratedRounds, Conditions
-from specdec.roofline.capacity import kv_bytes_per_position
-from specdec.roofline.devices import Device, row_of
-from specdec.roofline.precision import Precision
-from specdec.roofline.shape import ModelShape
-from specdec.roofline.step_cost import StepSize
+from specdec.physics.calibrated import CalibratedRounds, Conditions
+from specdec.physics.capacity import kv_bytes_per_position
+from specdec.physics.devices import Device, row_of
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
+from specdec.physics.step_cost import StepSize
 
 OUTSIDE = "outside what was measured"
 """What stands where a file says nothing."""
@@ -16,7 +16,7 @@ OUTSIDE = "outside what was measured"
 
 @dataclass(frozen=True)
 class ChainCosts:
-    """Calibrated costs of rounds with chains, as ``specdec.roofline.rounds.RoundCost`` asks for them.
+    """Calibrated costs of rounds with chains, as ``specdec.physics.rounds.RoundCost`` asks for them.
 
     Whatever is outside of the file's box raises a ``ValueError``.
 

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
-from specdec.roofline.capacity import Memory, Served, largest, remedy, weight_bytes, written_bytes
+from specdec.physics.capacity import Memory, Served, largest, weight_bytes
+from specdec.slot_memory import remedy, written_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
     """The memory of a run: an engine for each method, on one target or on several, all at the same time.
 
-    It can say what would fit, as ``specdec.roofline.capacity.Room`` asks for it.
+    It can say what would fit, as ``specdec.physics.capacity.Room`` asks for it.
 
     Attributes:
         target: The target's name.

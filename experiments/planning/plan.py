@@ -5,10 +5,10 @@ from functools import cached_property
 
 from experiments.planning.answers import Map, Phase, Request, Room, Speculation
 from experiments.planning.question import Question
-from specdec.roofline.capacity import Served, kv_bytes_per_position
-from specdec.roofline.rounds import RoofRounds, RoundCost
-from specdec.roofline.serving import latency, price_per_million
-from specdec.roofline.speculation import (
+from specdec.physics.capacity import Served, kv_bytes_per_position
+from specdec.physics.rounds import RoofRounds, RoundCost
+from specdec.physics.serving import latency, price_per_million
+from specdec.physics.speculation import (
     BestLength,
     best_length,
     break_even_batch,
@@ -16,7 +16,7 @@ from specdec.roofline.speculation import (
     critical_context,
     target_efficiency,
 )
-from specdec.roofline.work import StepWork, prefill_work, step_work
+from specdec.physics.work import StepWork, prefill_work, step_work
 
 BATCHES = tuple(2**power for power in range(11))
 """Batches of the map."""

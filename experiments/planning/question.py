@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from experiments.planning.drafting import Planned
 from experiments.planning.measured import ChainCosts
-from specdec.roofline.bounds import Roof
-from specdec.roofline.devices import Device
-from specdec.roofline.precision import Precision
-from specdec.roofline.shape import ModelShape
-from specdec.roofline.speculation import (
+from specdec.physics.bounds import Roof
+from specdec.physics.devices import Device
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
+from specdec.physics.speculation import (
     Acceptance,
 )
 

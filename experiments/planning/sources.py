@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec import bundled
-from specdec.roofline.reading import MissingSizeError
-from specdec.roofline.shape import ModelShape
+from specdec.physics.reading import MissingSizeError
+from specdec.physics.shape import ModelShape
 
 FILE = "config.json"
 

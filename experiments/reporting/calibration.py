@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from experiments.reporting import markdown
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Cell, Column, Emphasis, Table
-from specdec.roofline.bounds import Roof
-from specdec.roofline.calibrated import CalibratedRounds
-from specdec.roofline.plausible import LeastWork, Meaning, meanings
-from specdec.roofline.step_cost import PartCost, StepCost, StepSize, TokenRange
+from specdec.physics.bounds import Roof
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.plausible import LeastWork, Meaning, meanings
+from specdec.physics.step_cost import PartCost, StepCost, StepSize, TokenRange
 
 DELTA, GAMMA, ALPHA, BETA = "\u03b4", "\u03b3", "\u03b1", "\u03b2"
 """The constants' letters."""

@@ -6,7 +6,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.reporting import style
-from specdec.roofline.calibrated import CalibratedRounds
+from specdec.physics.calibrated import CalibratedRounds
 
 
 @style.styled()

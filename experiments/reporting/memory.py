@@ -6,7 +6,8 @@ from typing import Any
 from experiments.measuring.held import Held, Peak
 from experiments.planning.memory import RunMemory
 from experiments.reporting.table import NOTHING, Column, Table
-from specdec.roofline.capacity import Memory, written_bytes
+from specdec.physics.capacity import Memory
+from specdec.slot_memory import written_bytes
 
 
 def memory_table(planned: RunMemory, held: Held | None = None, peak: Peak | None = None) -> Table:

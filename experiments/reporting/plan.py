@@ -4,8 +4,8 @@ from experiments.planning.answers import Phase, Request
 from experiments.planning.plan import Plan
 from experiments.reporting.plan_words import acceptance_in_words, between, gigabytes
 from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table
-from specdec.roofline.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
-from specdec.roofline.serving import load_seconds
+from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
+from specdec.physics.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""

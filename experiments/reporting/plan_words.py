@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from experiments.planning.drafting import short_count
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
-from specdec.roofline.bounds import CACHES
+from specdec.physics.bounds import CACHES
 
 _GIGA = 1e9
 _SHOWN = (256, 1024, 4096, 16_384, 65_536)

@@ -7,7 +7,7 @@ from typing import Any
 from experiments.results.records import Record
 
 TOLERANCE, CACHES = 0.05, 4
-"""As in ``specdec.roofline.bounds``, which a test compares: results are read where specdec is not installed."""
+"""As in ``specdec.physics.bounds``, which a test compares: results are read where specdec is not installed."""
 
 STAGES = ("prefill", "draft", "verify")
 """The stages that run a model."""

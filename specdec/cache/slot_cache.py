@@ -19,7 +19,7 @@ from specdec.cache.base import Cache, LayerShape, Segment, Stored, segments
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
 from specdec.memory import NoRoomError, free_memory
-from specdec.roofline.capacity import Slots
+from specdec.slot_memory import SlotMemory
 
 
 class SlotCache(Cache):
@@ -267,7 +267,7 @@ def check_memory(shapes: Iterable[LayerShape], rows: int, length: int, nodes: in
         NoRoomError: Says how much it needs, how much there is, and what would fit.
     """
     for place, size in places_of(shapes, device).items():
-        cache, free = Slots(per_position=size, drafted=nodes), free_memory(place)
+        cache, free = SlotMemory(per_position=size, drafted=nodes), free_memory(place)
         if cache.bytes(rows=rows, length=length) > free:
             raise NoRoomError(cache, rows=rows, length=length, place=place, free=free)
 

@@ -8,7 +8,54 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from specdec.roofline.calibrated import CalibratedRounds, Conditions, is_calibrated
+KIND = "calibrated costs of rounds"
+"""The mark of the files that ``experiments.calibrate`` writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What costs were measured on and with. Costs of other conditions are refused.
+
+    Attributes:
+        device: The processor's or the GPU's name.
+        dtype: What the target computes in.
+        model: The target's name.
+        fingerprint: Of the target's configuration and the storage of its weights: models of one fingerprint cost alike.
+        quantization: Of the target's weights; None for none.
+        kv_cache: Format of keys and values; None for the dtype.
+        attention: Name of the attention backend.
+        executor: What runs forwards.
+        threads: Of the processor.
+        drafter: What drafted; None where no drafter was measured.
+    """
+
+    device: str
+    dtype: str
+    model: str
+    fingerprint: str
+    quantization: str | None = None
+    kv_cache: str | None = None
+    attention: str = ""
+    executor: str = ""
+    threads: int = 1
+    drafter: str | None = None
+
+    def differences(self, here: "Conditions", *, drafter: bool = True) -> list[str]:
+        """Returns in words what is different where the costs are to be used; empty if nothing is.
+
+        Args:
+            here: The conditions there.
+            drafter: Whether the drafter matters.
+        """
+        names = ["device", "dtype", "fingerprint", "quantization", "kv_cache", "attention", "executor", "threads"]
+        names += ["drafter"] if drafter else []
+        found = []
+        for name in names:
+            own, other = getattr(self, name), getattr(here, name)
+            if own != other:
+                shown = (self.model, here.model) if name == "fingerprint" and self.model != here.model else (own, other)
+                found.append(f"{'model' if name == 'fingerprint' else name} is {shown[0]} there and {shown[1]} here")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,61 +168,25 @@ class RoundCosts:
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def of(cls, costs: CalibratedRounds, *, by_nodes: bool = False, context: float | None = None) -> "RoundCosts":
-        """Returns the costs of rounds that follow from calibrated ones.
-
-        Args:
-            costs: Calibrated costs, with a drafter's.
-            by_nodes: By the number of nodes that are verified of a whole drafted tree; else by depth.
-            context: Positions in a row's cache; None for the middle of what was calibrated.
-
-        Raises:
-            ValueError: No drafter was calibrated, or the context is outside of what was.
-        """
-        if not costs.deepest:
-            raise ValueError(
-                "these calibrated costs have no drafter's, and policies choose by those: calibrate with the drafter"
-            )
-        least, most = costs.box.batch
-        rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
-        at = {"context": costs.middle if context is None else context}
-        largest = min(round(costs.nodes_at(costs.deepest)), costs.box.drafted[1])
-        nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
-        if nodes is not None:
-            whole = {row: costs.draft(batch=row, drafted=largest, **at) + costs.outside for row in rows}
-            table = [[costs.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
-        else:
-            sizes = [(round(costs.nodes_at(depth)), depth) for depth in range(costs.deepest + 1)]
-            sizes = [(size, depth) for size, depth in sizes if size <= costs.box.drafted[1]]
-            table = [
-                [costs.round_seconds(batch=row, drafted=size, depth=depth, **at) for size, depth in sizes]
-                for row in rows
-            ]
-        return cls(
-            rows=tuple(rows),
-            table=tuple(map(tuple, table)),
-            nodes=nodes,
-            device=costs.conditions.device,
-            dtype=costs.conditions.dtype,
-            drafter=costs.conditions.drafter or "",
-            conditions=costs.conditions,
-        )
-
-    @classmethod
     def load(cls, path: str | Path, *, by_nodes: bool = False) -> "RoundCosts":
-        """Returns what ``save`` has written, or what follows from a file of ``experiments.calibrate`` (``of``).
+        """Return what ``save`` has written, or one of the tables in a file of ``experiments.calibrate``.
 
         Args:
             path: The file.
-            by_nodes: See ``of``; a file of ``save`` says itself what it is by.
+            by_nodes: Which table of a calibrated file: by nodes, else by depth. A file of ``save`` has one.
 
         Raises:
             ValueError: The file cannot be read, or is something else.
         """
-        if is_calibrated(path):
-            return cls.of(CalibratedRounds.load(path), by_nodes=by_nodes)
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found.get("kind") == KIND:
+                if not found.get("tables"):
+                    raise ValueError(
+                        f"the calibrated costs in {path} have no drafter's, and policies choose by those: calibrate "
+                        f"with the drafter"
+                    )
+                found = found["tables"]["nodes" if by_nodes else "depth"]
             table = tuple(tuple(float(seconds) for seconds in row) for row in found.pop("table"))
             nodes = found.pop("nodes", None)
             rows = tuple(int(row) for row in found.pop("rows"))
@@ -202,3 +213,23 @@ def _above(point: tuple[float, float], left: tuple[float, float], right: tuple[f
 def smallest(times: Sequence[float]) -> float:
     """Returns a round's time free of what else the machine did: the lower quartile of several."""
     return float(np.quantile(times, 0.25))
+
+
+def check_conditions(measured: Conditions, here: Conditions, path: str, *, drafter: bool = True) -> None:
+    """Refuse to use costs under other conditions than they were measured under.
+
+    Args:
+        measured: The conditions of the costs.
+        here: The conditions of what is going to run.
+        path: Their file, for the message.
+        drafter: Whether the drafter matters.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    different = measured.differences(here, drafter=drafter)
+    if different:
+        raise ValueError(
+            f"costs={path} were measured under other conditions ({'; '.join(different)}): calibrate again with "
+            f"experiments.calibrate"
+        )

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from scipy.optimize import nnls
 
 from specdec.drafting.best_shapes import PlannedShape
-from specdec.roofline.calibrated import CalibratedRounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,36 +76,6 @@ class TreeCosts:
     def _terms(self, trees: np.ndarray) -> Float[np.ndarray, "tree term"]:
         nodes, depth = trees[:, :1].astype(float), trees[:, 1:].astype(float)
         return np.concatenate([np.ones_like(nodes), depth, nodes, np.maximum(nodes - self._bends, 0)], axis=1)
-
-    @classmethod
-    def of_calibrated(cls, costs: CalibratedRounds, *, rows: int, context: float | None = None) -> "TreeCosts":
-        """Returns the costs of trees that follow from calibrated ones.
-
-        Args:
-            costs: Calibrated costs, with a drafter's.
-            rows: The batch size.
-            context: Positions in a row's cache; None for the middle of what was calibrated.
-
-        Raises:
-            ValueError: No drafter was calibrated, or a size is outside of what was.
-        """
-        at = {"batch": rows, "context": costs.middle if context is None else context}
-        most = costs.box.drafted[1]
-        sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
-        trees = tuple((size, depth) for size in sizes for depth in range(1, min(costs.deepest, size) + 1))
-        if not trees:
-            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
-        return cls(
-            trees=trees,
-            seconds=tuple(costs.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees),
-            plain=costs.round_seconds(drafted=0, **at),
-            device=costs.conditions.device,
-            dtype=costs.conditions.dtype,
-            target=costs.conditions.model,
-            drafter=costs.conditions.drafter or "",
-            rows=rows,
-            threads=costs.conditions.threads,
-        )
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""

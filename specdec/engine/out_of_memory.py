@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from specdec.memory import NoRoomError, ran_out, shortage
-from specdec.roofline.capacity import Slots
+from specdec.slot_memory import SlotMemory
 from specdec.target.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -36,5 +36,5 @@ def beside_cache_of(runner: ModelRunner) -> Iterator[None]:
         if not isinstance(refused, NoRoomError):
             raise
         cache = runner.cache
-        own = Slots(per_position=runner.bytes_per_token, drafted=cache.positions - cache.max_length)
+        own = SlotMemory(per_position=runner.bytes_per_token, drafted=cache.positions - cache.max_length)
         raise refused.beside(own, runner.device) from error

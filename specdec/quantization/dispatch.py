@@ -28,7 +28,7 @@ from specdec.quantization.hardware import has_triton
 
 KERNEL_ROWS = 4
 """Rows up to which the kernels are faster in bfloat16 where the CPU multiplies it itself: they work on blocks of four
-rows, and full precision's packed product takes eight in the time of two blocks (``benchmarks/quantization.py``)."""
+rows, and full precision's packed product takes eight in the time of two blocks."""
 KERNEL_ROWS_FLOAT32 = 8
 """The same in float32, whose packed product reads four bytes per weight."""
 COMPACT_ROWS = 64

@@ -8,8 +8,8 @@ from scipy.stats import binomtest
 from drafters.synthetic import SyntheticDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.physics.speculation import tokens_per_round
 from specdec.requests import SamplingParams
-from specdec.roofline.speculation import tokens_per_round
 from specdec.target.target import Target
 from specdec.types import Step
 from tests.models import tiny_model

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from experiments.calibrate import calibrate
 from experiments.results.records import read_records
 from experiments.run import run
-from specdec.roofline.calibrated import CalibratedRounds
+from specdec.physics.calibrated import CalibratedRounds
 
 Configure = Callable[..., DictConfig]
 SMALL = ("threads=1", "seconds=0", "rounds=1", "grid.batch=[1,2]", "grid.context=[4,240]", "grid.chunk=[8,24]")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from benchmarks.chapter.models import LLAMA_8B_CONFIG, LLAMA_70B_CONFIG
+from experiments.bench.chapter.models import LLAMA_8B_CONFIG, LLAMA_70B_CONFIG
 from experiments.plan import plan
-from specdec.roofline.calibrated import Box, CalibratedRounds, Conditions
-from specdec.roofline.speculation import best_length
-from specdec.roofline.step_cost import Errors, PartCost, StepCost, TokenRange
+from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
+from specdec.physics.speculation import best_length
+from specdec.physics.step_cost import Errors, PartCost, StepCost, TokenRange
 
 ROOT = Path(__file__).parents[2]
 Configure = Callable[..., DictConfig]

@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.launches import LAWS, SHAPES, drafted, fits, work_of
-from benchmarks.rules import NAMES, make_rules
+from experiments.bench.launches import LAWS, SHAPES, drafted, fits, work_of
+from experiments.bench.rules import NAMES, make_rules
 from specdec.acceptance import accept
 from specdec.host import without_looking
 from specdec.interfaces import Verifier

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from experiments.measuring.accounting import Account, Accountant, ModelWork
-from specdec.roofline.calibrated import Box, CalibratedRounds, Conditions
-from specdec.roofline.shape import Attention, Layer, Mlp, ModelShape
-from specdec.roofline.step_cost import PartCost, StepCost, TokenRange
+from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+from specdec.physics.step_cost import PartCost, StepCost, TokenRange
 from specdec.types import Completion, Step
 
 # One layer of 100 weights in attention and 200 in the MLP, 50 in the output layer; 4 FLOP per head and width; 8 numbers

@@ -7,9 +7,9 @@ import torch
 from drafters import MedusaDrafter, MergedDrafter, ModelDrafter, NGramDrafter
 from experiments.measuring.held import PeakMeter, held_by
 from specdec.engine.engine import Engine
-from specdec.roofline.capacity import Served
-from specdec.roofline.precision import Precision
-from specdec.roofline.shape import ModelShape
+from specdec.physics.capacity import Served
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
 from specdec.target.target import Target
 from tests.components import medusa_heads
 from tests.models import tiny_model

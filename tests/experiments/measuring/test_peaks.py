@@ -8,7 +8,7 @@ import torch
 
 from experiments.app.accounting import better_peaks
 from experiments.measuring.peaks import Peaks, measure_peaks
-from specdec.roofline.devices import read_devices, row_of
+from specdec.physics.devices import read_devices, row_of
 
 DEVICES = read_devices()
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.chapter.models import ROUND_8B
+from experiments.bench.chapter.models import ROUND_8B
 from experiments.planning.memory import RunMemory
-from specdec.roofline.capacity import Served
-from specdec.roofline.nominal import nominal
-from specdec.roofline.precision import Precision
+from specdec.physics.capacity import Served
+from specdec.physics.nominal import nominal
+from specdec.physics.precision import Precision
 
 KV = 131_072
 SMALL = nominal(1_000_000_000, layers=32, heads=32, kv_heads=8)

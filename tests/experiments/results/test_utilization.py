@@ -9,7 +9,7 @@ from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.results.records import Record
 from experiments.results.summary import summarize
 from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_columns, utilization_of
-from specdec.roofline import bounds
+from specdec.physics import bounds
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
 WORK = {

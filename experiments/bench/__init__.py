@@ -1,0 +1,22 @@
+"""How fast is it, and why? ``python -m experiments.bench NAME [name=value …]``; ``NAME --help`` shows its options.
+
+A benchmark needs the bundled models or random weights, and neither hydra nor wandb. Use an otherwise idle machine.
+"""
+
+NAMES = {
+    "engine": "how close the engine is to its device's limits; beside transformers and llama.cpp",
+    "speed": "drafting, transformers and plain decoding in turn in one process; or another checkout: against=PATH",
+    "verifiers": "what a rule costs and brings; operations per round",
+    "kv_cache": "what a KV cache in one byte per number costs",
+    "quantization": "where quantized weights pay",
+    "invariant": "what invariant mode costs",
+    "scaling": "a round by context, batch, nodes and vocabulary",
+    "suffix": "a suffix tree as its text grows",
+    "startup": "starts of processes",
+    "accounting": "what counting bytes and predictions costs per round",
+    "gpu": "the tests marked gpu, then the engine's benchmark",
+    "gallery": "the pictures of the documentation, from the runs that they show",
+    "evidence": "the tables and pictures of the pages of results, from runs",
+    "chapter": "docs/why-decoding-is-slow.md, with all of its numbers",
+}
+"""The benchmarks, and what each measures or makes."""

@@ -1,0 +1,198 @@
+"""The engine beside transformers' ``generate``, in turn, on the same weights and prompts."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import CompileConfig, PreTrainedModel
+
+from drafters import ModelDrafter, NGramDrafter
+from experiments.bench.clock import Budget, now
+from experiments.bench.engine.models import BUNDLED, make_target
+from experiments.bench.engine.rounds import repetitive
+from experiments.bench.engine.settings import Options
+from experiments.bench.engine.steps import CAPTURED
+from experiments.datasets.prompt import choose
+from experiments.datasets.stdlib import Stdlib
+from experiments.measuring.forwards import captured_at_once
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from verifiers import RejectionVerifier
+
+Decode = Callable[[list[int]], Sequence[int]]
+"""Decodes a prompt and returns what was emitted."""
+
+
+class TooLongError(Exception):
+    """A peer took longer than it was given."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One way of ours, and others' ways of doing the same.
+
+    Attributes:
+        method: What is done.
+        ours: Our way.
+        peers: Theirs, by name.
+    """
+
+    method: str
+    ours: Decode
+    peers: dict[str, Decode]
+
+
+def measure_peers(target: Target, name: str, context: int, options: Options, budget: Budget) -> list[dict[str, Any]]:
+    """Compare with ``generate``: plain decoding of the target, and all methods on the bundled models.
+
+    Only there do drafts mean something: random weights hardly ever accept any.
+
+    Returns:
+        A record per method and peer: ``ratio`` is the peer's time over ours, or ``error`` says why there is none.
+    """
+    records: list[dict[str, Any]] = []
+    jobs = [(target, name, context)]
+    if name != BUNDLED:
+        jobs.append((make_target(BUNDLED, target.device, target.dtype), BUNDLED, 128))
+    for each, called, length in jobs:
+        prompts = _prompts(each, called, length, options.repeats)
+        for contest in _contests(each, called, length, options):
+            records += _held(contest, called, each, prompts, options, budget)
+    return records
+
+
+def _contests(target: Target, name: str, context: int, options: Options) -> Iterator[Contest]:
+    max_length = min(target.max_length, context + options.tokens + 16)
+    sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
+
+    def ours(engine: Engine) -> Decode:
+        return lambda prompt: engine.generate([prompt], sampling)[0].token_ids
+
+    def theirs(**kwargs: Any) -> Decode:
+        return lambda prompt: hf_generate(target.model, prompt, options.tokens, **kwargs)
+
+    ways = {"dynamic cache": theirs(), "static cache": theirs(cache_implementation="static", disable_compile=True)}
+    if options.compile_seconds:
+        everywhere = CompileConfig()
+        everywhere._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue] (else GPUs only)
+        ways["static cache, compiled"] = theirs(cache_implementation="static", compile_config=everywhere)
+    yield Contest("plain", ours(Engine(target, max_length=max_length)), ways)
+    if name != BUNDLED:
+        return
+    lookup = Engine(target, NGramDrafter(max_draft_tokens=8, branches=1), RejectionVerifier(), max_length=max_length)
+    yield Contest(
+        "prompt lookup, 8 tokens", ours(lookup), {"prompt_lookup_num_tokens": theirs(prompt_lookup_num_tokens=8)}
+    )
+    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4, device=target.device, dtype=target.dtype)
+    assistant = ModelDrafter.from_pretrained("bundled/drafter", shape=4, device=target.device, dtype=target.dtype).model
+    config = assistant.generation_config
+    assert config is not None
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 4, "constant"
+    config.assistant_confidence_threshold, config.eos_token_id = 0.0, None
+    small = Engine(target, drafter, RejectionVerifier(), max_length=max_length)
+    yield Contest("small model, 4 tokens", ours(small), {"assistant_model": theirs(assistant_model=assistant)})
+
+
+def _held(
+    contest: Contest, name: str, target: Target, prompts: list[list[int]], options: Options, budget: Budget
+) -> list[dict[str, Any]]:
+    """Returns a record per peer: all warm up, then take turns on every prompt."""
+    device = target.device
+    about = {"target": name, "method": contest.method, "tokens": options.tokens}
+    records: list[dict[str, Any]] = []
+    racing: dict[str, Decode] = {}
+    if budget.left <= 0:
+        budget.skip(f"peers: {contest.method} of {name}", "no time left")
+        return []
+    with captured_at_once(CAPTURED):
+        for _ in range(2):
+            contest.ours(prompts[0])
+        expected = list(contest.ours(prompts[0]))
+        for peer, decode in contest.peers.items():
+            compiled = "compiled" in peer
+            limit = float(options.compile_seconds if compiled else max(5.0, budget.left / 2))
+            if compiled and budget.left < limit:
+                budget.skip(f"peers: {peer}", "no time left to compile")
+                continue
+            try:
+                with time_limit(limit):
+                    decode(prompts[0])
+                    got = list(decode(prompts[0]))
+                racing[peer] = decode
+                records.append({**about, "peer": peer, "same_tokens": got == expected})
+            except TooLongError:
+                records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s"})
+            except Exception as error:  # whatever fails in another engine is a line in the table
+                if "TooLongError" in str(error):  # a compiler wraps what interrupts it
+                    records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s"})
+                    continue
+                reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+                records.append({**about, "peer": peer, "error": f"{type(error).__name__}: {reason}"[:200]})
+        for _ in range(3):  # compiling changes a model's attributes, after which ours packs and captures again
+            contest.ours(prompts[0])
+        seconds: dict[str, list[float]] = {"": [], **{peer: [] for peer in racing}}
+        for number, prompt in enumerate(prompts):
+            if number and budget.left <= 0:
+                break
+            sides = [("", contest.ours), *racing.items()]
+            for peer, decode in sides if number % 2 else sides[::-1]:
+                start = now(device)
+                decode(prompt)
+                seconds[peer].append(now(device) - start)
+    for record in records:
+        if "error" not in record:
+            theirs, ours = seconds[record["peer"]], seconds[""]
+            record |= {
+                "seconds": sum(theirs) / len(theirs),
+                "ours": sum(ours) / len(ours),
+                "ratio": sum(theirs) / sum(ours),
+                "ratios": [b / a for a, b in zip(ours, theirs, strict=True)],
+            }
+    return records
+
+
+def hf_generate(model: PreTrainedModel, prompt: list[int], new_tokens: int, **kwargs: Any) -> list[int]:
+    """Returns what transformers' greedy ``generate`` emits after a prompt."""
+    ids = torch.tensor([prompt], device=model.device)
+    output: Any = model.generate(  # type: ignore[operator]
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False,
+        pad_token_id=0, **kwargs,
+    )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TooLongError`` in the ``with`` block after so many seconds.
+
+    It needs Unix's timer signal, which only the main thread gets; elsewhere there is no limit.
+    """
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began = time.perf_counter()
+
+    def ring(*_: object) -> None:
+        raise TooLongError(f"{time.perf_counter() - began:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _prompts(target: Target, name: str, context: int, count: int) -> list[list[int]]:
+    if name != BUNDLED:
+        return [repetitive(context, target.vocab_size, row) for row in range(count)]
+    assert target.tokenizer is not None
+    chosen, _ = choose(Stdlib(count=count, prompt_tokens=context, seed=0))
+    return [target.tokenizer(prompt.turns[0])["input_ids"][: 2 * context] for prompt in chosen]

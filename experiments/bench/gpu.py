@@ -1,0 +1,72 @@
+"""Everything that only a GPU can show: the tests marked ``gpu``, then the engine's benchmark, which gets the options.
+
+It runs in the Python that it is started with, whose packages it leaves as they are: no environment is made.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+NEEDED = {
+    "torch": "torch", "transformers": "transformers", "numpy": "numpy", "scipy": "scipy", "jaxtyping": "jaxtyping",
+    "psutil": "psutil", "safetensors": "safetensors", "rich": "rich", "matplotlib": "matplotlib", "yaml": "pyyaml",
+    "pytest": "pytest", "hypothesis": "hypothesis",
+}  # fmt: skip
+"""What the tests and the benchmark import: the module, and the package that it comes in."""
+
+
+def missing(needed: dict[str, str] = NEEDED) -> list[str]:
+    """Returns the packages that are not installed."""
+    return [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+
+
+def gpu_tests(folder: Path = ROOT / "tests") -> list[Path]:
+    """Returns the test files with tests that need a GPU.
+
+    Only these are collected: others import what a machine for measurements need not have.
+    """
+    marked = re.compile(r"^\s*(?:@|pytestmark = \[?|.*marks=\[?)pytest\.mark\.gpu\b", re.MULTILINE)
+    return sorted(path for path in folder.rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8")))
+
+
+def commands(files: Sequence[Path], options: Sequence[str]) -> list[list[str]]:
+    """Returns the command lines of the tests and of the benchmark.
+
+    Args:
+        files: The test files.
+        options: Options of ``experiments.bench.engine``.
+    """
+    # A warning of some package in a version of its own is no failure of what is tested.
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
+    return [
+        [sys.executable, *tests, *(str(file) for file in files)],
+        [sys.executable, "-m", "experiments.bench", "engine", *options],
+    ]
+
+
+def main() -> None:
+    """Check what is needed, run both, and fail if one of them did."""
+    if any(word in ("-h", "--help", "help") for word in sys.argv[1:]):
+        print((__doc__ or "").strip())
+        return
+    lacking = missing()
+    if lacking:
+        sys.exit(f"error: {' and '.join(lacking)} not installed in {sys.executable}: pip install {' '.join(lacking)}")
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(f"error: torch {torch.__version__} sees no GPU here: run it on a machine that has one")
+    codes = []
+    for command in commands(gpu_tests(), sys.argv[1:]):
+        print("$", " ".join(command[1:]), flush=True)
+        codes.append(subprocess.run(command, cwd=ROOT).returncode)
+    sys.exit(max(abs(code) for code in codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Costs of rounds that were fitted to measurements, as a file: with what was measured, where, and how well it fits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from specdec.drafting.costs import KIND, Conditions, RoundCosts
+from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange
+
+if TYPE_CHECKING:
+    from specdec.drafting.tree_costs import TreeCosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """The sizes between which costs were measured; outside of them nothing is known.
+
+    Attributes:
+        batch: Fewest and most rows.
+        context: Shortest and longest prefix.
+        drafted: Fewest and most drafted nodes per row.
+        chunk: Smallest and largest piece of a prompt per row.
+    """
+
+    batch: tuple[int, int]
+    context: tuple[int, int]
+    drafted: tuple[int, int]
+    chunk: tuple[int, int] = (1, 1)
+
+    def check(self, **sizes: float) -> None:
+        """Refuse a size outside of the box.
+
+        Raises:
+            ValueError: Names the size and the box.
+        """
+        for name, size in sizes.items():
+            least, most = getattr(self, name)
+            if not least <= size <= most:
+                raise ValueError(
+                    f"{name} {size:g} is outside of what was measured ({least} to {most}), where fitted costs say "
+                    f"nothing: calibrate with a larger grid, or ask for a size inside"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedRounds:
+    """Rounds by constants that were fitted to measured ones: what ``specdec.physics.rounds.RoundCost`` asks for.
+
+    Attributes:
+        conditions: What was measured.
+        box: Where the costs hold.
+        target: The target's forward over the nodes of a round.
+        prefill: The target's forward over a piece of a prompt; None if it was not measured.
+        drafting: The drafter's part; None without one, or where drafts take no time.
+        judging: The rule's decision and the commit.
+        host: Seconds of a round that no stage has.
+        depths: Numbers of drafted nodes and how deep such drafts are; empty where every node is a level, as in a chain.
+        deepest: The deepest drafts whose drafting was measured; 0 where no drafter was.
+        errors: Of every part, at the points that it was fitted to (``fit``) and at others (``held_out``).
+        peaks: What the device does at best, by name: measured, and printed where the device is in the table.
+        work: What a step must at least do, by name.
+        versions: Of the software, and the clock where it is known.
+        measured: Every measured forward: batch, context, drafted, seconds, predicted seconds, whether it was held out.
+        note: What should be known about the measurement; empty for nothing.
+    """
+
+    conditions: Conditions
+    box: Box
+    target: StepCost
+    prefill: StepCost | None = None
+    drafting: PartCost | None = None
+    judging: PartCost = field(default_factory=lambda: PartCost(fixed=0.0))
+    host: float = 0.0
+    depths: tuple[tuple[int, int], ...] = ()
+    deepest: int = 0
+    errors: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    measured: tuple[tuple[float, ...], ...] = ()
+    note: str = ""
+
+    # ---------------------------------------------------------------- as RoundCost
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        """Returns the seconds of the target's forward.
+
+        Raises:
+            ValueError: The size is outside of the box.
+        """
+        self.box.check(batch=batch, context=context, drafted=drafted)
+        return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
+
+    def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
+        """Returns what a draft adds to a round besides the target's forward: drafting, and deciding about it.
+
+        Args:
+            batch: Rows.
+            drafted: Drafted nodes per row.
+            context: Positions in a row's cache.
+            depth: Of the drafts; None for that of the drafter's own trees of this size.
+
+        Raises:
+            ValueError: The size is outside of the box, or such deep drafts were not measured.
+        """
+        self.box.check(batch=batch, context=context, drafted=drafted)
+        if not drafted:
+            return 0.0
+        levels = self.depth_of(drafted) if depth is None else depth
+        if levels > self.deepest:
+            raise ValueError(
+                f"drafts {levels:g} deep are outside of what was measured (to {self.deepest}): calibrate with a "
+                f"drafter that drafts as deep"
+            )
+        size = {"levels": levels, "tokens": batch * drafted, "positions": batch * context}
+        drafting = 0.0 if self.drafting is None else self.drafting.seconds(**size)
+        return drafting + self.judging.seconds(**size) - self.judging.fixed
+
+    @property
+    def outside(self) -> float:
+        """Seconds of everything else in a round, whether or not it drafts."""
+        return self.judging.fixed + self.host
+
+    def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
+        """Returns the seconds of a whole round; see ``draft``."""
+        verify = self.verify(batch=batch, drafted=drafted, context=context)
+        return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
+
+    def depth_of(self, drafted: float) -> float:
+        """Returns how deep a draft of so many nodes is."""
+        if not self.depths:
+            return drafted
+        nodes, depths = zip(*self.depths, strict=True)
+        return float(np.interp(drafted, (0, *nodes), (0, *depths)))
+
+    def nodes_at(self, depth: float) -> float:
+        """Returns how many nodes a draft of this depth has."""
+        if not self.depths:
+            return depth
+        nodes, depths = zip(*self.depths, strict=True)
+        return float(np.interp(depth, (0, *depths), (0, *nodes)))
+
+    @property
+    def middle(self) -> float:
+        """The context in the middle of the box, for whoever cannot say a context."""
+        return sum(self.box.context) / 2
+
+    # ---------------------------------------------------------------- as tables of rounds
+
+    def rounds(self, *, by_nodes: bool = False, context: float | None = None) -> RoundCosts:
+        """Return the costs of whole rounds, as policies of drafting look them up.
+
+        Args:
+            by_nodes: By the number of nodes that are verified of a whole drafted tree; else by depth.
+            context: Positions in a row's cache; None for the middle of what was calibrated.
+
+        Raises:
+            ValueError: No drafter was calibrated, or the context is outside of what was.
+        """
+        if not self.deepest:
+            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
+        least, most = self.box.batch
+        rows = sorted({least, most, *(2**power for power in range(12) if least <= 2**power <= most)})
+        at = {"context": self.middle if context is None else context}
+        largest = min(round(self.nodes_at(self.deepest)), self.box.drafted[1])
+        nodes = tuple(sorted({*range(min(4, largest) + 1), *range(0, largest, 4), largest})) if by_nodes else None
+        if nodes is not None:
+            whole = {row: self.draft(batch=row, drafted=largest, **at) + self.outside for row in rows}
+            table = [[self.verify(batch=row, drafted=node, **at) + whole[row] for node in nodes] for row in rows]
+        else:
+            sizes = [(round(self.nodes_at(depth)), depth) for depth in range(self.deepest + 1)]
+            sizes = [(size, depth) for size, depth in sizes if size <= self.box.drafted[1]]
+            table = [
+                [self.round_seconds(batch=row, drafted=size, depth=depth, **at) for size, depth in sizes]
+                for row in rows
+            ]
+        return RoundCosts(
+            rows=tuple(rows),
+            table=tuple(map(tuple, table)),
+            nodes=nodes,
+            device=self.conditions.device,
+            dtype=self.conditions.dtype,
+            drafter=self.conditions.drafter or "",
+            conditions=self.conditions,
+        )
+
+    def trees(self, *, rows: int, context: float | None = None) -> "TreeCosts":
+        """Return the costs of rounds by nodes and depth of their trees, at one batch size.
+
+        Args:
+            rows: The batch size.
+            context: See ``rounds``.
+
+        Raises:
+            ValueError: No drafter was calibrated, or a size is outside of what was.
+        """
+        from specdec.drafting.tree_costs import TreeCosts  # it imports scipy
+
+        at = {"batch": rows, "context": self.middle if context is None else context}
+        most = self.box.drafted[1]
+        sizes = sorted({*range(1, min(most, 8) + 1), *range(8, most, 8), most})
+        trees = tuple((size, depth) for size in sizes for depth in range(1, min(self.deepest, size) + 1))
+        if not trees:
+            raise ValueError("these calibrated costs have no drafter's: calibrate with the drafter")
+        return TreeCosts(
+            trees=trees,
+            seconds=tuple(self.round_seconds(drafted=size, depth=depth, **at) for size, depth in trees),
+            plain=self.round_seconds(drafted=0, **at),
+            device=self.conditions.device,
+            dtype=self.conditions.dtype,
+            target=self.conditions.model,
+            drafter=self.conditions.drafter or "",
+            rows=rows,
+            threads=self.conditions.threads,
+        )
+
+    def _tables(self) -> dict[str, Any]:
+        if not self.deepest:
+            return {}
+        return {name: asdict(self.rounds(by_nodes=name == "nodes")) for name in ("depth", "nodes")}
+
+    # ---------------------------------------------------------------- as a file
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, with the tables that policies read (``RoundCosts.load``) if a drafter was calibrated."""
+        text = json.dumps({"kind": KIND, **asdict(self), "tables": self._tables()}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CalibratedRounds":
+        """Returns what ``save`` has written.
+
+        Raises:
+            ValueError: The file cannot be read, or is something else.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or found.pop("kind", None) != KIND:
+                raise ValueError("it is of another kind")
+            found.pop("tables", None)
+            return cls(**_made(found))
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path} holds no calibrated costs ({' '.join(str(error).split())}): give a file that "
+                f"experiments.calibrate wrote"
+            ) from error
+
+
+def is_calibrated(path: str | Path) -> bool:
+    """Returns whether a file says that it holds calibrated costs; False also for one that cannot be read."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == KIND
+
+
+def _made(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a file's sections describe."""
+    known = {each.name for each in fields(CalibratedRounds)}
+    unknown = set(found) - known
+    if unknown:
+        raise ValueError(f"it has {sorted(unknown)[0]!r}, which this version does not know")
+    pairs: dict[str, Any] = found["box"]
+    return {
+        **found,
+        "conditions": Conditions(**found["conditions"]),
+        "box": Box(**{name: cast(tuple[int, int], tuple(pair)) for name, pair in pairs.items()}),
+        "target": _step(found["target"]),
+        "prefill": None if found.get("prefill") is None else _step(found["prefill"]),
+        "drafting": None if found.get("drafting") is None else _part(found["drafting"]),
+        "judging": _part(found["judging"]),
+        "depths": tuple((int(nodes), int(depth)) for nodes, depth in found["depths"]),
+        "errors": {
+            part: {name: Errors(**values) for name, values in kinds.items()} for part, kinds in found["errors"].items()
+        },
+        "measured": tuple(tuple(row) for row in found["measured"]),
+    }
+
+
+def _step(found: Mapping[str, Any]) -> StepCost:
+    ranges = tuple(TokenRange(**each) for each in found["ranges"])
+    return StepCost(ranges=ranges, per_position=found["per_position"], per_pair=found["per_pair"])
+
+
+def _part(found: Mapping[str, Any]) -> PartCost:
+    levels = tuple(TokenRange(**each) for each in found["levels"])
+    return PartCost(fixed=found["fixed"], levels=levels, per_position=found["per_position"])

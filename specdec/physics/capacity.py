@@ -1,0 +1,257 @@
+"""How much memory a model with its cache takes, and how many rows, or how long ones, a device has room for."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from specdec.physics.precision import Precision
+from specdec.physics.shape import Layer, ModelShape
+from specdec.slot_memory import SlotMemory
+
+PAGE = 16
+"""Positions per page of a paged cache, where nobody says."""
+
+
+def weight_bytes(shape: ModelShape, precision: Precision) -> float:
+    """Returns the bytes of a model's matrices in memory.
+
+    An output layer that is the table of embeddings takes no memory of its own, unless it is stored in another format:
+    then there are two. A head's output layer may be its target's.
+    """
+    shared = shape.borrowed or (shape.tied and precision.output == precision.tables)
+    output = 0.0 if shared else shape.output_weights * precision.output
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    layers = dense * precision.weights + shape.expert_weights * precision.of_experts
+    return layers + shape.table_weights * precision.tables + output
+
+
+def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
+    """Returns the bytes that one position of one row takes in the cache, over all layers."""
+    return shape.kept_per_position * precision.kv + shape.vectors_per_position * precision.kv_vector
+
+
+def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
+    """Returns the bytes of recurrent layers' states, for one row."""
+    return shape.state_per_row * precision.activations
+
+
+def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
+    """Returns the bytes of one row in a cache that drops what has left a layer's window.
+
+    The caches of this project keep whole rows in all layers.
+    """
+    total = 0.0
+    for layer, count in shape.groups:
+        for part in layer.attending:
+            each = part.kept * precision.kv + part.vectors * precision.kv_vector
+            # Whoever chooses positions may choose any of them.
+            kept = positions if layer.indexer is not None else part.seen(positions)
+            total += count * each * kept
+    return total
+
+
+def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, logits: int) -> float:
+    """Returns the largest part of what a forward holds besides weights and cache, as an estimate.
+
+    In a layer these are the residual stream, its normed copy, and the widest products: queries, keys and values, or
+    the inner vectors of the MLP and their gate. At the end these are the logits. The memory of a layer is free again
+    when the next one runs.
+
+    Args:
+        shape: The model.
+        precision: Bytes of its numbers.
+        tokens: Tokens of the largest forward, over all rows.
+        logits: Tokens whose logits are computed in one forward.
+    """
+    widest = max((max(_inner(layer, shape.hidden), _mixed(layer)) for layer, _ in shape.groups), default=0.0)
+    layer = tokens * (2 * shape.hidden + widest) * precision.activations
+    return max(layer, logits * shape.vocab * (precision.logits + precision.activations))
+
+
+def _inner(layer: Layer, hidden: int) -> float:
+    """Returns the numbers per token within an MLP: its inner vectors, and their gates."""
+    return layer.mlp.active / hidden * 2 / 3
+
+
+def _mixed(layer: Layer) -> float:
+    """Returns the numbers per token within attention: queries, keys, values and the output."""
+    attention = layer.attention
+    if attention is None:
+        return 0.0
+    return attention.heads * (attention.prefill_key_dim + attention.prefill_value_dim) + attention.kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model, or a model and its drafter, as it is to be served.
+
+    Attributes:
+        shape: The target.
+        precision: Bytes of its numbers.
+        drafter: The drafting model; None without one.
+        drafter_precision: Bytes of its numbers; None for the target's.
+        drafted: Drafted nodes per row: positions that a row of the cache has beyond its length.
+        shown: The same for the drafter's cache; None for as many.
+        prefill_chunk: Prompt tokens per forward, at most.
+        activations: Bytes that forwards need besides, where they are known; None for an estimate.
+        overhead: Bytes of everything else: the device's context, graphs, fragmentation.
+    """
+
+    shape: ModelShape
+    precision: Precision
+    drafter: ModelShape | None = None
+    drafter_precision: Precision | None = None
+    drafted: int = 0
+    shown: int | None = None
+    prefill_chunk: int = 512
+    activations: float | None = None
+    overhead: float = 0.0
+
+    def memory(self, *, rows: int, length: int) -> "Memory":
+        """Returns what rows of the same length take, each in a slot of its own.
+
+        Args:
+            rows: Rows, which is how many slots there are.
+            length: Committed positions of a row, at most.
+        """
+        own, theirs = self.slots, self.drafter_slots
+        kept, drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in (own, theirs))
+        held = own.bytes(rows=rows, length=length) + theirs.bytes(rows=rows, length=length)
+        return Memory(
+            weights=weight_bytes(self.shape, self.precision),
+            drafter=self._drafter_weights,
+            kv=kept,
+            drafter_kv=drafting,
+            scratch=held - kept - drafting,
+            activations=self._activations(rows) if self.activations is None else self.activations,
+            overhead=self.overhead,
+        )
+
+    @property
+    def slots(self) -> SlotMemory:
+        """The target's cache."""
+        state = state_bytes_per_row(self.shape, self.precision)
+        return SlotMemory(per_position=self._kv(self.shape, self.precision), drafted=self.drafted, per_row=state)
+
+    @property
+    def drafter_slots(self) -> SlotMemory:
+        """The drafter's cache; without a drafter it takes nothing."""
+        return SlotMemory(per_position=self._drafter_kv, drafted=self.drafted if self.shown is None else self.shown)
+
+    def most_rows(self, memory: float, *, length: int) -> int:
+        """Returns how many slots of a length there is room for; 0 if there is none.
+
+        Args:
+            memory: Bytes that may be used.
+            length: Committed positions of a row, at most.
+        """
+        return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
+
+    def longest(self, memory: float, *, rows: int) -> int:
+        """Returns how long so many slots can be; 0 if there is no room.
+
+        Args:
+            memory: Bytes that may be used.
+            rows: Slots.
+        """
+        return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
+
+    def most_paged_rows(self, memory: float, *, mean_length: float, page: int = PAGE) -> int:
+        """Returns how many rows there is room for whose lengths differ, if the cache is given out in pages.
+
+        The last page of a row is half empty on average.
+
+        Args:
+            memory: Bytes that may be used.
+            mean_length: Committed positions of a row, on average.
+            page: Positions per page.
+        """
+        positions = mean_length + self.drafted + 1 + (page - 1) / 2
+        per_row = positions * self._kv_of_all + state_bytes_per_row(self.shape, self.precision)
+
+        def fits(rows: int) -> bool:
+            fixed = self.memory(rows=rows, length=0)
+            held = fixed.total - fixed.scratch - fixed.kv
+            return held + rows * per_row <= memory
+
+        return largest(fits)
+
+    def paged_bytes(self, lengths: Iterable[int], page: int = PAGE) -> float:
+        """Returns the bytes of a paged cache with rows of these lengths, each with room for its draft.
+
+        Args:
+            lengths: Committed positions of every row.
+            page: Positions per page.
+        """
+        pages = sum(math.ceil((length + self.drafted + 1) / page) for length in lengths)
+        return pages * page * self._kv_of_all
+
+    def _activations(self, rows: int) -> float:
+        nodes = rows * (self.drafted + 1)
+        tokens = max(self.prefill_chunk, nodes)
+        return activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
+
+    @staticmethod
+    def _kv(shape: ModelShape, precision: Precision) -> float:
+        return kv_bytes_per_position(shape, precision)
+
+    @property
+    def _kv_of_all(self) -> float:
+        return self._kv(self.shape, self.precision) + self._drafter_kv
+
+    @property
+    def _drafter_kv(self) -> float:
+        if self.drafter is None:
+            return 0.0
+        return self._kv(self.drafter, self.drafter_precision or self.precision)
+
+    @property
+    def _drafter_weights(self) -> float:
+        if self.drafter is None:
+            return 0.0
+        return weight_bytes(self.drafter, self.drafter_precision or self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes by what they are for.
+
+    Attributes:
+        weights: The target's weights.
+        drafter: The drafting model's weights.
+        kv: The target's keys and values, and states of constant size.
+        drafter_kv: The drafting model's keys and values.
+        scratch: Positions for the nodes of drafts, in both.
+        activations: What a forward holds besides: the largest layer, or the logits.
+        overhead: Everything else.
+    """
+
+    weights: float
+    drafter: float = 0.0
+    kv: float = 0.0
+    drafter_kv: float = 0.0
+    scratch: float = 0.0
+    activations: float = 0.0
+    overhead: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        held = self.weights + self.drafter + self.kv + self.drafter_kv + self.scratch
+        return held + self.activations + self.overhead
+
+
+_MOST = 1 << 40
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """Returns the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < _MOST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,125 @@
+"""The shapes of heads that draft on a target's hidden states: what they cost follows from the target's sizes.
+
+A head runs the target's own output layer, or one of its own over fewer tokens. Where it is the target's, its weights
+are read by the head's forwards, and take no memory of their own.
+"""
+
+from dataclasses import replace
+
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+
+DRAFT_VOCAB = 32_000
+"""Tokens that EAGLE-3's public heads draft, where nobody says; never more than the target has."""
+
+EAGLE3_LAYERS = 3
+"""How many of the target's hidden states an EAGLE-3 head reads."""
+
+
+def eagle3(target: ModelShape, *, layer: Layer | None = None, draft_vocab: int | None = None) -> ModelShape:
+    """Returns the shape of an EAGLE-3 head: one layer over embedding and state side by side, and a small output layer.
+
+    Args:
+        target: The model whose hidden states it reads.
+        layer: Its decoder layer; None for one like the target's.
+        draft_vocab: Tokens that it drafts; None for ``DRAFT_VOCAB``, or all of the target's if these are fewer.
+    """
+    vocab = min(draft_vocab or DRAFT_VOCAB, target.vocab)
+    return ModelShape(
+        kind="eagle3",
+        hidden=target.hidden,
+        vocab=vocab,
+        layers=(_twice_as_wide(layer or like(target), target.hidden),),
+        table_weights=0,
+        output_weights=target.hidden * vocab,
+        other_weights=EAGLE3_LAYERS * target.hidden**2,
+        max_length=target.max_length,
+    )
+
+
+def eagle(target: ModelShape, *, layer: Layer | None = None) -> ModelShape:
+    """Returns the shape of an EAGLE-1 or EAGLE-2 head: two inputs merged, one layer, the target's output layer."""
+    return _borrowing("eagle", target, (layer or like(target),), other=2 * target.hidden**2)
+
+
+def mtp(target: ModelShape) -> ModelShape:
+    """Returns the shape of an MTP module: two inputs merged, a layer like the target's last, the target's output."""
+    return _borrowing("mtp", target, (target.layers[-1],), other=2 * target.hidden**2)
+
+
+def block(
+    target: ModelShape,
+    *,
+    layers: int = 5,
+    layer: Layer | None = None,
+    hidden_layers: int | None = None,
+    markov_rank: int = 0,
+) -> ModelShape:
+    """Returns the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
+
+    Args:
+        target: The model whose hidden states it reads.
+        layers: Its layers.
+        layer: What they are like; None for layers like the target's.
+        hidden_layers: How many of the target's hidden states it reads; None for as many as it has layers.
+        markov_rank: Of the matrices that add to a place's logits what follows from the token before it (DSpark): a row
+            of one is looked up, and multiplied with the other.
+    """
+    count = layers if hidden_layers is None else hidden_layers
+    markov = markov_rank * target.vocab
+    shape = _borrowing("block", target, (layer or like(target),) * layers, other=count * target.hidden**2 + markov)
+    return replace(shape, table_weights=markov)
+
+
+def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape:
+    """Returns the shape of Medusa's heads: each some layers of a square matrix, and an output layer of its own.
+
+    Args:
+        target: The model whose last hidden state they read.
+        heads: How many tokens are drafted.
+        layers: Square matrices per head.
+    """
+    return ModelShape(
+        kind="medusa",
+        hidden=target.hidden,
+        vocab=target.vocab,
+        layers=(),
+        table_weights=0,
+        output_weights=heads * target.hidden * target.vocab,
+        other_weights=heads * layers * target.hidden**2,
+        max_length=target.max_length,
+    )
+
+
+def like(target: ModelShape) -> Layer:
+    """Returns a layer like the target's, with full attention and a dense MLP as wide as what a token uses there."""
+    layer = next((each for each in target.layers if each.attention is not None), None)
+    attention = None if layer is None or layer.attention is None else replace(layer.attention, window=None)
+    return Layer(attention=attention, mlp=Mlp(weights=target.layers[0].mlp.active))
+
+
+def _twice_as_wide(layer: Layer, hidden: int) -> Layer:
+    """Returns the layer with queries, keys and values of an input that is twice as wide as the residual stream."""
+    attention = layer.attention
+    if attention is None:
+        return layer
+    return replace(layer, attention=replace(attention, weights=2 * attention.weights - _output(attention, hidden)))
+
+
+def _output(attention: Attention, hidden: int) -> int:
+    """Returns the numbers in attention's last matrix, which the width of its input does not change."""
+    return attention.heads * attention.prefill_value_dim * hidden
+
+
+def _borrowing(kind: str, target: ModelShape, layers: tuple[Layer, ...], *, other: int) -> ModelShape:
+    return ModelShape(
+        kind=kind,
+        hidden=target.hidden,
+        vocab=target.vocab,
+        layers=layers,
+        table_weights=0,
+        output_weights=target.output_weights,
+        tied=True,
+        borrowed=True,
+        other_weights=other,
+        max_length=target.max_length,
+    )

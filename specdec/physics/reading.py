@@ -1,0 +1,358 @@
+"""From a transformers configuration to a model's shape.
+
+A configuration has no schema: every family has names of its own for the same size. What is read here, under all names
+that are in use, is enough to count the numbers in the matrices of most decoders exactly; ``tests`` compare the counts
+with transformers' own models, type by type.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specdec.physics.recurrences import read_recurrence
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+
+_ENCODER_NAMES = """
+    bert roberta distilbert albert electra deberta deberta-v2 xlm-roberta xlm-roberta-xl camembert mpnet modernbert
+    nomic_bert longformer big_bird funnel squeezebert mobilebert ernie esm convbert fnet layoutlm rembert eurobert
+    vit deit swin clip siglip dinov2 wav2vec2 hubert
+"""
+_UNGATED_NAMES = """
+    gpt2 gptj gpt_neo gpt_neox gpt_neox_japanese gpt_bigcode opt codegen bloom falcon mpt phi starcoder2 biogpt xglm
+    persimmon nemotron ctrl nanochat arcee openai-gpt jais2 apertus
+"""
+
+_COUNTED_NAMES = """
+    apertus arcee aria_text axk1 bamba biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cohere_compass_text
+    ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe
+    falcon flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3
+    gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+    granitemoehybrid granitemoeshared helium hunyuan_v1_dense hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1
+    lfm2 llama llama4 llama4_text mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral mpt nanochat
+    nemotron olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
+    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open stablelm
+    starcoder2 vaultgemma youtu
+"""
+
+COUNTED = frozenset(_COUNTED_NAMES.split())
+"""Model types whose counts of weights equal those of transformers' own models, which a test compares."""
+
+ENCODERS = frozenset(_ENCODER_NAMES.split())
+"""Model types that encode; some can also be decoders, if ``is_decoder`` says so."""
+
+_UNGATED = frozenset(_UNGATED_NAMES.split()) | ENCODERS
+"""Model types whose MLP has two matrices; that of all others has three, where one gates another."""
+
+_POSITION_TABLES = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", *ENCODERS), 0),
+    **dict.fromkeys(("opt", "biogpt"), 2),
+}
+"""Model types with a learned vector per position, and how many rows their table has beyond the positions."""
+
+_TIED_NAMES = """
+    biogpt bloom cohere cohere2 cohere2_moe cohere_compass_text ctrl ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3
+    gemma3_text gpt-sw3 gpt2 gpt_bigcode gpt_neox_japanese granite_swa lfm2 minicpm3 mpt openai-gpt opt smollm3
+    starcoder2 vaultgemma youtu
+"""
+
+TIED = frozenset(_TIED_NAMES.split())
+"""Model types whose output layer is the table of embeddings where a file does not say, which a test compares."""
+
+DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    }
+}
+"""Sizes that published files leave out, which a test compares. To ask transformers for them takes seconds."""
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+"""Where a model for several kinds of input keeps the configuration of its decoder."""
+
+
+_WITHIN = "tied within another model"
+"""Marks a decoder within a model for several kinds of input, whose own default counts."""
+
+
+class MissingSizeError(ValueError):
+    """A configuration leaves out a size, which transformers' class for it may have a default for."""
+
+
+def read_shape(config: object) -> ModelShape:
+    """See ``ModelShape.of``."""
+    given = _as_mapping(config)
+    if given.get("is_encoder_decoder"):
+        raise ValueError(f"{_title(given)} is an encoder-decoder model: only decoders can be planned")
+    given = _decoder_of(given)
+    if given.get("is_encoder_decoder"):
+        raise ValueError(f"{_title(given)} is an encoder-decoder model: only decoders can be planned")
+    kind = str(given.get("model_type") or "")
+    if kind in ENCODERS and not given.get("is_decoder"):
+        raise ValueError(f"{_title(given)} is an encoder, which writes no text: only decoders can be planned")
+    try:
+        return _Reader(given, kind).shape()
+    except (TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"{_title(given)} has a value that is no size: {error}") from error
+
+
+class _Reader:
+    """Reads one configuration."""
+
+    def __init__(self, given: Mapping[str, Any], kind: str):
+        self.given, self.kind = {**DEFAULTS.get(kind, {}), **given}, kind
+        if not self.find(*_LAYERS):
+            raise ValueError(f"{_title(given)} has no layers: give the config.json of a decoder")
+        self.count = self.size(*_LAYERS)
+        self.hidden = self.size("hidden_size", "n_embd", "d_model", "n_embed")
+        self.vocab = self.size("vocab_size")
+        self.heads = self.size("num_attention_heads", "n_head", "n_heads", "num_heads")
+        self.kv_heads = self._kv_heads()
+        head_dim = self.find("head_dim", "attention_head_dim")
+        self.head_dim = int(head_dim or self.hidden // self.heads)
+        inner = self.find("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "inner_dim", "dff")
+        self.inner: Any = inner or 4 * self.hidden
+        self.gated = kind not in _UNGATED
+
+    def find(self, *names: str) -> Any:
+        """Returns the first of some keys that is there and not null; None without one."""
+        return next((self.given[name] for name in names if self.given.get(name) is not None), None)
+
+    def size(self, *names: str) -> int:
+        """Returns the first of some keys that is there.
+
+        Raises:
+            MissingSizeError: None is.
+        """
+        found = self.find(*names)
+        if type(found) is not int or found < 1:
+            told = "has no" if found is None else f"has {names[0]}={found!r} for a"
+            raise MissingSizeError(f"{_title(self.given)} {told} {names[0]}: give the config.json of a decoder")
+        return found
+
+    def shape(self) -> ModelShape:
+        """Returns the shape."""
+        tied = self.given.get("tie_word_embeddings")
+        if tied is None and self.kind in TIED and self.given.get(_WITHIN, True):
+            tied = True
+        if tied is None:
+            raise MissingSizeError(f"{_title(self.given)} does not say tie_word_embeddings: true or false")
+        width = int(self.find("word_embed_proj_dim") or self.hidden)  # OPT-350m embeds in fewer dimensions
+        max_length = self.find(
+            "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_sequence_length", "seq_length"
+        )
+        positions = _POSITION_TABLES.get(self.kind)
+        if positions is not None and type(max_length) is not int:
+            raise MissingSizeError(f"{_title(self.given)} has no max_position_embeddings, as long as its table is")
+        rows = 0 if positions is None else max_length + positions
+        return ModelShape(
+            kind=self.kind,
+            hidden=self.hidden,
+            vocab=self.vocab,
+            layers=tuple(self.layer(index) for index in range(self.count)),
+            table_weights=self.vocab * width + rows * self.hidden,
+            output_weights=self.vocab * width,
+            tied=bool(tied),
+            other_weights=2 * self.hidden * width if width != self.hidden else 0,
+            max_length=max_length if type(max_length) is int else None,
+        )
+
+    def layer(self, index: int) -> Layer:
+        """Returns the shape of one layer."""
+        kind = self._layer_kind(index)
+        recurrence = read_recurrence(self.given, self.kind, kind, self.hidden)
+        attends = recurrence is None or kind in ("hybrid", "parallel")
+        window = self._window(index, kind)
+        return Layer(
+            attention=self.attention(window) if attends else None,
+            indexer=self._indexer() if attends else None,
+            recurrence=recurrence,
+            mlp=self.mlp(index),
+        )
+
+    def attention(self, window: int | None) -> Attention:
+        """Returns the shape of a layer's attention."""
+        latent, rotary = self.find("kv_lora_rank"), self.find("qk_rope_head_dim")
+        if latent and rotary:
+            return self._latent_attention(int(latent), int(rotary), window)
+        queries = self.hidden * self.heads * self.head_dim
+        if self.kind in _GATED_ATTENTION:
+            queries *= 2
+        weights = queries + self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+        return Attention.grouped(
+            weights=weights, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=window
+        )
+
+    def _indexer(self) -> Attention | None:
+        """Returns what chooses positions in DeepSeek-V3.2's sparse attention; None in other models."""
+        heads, dim = self.find("index_n_heads"), self.find("index_head_dim")
+        if not heads or not dim or self.kind not in _CHOOSING:
+            return None
+        weights = self.size("q_lora_rank") * heads * dim + self.hidden * (dim + heads)
+        return Attention(
+            weights=weights,
+            heads=heads,
+            key_dim=dim,
+            value_dim=0,
+            kept=dim,
+            vectors=1,
+            prefill_key_dim=dim,
+            prefill_value_dim=0,
+        )
+
+    def mlp(self, index: int) -> Mlp:
+        """Returns the shape of a layer's feed-forward part."""
+        if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
+            return Mlp(weights=3 * self.hidden * self._adjusted())
+        experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+        if not experts or not self._is_sparse(index):
+            inner = self.inner[index] if isinstance(self.inner, list | tuple) else self.inner
+            if self.kind == "llama4_text":
+                inner = self.find("intermediate_size_mlp") or inner
+            return Mlp(weights=self._matrices * self.hidden * int(inner))
+        chosen = self.find("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+        if type(chosen) is not int or not 1 <= chosen <= experts:
+            raise MissingSizeError(f"{_title(self.given)} has {experts} experts and num_experts_per_tok={chosen!r}")
+        inner = int(self.find("moe_intermediate_size", "expert_ffn_hidden_size") or self.inner)
+        router = self.hidden * experts
+        return Mlp(
+            weights=router + self._shared_experts(inner),
+            experts=experts,
+            chosen=chosen,
+            expert_weights=self._matrices * self.hidden * inner,
+        )
+
+    @property
+    def _matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    def _adjusted(self) -> int:
+        """Returns the width of LFM2's MLP, which its configuration gives in another unit."""
+        inner, step = int(2 * self.inner / 3), int(self.find("block_multiple_of") or 1)
+        inner = int((self.find("block_ffn_dim_multiplier") or 1) * inner)
+        return -(-inner // step) * step
+
+    def _shared_experts(self, inner: int) -> int:
+        width = self.find("shared_expert_intermediate_size", "shared_intermediate_size")
+        if width:  # Qwen's shared expert has a gate of its own
+            return self._matrices * self.hidden * width + (self.hidden if self.kind.startswith("qwen") else 0)
+        count = self.find("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+        if self.kind == "llama4_text":
+            count = 1
+        return self._matrices * self.hidden * inner * int(count or 0)
+
+    def _is_sparse(self, index: int) -> bool:
+        """Does a layer choose among experts?"""
+        kinds = self.find("mlp_layer_types")
+        if kinds is not None:
+            return kinds[index % len(kinds)] == "sparse"
+        if self.find("moe_layers") is not None:
+            return index in self.given["moe_layers"]
+        if index in (self.find("mlp_only_layers") or ()):
+            return False
+        step = self.find("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "moe_layer_interval")
+        if index < int(self.find("first_k_dense_replace", "moe_layer_start_index") or 0):
+            return False
+        return type(step) is not int or (index + 1) % step == 0
+
+    def _latent_attention(self, latent: int, rotary: int, window: int | None) -> Attention:
+        plain, values = self.size("qk_nope_head_dim"), self.size("v_head_dim")
+        rank = self.find("q_lora_rank")
+        queries = self.heads * (plain + rotary)
+        weights = self.hidden * queries if rank is None else rank * (self.hidden + queries)
+        weights += self.hidden * (latent + rotary) + latent * self.heads * (plain + values)
+        weights += self.heads * values * self.hidden
+        return Attention(
+            weights=weights,
+            heads=self.heads,
+            key_dim=latent + rotary,
+            value_dim=latent,
+            kept=latent + rotary,
+            vectors=2,
+            window=window,
+            prefill_key_dim=plain + rotary,
+            prefill_value_dim=values,
+        )
+
+    def _kv_heads(self) -> int:
+        if self.find("multi_query") and not self.find("new_decoder_architecture"):
+            return 1
+        return int(self.find("num_key_value_heads", "num_kv_heads", "n_head_kv") or self.heads)
+
+    def _layer_kind(self, index: int) -> str:
+        if self.kind == "bamba":
+            return "full_attention" if index in (self.find("attn_layer_indices") or ()) else "mamba"
+        kinds = self.find("layer_types", "layers_block_type", "block_types")
+        return "full_attention" if kinds is None else str(kinds[index % len(kinds)])
+
+    def _window(self, index: int, kind: str) -> int | None:
+        """Returns how many positions a layer sees at most; None for all."""
+        if self.kind in _CHOOSING:
+            return self.find("index_topk")
+        if kind == "chunked_attention":
+            return self.find("attention_chunk_size")
+        window = self.find("sliding_window", "window_size")
+        if type(window) is not int or self.given.get("use_sliding_window") is False:
+            return None
+        if self.find("layer_types", "layers_block_type") is not None:
+            return window if kind == "sliding_attention" else None
+        pattern = _PATTERNS.get(self.kind)
+        if pattern is None:
+            raise MissingSizeError(f"{_title(self.given)} has a sliding_window and no layer_types")
+        return window if pattern(self, index) else None
+
+
+def _from_layer(reader: _Reader, index: int) -> bool:
+    return index >= int(reader.find("max_window_layers") or 0)
+
+
+def _but_every(count: int) -> Callable[[_Reader, int], bool]:
+    return lambda reader, index: (index + 1) % int(reader.find("sliding_window_pattern") or count) != 0
+
+
+_PATTERNS: dict[str, Callable[[_Reader, int], bool]] = {
+    **dict.fromkeys(
+        ("mistral", "mixtral", "phi3", "starcoder2", "phimoe", "ministral", "ministral3"), lambda reader, index: True
+    ),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), _from_layer),
+    **dict.fromkeys(("gemma2", "gpt_oss"), _but_every(2)),
+    "gemma3_text": _but_every(6),
+    "cohere2": _but_every(4),
+}
+"""Which layers have the window, by model type, where an older configuration does not list it."""
+
+_CHOOSING = frozenset(("deepseek_v32", "glm_moe_dsa"))
+"""Model types whose attention sees only positions that an indexer chooses."""
+
+_GATED_ATTENTION = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
+"""Model types whose attention has a gate as wide as its queries."""
+
+
+def _as_mapping(config: object) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    to_dict = getattr(config, "to_dict", None)
+    if to_dict is None:
+        raise ValueError(f"a configuration is a mapping or an object of transformers, not {type(config).__name__}")
+    return to_dict()
+
+
+def _decoder_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the configuration of the decoder in a model for several kinds of input; a decoder's own as it is."""
+    for name in _TEXT:
+        inner = given.get(name)
+        if isinstance(inner, Mapping) and given.get("num_hidden_layers") is None:
+            kept = {"tie_word_embeddings": given["tie_word_embeddings"]} if "tie_word_embeddings" in given else {}
+            kept[_WITHIN] = given.get("model_type") in TIED
+            return _decoder_of({**kept, **inner})
+    return given
+
+
+def _title(given: Mapping[str, Any]) -> str:
+    kind, made = given.get("model_type"), given.get("architectures")
+    if isinstance(made, Sequence) and not isinstance(made, str) and made:
+        return str(made[0])
+    return f"the configuration of model_type {kind!r}" if kind else "the configuration"

@@ -1,0 +1,142 @@
+"""How long the parts of a round take, from a device's roof or from constants that were fitted to measured steps."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from specdec.physics.bounds import Roof
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
+from specdec.physics.work import StepWork, step_work
+
+
+@runtime_checkable
+class RoundCost(Protocol):
+    """Whatever can say how long the parts of a round take.
+
+    ``drafted`` counts the drafted tokens of a row; a round without any is a step of plain decoding.
+    """
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        """Returns the seconds of the target's forward."""
+        ...
+
+    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+        """Returns the seconds of drafting; 0 where nothing is drafted."""
+        ...
+
+    @property
+    def outside(self) -> float:
+        """Seconds of everything else in a round, whether or not it drafts."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineCost:
+    """Seconds of a forward as a sum of what does and what does not depend on its size: δ + γ·T + α·ΣS.
+
+    Attributes:
+        fixed: Seconds of any forward, such as those of reading the weights (δ).
+        per_token: Seconds per token of the batch (γ).
+        per_position: Seconds per position that is read from the cache, over all rows (α).
+    """
+
+    fixed: float
+    per_token: float
+    per_position: float
+
+    def seconds(self, *, tokens: float, positions: float) -> float:
+        """Returns the seconds of a forward.
+
+        Args:
+            tokens: Tokens of the batch.
+            positions: Positions in the cache, over all rows.
+        """
+        return self.fixed + self.per_token * tokens + self.per_position * positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineRounds:
+    """Rounds by fitted constants, as ``RoundCost`` asks for them.
+
+    Attributes:
+        target: Of the target's forward.
+        drafter: Of drafting, whose tokens are those that it drafts; None if drafting takes no time.
+        outside: Seconds of everything else in a round.
+    """
+
+    target: AffineCost
+    drafter: AffineCost | None = None
+    outside: float = 0.0
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        return self.target.seconds(tokens=batch * (drafted + 1), positions=batch * context)
+
+    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+        if self.drafter is None or not drafted:
+            return 0.0
+        return self.drafter.seconds(tokens=batch * drafted, positions=batch * context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """What runs when tokens are drafted.
+
+    Attributes:
+        shape: The drafting model, or the head with the output layer that it uses.
+        precision: Bytes of its numbers.
+        at_once: Whether one forward drafts all tokens, as a block drafter's; else one forward drafts one token.
+    """
+
+    shape: ModelShape
+    precision: Precision
+    at_once: bool = False
+
+    def work(self, *, batch: int, drafted: int, context: float) -> StepWork:
+        """Returns the work of drafting so many tokens in every row."""
+        if not drafted:
+            return StepWork()
+        if self.at_once:
+            return step_work(self.shape, self.precision, batch=batch, context=context, drafted=drafted - 1)
+        # The middle one of the steps, whose context grows by a position each.
+        middle = context + (drafted - 1) / 2
+        return step_work(self.shape, self.precision, batch=batch, context=middle).times(drafted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoofRounds:
+    """Rounds in the least time that a device allows: ``RoundCost`` from bytes and operations alone.
+
+    Attributes:
+        shape: The target.
+        precision: Bytes of its numbers.
+        roof: The device.
+        drafter: What drafts; None if drafting takes no time, as a look-up.
+        overhead: Seconds per forward for everything that is not in the roof, such as launching its kernels.
+    """
+
+    shape: ModelShape
+    precision: Precision
+    roof: Roof
+    drafter: DraftModel | None = None
+    overhead: float = 0.0
+
+    def verify(self, *, batch: int, drafted: int, context: float) -> float:
+        work = step_work(self.shape, self.precision, batch=batch, context=context, drafted=drafted)
+        return work.by_parts(self.roof) + self.overhead
+
+    def draft(self, *, batch: int, drafted: int, context: float) -> float:
+        if self.drafter is None or not drafted:
+            return 0.0
+        forwards = 1 if self.drafter.at_once else drafted
+        work = self.drafter.work(batch=batch, drafted=drafted, context=context)
+        return work.by_parts(self.roof) + forwards * self.overhead
+
+    @property
+    def outside(self) -> float:
+        return 0.0
+
+
+def round_seconds(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
+    """Returns the seconds of a whole round."""
+    verify = cost.verify(batch=batch, drafted=drafted, context=context)
+    return verify + cost.draft(batch=batch, drafted=drafted, context=context) + cost.outside

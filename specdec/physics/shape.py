@@ -1,0 +1,263 @@
+"""What the cost of a decoder depends on: the sizes of its layers, without their numbers."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """A layer's attention.
+
+    With latent attention (MLA), a position keeps one latent vector and one rotary key for all heads. While decoding,
+    queries are multiplied with the latents themselves (the absorbed form), so that the products are wider than the
+    heads; a prefill expands the latents first, and multiplies as many numbers as there are in the heads.
+
+    Attributes:
+        weights: Numbers in the projections' matrices.
+        heads: Query heads.
+        key_dim: Length of the product of a query and a key.
+        value_dim: Length of the vector that a query takes up per position.
+        kept: Numbers that the cache keeps per position.
+        vectors: How many vectors these numbers form; a quantized cache stores a factor with each.
+        window: How many positions a query sees at most; None for all.
+        prefill_key_dim: Like ``key_dim``, in a prefill.
+        prefill_value_dim: Like ``value_dim``, in a prefill.
+    """
+
+    weights: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kept: int
+    vectors: int
+    window: int | None = None
+    prefill_key_dim: int
+    prefill_value_dim: int
+
+    @classmethod
+    def grouped(
+        cls, *, weights: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
+    ) -> "Attention":
+        """Returns attention with a key and a value for each of ``kv_heads`` heads: as many as query heads, or fewer."""
+        return cls(
+            weights=weights,
+            heads=heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            kept=2 * kv_heads * head_dim,
+            vectors=2 * kv_heads,
+            window=window,
+            prefill_key_dim=head_dim,
+            prefill_value_dim=head_dim,
+        )
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations per query and position that it sees, in both products, while decoding."""
+        return 2 * self.heads * (self.key_dim + self.value_dim)
+
+    @property
+    def prefill_pair_flops(self) -> int:
+        """Operations per query and position that it sees, in both products, in a prefill."""
+        return 2 * self.heads * (self.prefill_key_dim + self.prefill_value_dim)
+
+    def seen(self, context: float) -> float:
+        """Returns how many of ``context`` positions a query sees."""
+        return context if self.window is None else min(context, self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """A layer's state of constant size, in place of keys and values per position (Mamba, linear attention).
+
+    Attributes:
+        weights: Numbers in the projections' matrices and convolutions.
+        state: Numbers that a row keeps, however long it is.
+        flops: Operations per token on the state, besides the products with weights.
+    """
+
+    weights: int
+    state: int
+    flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """A layer's feed-forward part, dense or a mixture of experts.
+
+    Attributes:
+        weights: Numbers in the matrices that every token uses: a dense MLP, shared experts, the router.
+        experts: How many experts there are to choose among; 0 for a dense MLP.
+        chosen: How many of them a token uses.
+        expert_weights: Numbers in the matrices of one expert.
+    """
+
+    weights: int
+    experts: int = 0
+    chosen: int = 0
+    expert_weights: int = 0
+
+    @property
+    def total(self) -> int:
+        """Numbers in all matrices."""
+        return self.weights + self.experts * self.expert_weights
+
+    @property
+    def active(self) -> int:
+        """Numbers in the matrices that one token uses."""
+        return self.weights + self.chosen * self.expert_weights
+
+    def hit(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens reads.
+
+        A token is taken to choose every expert with the same probability. Real routers have favourites, so that a
+        step hits fewer experts than this.
+        """
+        return experts_hit(tokens, experts=self.experts, chosen=self.chosen) * self.expert_weights
+
+
+def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
+    """Returns how many of a layer's experts are used by at least one of so many tokens, if all are equally likely.
+
+    Args:
+        tokens: Tokens of a step, over all rows.
+        experts: How many experts there are.
+        chosen: How many of them a token uses.
+    """
+    return experts * (1 - (1 - chosen / experts) ** tokens) if experts else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One decoder layer: what mixes tokens (attention, a recurrence, or both side by side), and an MLP.
+
+    Attributes:
+        attention: None in a layer that has none.
+        indexer: What chooses the positions that attention sees, by keys of its own for all positions (sparse attention,
+            whose ``window`` is how many it chooses); None in a layer that does not choose.
+        recurrence: None in a layer that has none.
+        mlp: The feed-forward part.
+    """
+
+    attention: Attention | None = None
+    indexer: Attention | None = None
+    recurrence: Recurrence | None = None
+    mlp: Mlp = Mlp(weights=0)
+
+    @property
+    def mixing_weights(self) -> int:
+        """Numbers in the matrices of attention and recurrence."""
+        recurrent = 0 if self.recurrence is None else self.recurrence.weights
+        return recurrent + sum(part.weights for part in self.attending)
+
+    @property
+    def attending(self) -> tuple[Attention, ...]:
+        """The parts that keep something per position."""
+        return tuple(part for part in (self.attention, self.indexer) if part is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the cost of a decoder depends on.
+
+    Attributes:
+        kind: The ``model_type`` of its configuration.
+        hidden: Width of the residual stream.
+        vocab: Width of the logits.
+        layers: One shape per decoder layer.
+        table_weights: Numbers in tables of which a token reads one row: token and position embeddings.
+        output_weights: Numbers in the output layer, which may be the table of token embeddings.
+        tied: Whether the output layer is that table, or belongs to another model, and is not to be counted again.
+        borrowed: Whether it belongs to another model.
+        other_weights: Numbers in matrices that belong to no layer, and that every token uses.
+        max_length: The longest sequence that the configuration allows; None if it does not say.
+    """
+
+    kind: str
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    table_weights: int
+    output_weights: int
+    tied: bool = False
+    borrowed: bool = False
+    other_weights: int = 0
+    max_length: int | None = None
+
+    @classmethod
+    def of(cls, config: object) -> "ModelShape":
+        """Returns the shape that a transformers configuration describes.
+
+        Args:
+            config: The configuration, or its content as a mapping.
+
+        Raises:
+            ValueError: It does not describe a decoder, or leaves out a size.
+        """
+        from specdec.physics.reading import read_shape  # it imports this module
+
+        return read_shape(config)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the counts of this type's weights have been compared with transformers' own model."""
+        from specdec.physics.reading import COUNTED  # it imports this module
+
+        return self.kind in COUNTED
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Layer, int], ...]:
+        """The different layers, and how many there are of each."""
+        return tuple(Counter(self.layers).items())
+
+    @cached_property
+    def layer_weights(self) -> int:
+        """Numbers in the matrices of all layers, all experts included."""
+        return sum((layer.mixing_weights + layer.mlp.total) * count for layer, count in self.groups)
+
+    @cached_property
+    def weights(self) -> int:
+        """Numbers in all matrices: the parameters, without norms and biases."""
+        output = 0 if self.tied else self.output_weights
+        return self.layer_weights + self.table_weights + output + self.other_weights
+
+    @cached_property
+    def active_weights(self) -> int:
+        """Numbers in the matrices of the layers that one token is multiplied with."""
+        each = sum((layer.mixing_weights + layer.mlp.active) * count for layer, count in self.groups)
+        return each + self.other_weights
+
+    @cached_property
+    def expert_weights(self) -> int:
+        """Numbers in the matrices of all experts, which ``layer_weights`` includes."""
+        return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
+
+    def experts_read(self, tokens: float) -> float:
+        """Returns how many of the experts' weights a step with so many tokens must read."""
+        return sum(layer.mlp.hit(tokens) * count for layer, count in self.groups)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether there are experts to choose among."""
+        return any(layer.mlp.experts for layer, _ in self.groups)
+
+    @cached_property
+    def kept_per_position(self) -> int:
+        """Numbers that the cache keeps per position, over all layers."""
+        return sum(part.kept * count for layer, count in self.groups for part in layer.attending)
+
+    @cached_property
+    def vectors_per_position(self) -> int:
+        """Vectors that the cache keeps per position, over all layers."""
+        return sum(part.vectors * count for layer, count in self.groups for part in layer.attending)
+
+    @cached_property
+    def state_per_row(self) -> int:
+        """Numbers that recurrent layers keep per row."""
+        return sum(layer.recurrence.state * count for layer, count in self.groups if layer.recurrence is not None)
+
+    @cached_property
+    def pair_flops(self) -> int:
+        """Operations of attention per query and position, over all layers, where none has a window."""
+        return sum(part.pair_flops * count for layer, count in self.groups for part in layer.attending)

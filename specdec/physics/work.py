@@ -1,0 +1,179 @@
+"""The bytes and the operations of a decoder's forwards, by what they are for.
+
+A forward is a batch of rows with the same sizes. ``drafted`` counts the drafted nodes of a row, without the root: 0 is
+plain decoding, so that a step has ``batch * (drafted + 1)`` tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from specdec.physics.bounds import Roof, Work
+from specdec.physics.precision import Precision
+from specdec.physics.shape import Attention, ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What a forward must move and compute.
+
+    Attributes:
+        weight_bytes: Weights that are read.
+        kv_read_bytes: Keys, values and states that are read, once for all queries of a row.
+        kv_write_bytes: Keys, values and states that are written.
+        activation_bytes: What goes from layer to layer: the residual stream, once written and once read per layer.
+        logit_bytes: Logits that are written.
+        linear_flops: Operations in products with weights.
+        attention_flops: Operations in attention's two products, and on states.
+    """
+
+    weight_bytes: float = 0.0
+    kv_read_bytes: float = 0.0
+    kv_write_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    logit_bytes: float = 0.0
+    linear_flops: float = 0.0
+    attention_flops: float = 0.0
+
+    @property
+    def linear(self) -> Work:
+        """The part of the products with weights."""
+        return Work(self.weight_bytes + self.activation_bytes + self.logit_bytes, self.linear_flops)
+
+    @property
+    def attention(self) -> Work:
+        """The part of attention: keys and values, and the products with them."""
+        return Work(self.kv_read_bytes + self.kv_write_bytes, self.attention_flops)
+
+    @property
+    def total(self) -> Work:
+        """Everything, as if it could overlap."""
+        return self.linear + self.attention
+
+    def least_seconds(self, roof: Roof) -> float:
+        """Returns the time that nobody can beat: all bytes at full bandwidth while all operations run at full rate."""
+        return roof.least_seconds(self.total)
+
+    def by_parts(self, roof: Roof) -> float:
+        """Returns the least time if attention and the linear layers take turns, as they do in a model.
+
+        It is more than ``least_seconds`` where one of them is bound by memory and the other one by operations.
+        """
+        return roof.least_seconds(self.linear) + roof.least_seconds(self.attention)
+
+    def bound(self, roof: Roof) -> str:
+        """Returns what limits the whole: ``"memory"`` or ``"compute"``."""
+        return "memory" if self.total.intensity < roof.ridge else "compute"
+
+    def __add__(self, other: "StepWork") -> "StepWork":
+        return StepWork(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def times(self, count: float) -> "StepWork":
+        """Returns the work of so many such forwards, one after the other."""
+        return StepWork(**{f.name: getattr(self, f.name) * count for f in fields(self)})
+
+
+def step_work(
+    shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0, tree_depth: int = 0
+) -> StepWork:
+    """Returns the work of a decoding step, or of one that verifies a draft.
+
+    Args:
+        shape: The model.
+        precision: Bytes of its numbers.
+        batch: Rows.
+        context: Positions in a row's cache, before the step.
+        drafted: Drafted nodes of a row; 0 for plain decoding.
+        tree_depth: Depth of the draft tree; 0 for a chain, which is as deep as it has nodes.
+    """
+    nodes = drafted + 1
+    depth = min(tree_depth, drafted) if tree_depth else drafted
+    # A node sees the cache, itself and its ancestors. In a chain these are half the nodes, on average.
+    visible = context + 1 + depth / 2
+    return _forward(
+        shape,
+        precision,
+        batch=batch,
+        queries=nodes,
+        context=context,
+        pairs=lambda attention: nodes * attention.seen(visible),
+        logits=batch * nodes,
+        prefill=False,
+    )
+
+
+def prefill_work(
+    shape: ModelShape, precision: Precision, *, tokens: float, context: float = 0, batch: int = 1, logits: int = 1
+) -> StepWork:
+    """Returns the work of a prompt's prefill, or of one chunk of it.
+
+    Args:
+        shape: The model.
+        precision: Bytes of its numbers.
+        tokens: Tokens of the prompt, or of the chunk, per row.
+        context: Positions in a row's cache, before it.
+        batch: Rows.
+        logits: Tokens per row whose logits are computed: the last one, or none.
+    """
+    return _forward(
+        shape,
+        precision,
+        batch=batch,
+        queries=tokens,
+        context=context,
+        pairs=lambda attention: _causal_pairs(tokens, context, attention),
+        logits=batch * logits,
+        prefill=True,
+    )
+
+
+def _forward(
+    shape: ModelShape,
+    precision: Precision,
+    *,
+    batch: int,
+    queries: float,
+    context: float,
+    pairs: Callable[[Attention], float],
+    logits: float,
+    prefill: bool,
+) -> StepWork:
+    tokens = batch * queries
+    read = written = pair_flops = 0.0
+    for layer, count in shape.groups:
+        for attention in layer.attending:
+            per_position = attention.kept * precision.kv + attention.vectors * precision.kv_vector
+            read += count * batch * per_position * attention.seen(context)
+            written += count * tokens * per_position
+            each = attention.prefill_pair_flops if prefill else attention.pair_flops
+            pair_flops += count * batch * each * pairs(attention)
+        if layer.recurrence is not None:
+            state = count * batch * layer.recurrence.state * precision.activations
+            read, written = read + state, written + state
+            pair_flops += count * tokens * layer.recurrence.flops
+    return StepWork(
+        weight_bytes=_weight_bytes(shape, precision, tokens, logits),
+        kv_read_bytes=read,
+        kv_write_bytes=written,
+        activation_bytes=2 * tokens * shape.hidden * len(shape.layers) * precision.activations,
+        logit_bytes=logits * shape.vocab * precision.logits,
+        linear_flops=2.0 * (shape.active_weights * tokens + shape.output_weights * logits),
+        attention_flops=pair_flops,
+    )
+
+
+def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits: float) -> float:
+    output = shape.output_weights * precision.output if logits else 0.0
+    rows = tokens * shape.hidden * precision.tables  # one row of the table per token
+    dense = shape.layer_weights - shape.expert_weights + shape.other_weights
+    experts = shape.experts_read(tokens) * precision.of_experts
+    return dense * precision.weights + experts + output + rows
+
+
+def _causal_pairs(tokens: float, context: float, attention: Attention) -> float:
+    """Returns how many pairs of a query and a position it sees there are in a causal prefill."""
+    window = attention.window
+    last = context + tokens
+    if window is None or last <= window:
+        return tokens * context + tokens * (tokens + 1) / 2
+    growing = max(0.0, window - context)  # queries that still see everything
+    return growing * context + growing * (growing + 1) / 2 + (tokens - growing) * window

@@ -1,0 +1,183 @@
+"""The chapter about costs: every number of it is computed, and what is committed is what the code computes today."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+from matplotlib import __version__ as matplotlib_version
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from PIL import Image
+
+from experiments.bench.chapter import formats, hook, page
+from experiments.bench.chapter.picture import Picture
+from experiments.bench.chapter.pictures import PICTURES
+from specdec.physics.nominal import nominal
+
+IMAGES = page.ROOT / "docs/images"
+TEMPLATE = page.TEMPLATE.read_text()
+CHAPTER = page.chapter()
+
+
+def test_the_page_is_what_the_code_says_today() -> None:
+    assert page.PAGE.read_text() == CHAPTER, "run python -m experiments.bench chapter"
+
+
+def test_nothing_is_left_of_the_template() -> None:
+    found = re.findall(r"\{\{|\}\}|\{%|Undefined|None|\bnan\b|\binf\b|<bound|object at", CHAPTER)
+    assert not found
+
+
+def test_what_the_template_names_must_exist() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="no attribute 'loda'"):
+        page.rendered("{{ f.loda | s }}")
+    with pytest.raises(jinja2.TemplateAssertionError, match="No filter named 'furlongs'"):
+        page.rendered("{{ f.load | furlongs }}")
+
+
+NAMES = re.compile(
+    r"Llama-3\.1-8B|Llama-2-7B|Mistral-7B|DeepSeek-V3|FlashAttention-3|\b[AH]100\b|\bL2\b|beside 70B"  # of things
+    r"|\[1, |\(N . 1\)|\(n \+ 1\)|n²|t\(0\)|: 1 where verifying is free|\b16 bits|2 · parameters"  # of definitions
+)
+"""Where a digit is part of a name or of a definition, and not a figure."""
+
+
+def typed(template: str) -> list[str]:
+    """Returns the digits that a template has outside of values, code, links and the list of what to read."""
+    text = template.partition("## Reading")[0]
+    for what in (r"\{\{.*?\}\}", r"\{%.*?%\}", r"^```.*?^```$", r"`[^`\n]+`", r"\]\([^)]*\)"):
+        text = re.sub(what, " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = NAMES.sub(" ", text)
+    return [text[max(0, found.start() - 20) : found.end() + 20] for found in re.finditer(r"\d", text)]
+
+
+def test_no_number_is_typed_by_hand() -> None:
+    assert typed(TEMPLATE) == []
+    values = re.findall(r"\{\{(.*?)\}\}", TEMPLATE, re.DOTALL)
+    assert len(values) > 100
+    for value in values:
+        assert re.search(r"\b[fg]\.|\btables\.", value), f"{{{{{value}}}}} is typed by hand, in braces"
+    assert typed("It takes 8 ms.\n" + TEMPLATE) == ["It takes 8 ms.\n# Why decoding "]
+
+
+KNOWN = """
+Two phases; [1000, 4096]; 33.6 MB
+The bandwidth wall; 16 GB; 8 ms; 125 tokens/s; 1.6 TB; 51.3 ms; 800 ms; 851 ms; 6 %; 94 %
+How little is computed; 16 GFLOP; 0.005 %; 2 TFLOP/s; **0.64 %**; 30 %; 75 %
+The roofline; | 295 |; | 591 |; | 201 |; | 153 |; 494.7; 1,979; 20.9 ms; 160 sums
+A large model, line by line; 140 GB; 20 s; 573 TFLOP; 4,096 FLOP per byte; 4,093; 13.9 times; 0.58 s; 1.16 s; 0.83 s
+A large model, line by line; 256 FLOP per byte; 140 GFLOP; 41.8 ms; 23.9 tokens/s; 295 times; | 17.9 |; | 4.48 |; 766
+The KV cache; 327,680; 320 KiB; 1.34 GB; 1.51 GB; 32.8 GB; 141.5 GB; 1.07 %; 42.24 ms
+The KV cache; 131,072; 147,456; 16,384; 70,272; 3,997,696
+Two examples that are often printed; 33.6 MB; 1.07 GB; 14 GB; 15.6 GB to 16.1 GB; 8 GiB; **2 GiB**; 17.2 GB to 17.7 GB
+What grows with the length; 2,621,440; 22 TFLOP; 53,406; | 10.7 | 7.7 % | 3.8 % |
+Batching; 766 tokens/s; 3,063; 3,072; 56.2 ms; 99.5 ms; 100.7; 50 GB; 26 requests; **13**
+Batching; | 2,048 | 200 |; | 4,096 | 100 |; | 32,768 | 12 |; 398 rows; | 0.73 |
+Fewer bytes: quantization; 35 GB; 10.4 ms; stays at 295; 591; 0.53125; 0.5625; 1.59 times
+What is on the chip; | 132 | 33 | 33 | 50 | 80 GB | 3.35 |; 5 µs to 10 µs
+The best draft length; | 7: 1.51 | 4: 1.41 | 3: 1.27 | 2: 1.20 | 2: 1.14 | 1: 1.10 | 1: 1.09 |; | 0.96 |
+The best draft length; | 8: 2.43 | 8: 2.25 | 6: 2.02 | 4: 1.87 | 4: 1.83 |; 1,487; 6,490; 421
+Where it pays less; | 2 | 5.47 | 7.2 | 8 |; | 8 | 29.1 | 51.6 | 112 |; | 8 | 30.5 | 57.4 | 163 |; 242
+Where the time goes; 296 MB
+"""
+"""Sections, and figures that are known from elsewhere or were worked out by hand."""
+
+
+@pytest.mark.parametrize("line", KNOWN.strip().splitlines())
+def test_known_figures_are_where_they_belong(line: str) -> None:
+    section, *figures = line.split("; ")
+    (text,) = re.findall(rf"^##+ {re.escape(section)}\n(.*?)(?=^##|\Z)", CHAPTER, re.DOTALL | re.MULTILINE)
+    assert [figure for figure in figures if figure not in " ".join(text.split())] == []
+
+
+def test_formats() -> None:
+    assert [formats.figure(x) for x in (41.791, 0.5795, 8.0, 7067.1, 0, 99.96)] == [
+        "41.8",
+        "0.58",
+        "8",
+        "7,067",
+        "0",
+        "100",
+    ]
+    assert formats.percent(0.0064103) == "0.64 %" and formats.FILTERS["kib"](327_680) == "320 KiB"
+    assert formats.table(("a", "b"), [("x", 1)]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_only_paragraphs_are_broken_into_lines_again() -> None:
+    kept = "# A title\n\n```text\nlong " + 60 * "x " + "\n```\n\n| a |\n|---|\n\n![x](y.png)\n"
+    assert page.reflowed(kept) == kept
+    assert (
+        page.reflowed("one\ntwo\n\n* three\n  four\n* five\n\n**six**\nseven")
+        == "one two\n\n* three four\n* five\n\n**six** seven"
+    )
+    long = page.reflowed("* " + 60 * "word ")
+    assert all(len(line) <= page.WIDTH for line in long.split("\n")) and long.split("\n")[1].startswith("  word")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_shows_what_the_code_says_today(name: str, tmp_path: Path) -> None:
+    committed, facts = opened(IMAGES / f"{name}.png")
+    assert f"images/{name}.png" in CHAPTER
+    assert facts["Description"] == PICTURES[name].digest(), "run python -m experiments.bench chapter"
+    if matplotlib_version in facts["Software"]:  # another version draws letters in other places
+        PICTURES[name].save(tmp_path / "now.png")
+        now, _ = opened(tmp_path / "now.png")
+        assert now.shape == committed.shape
+        assert (np.abs(now - committed) > 64).mean() < 0.001, "run python -m experiments.bench chapter"
+
+
+def opened(path: Path) -> tuple[np.ndarray, dict[str, str]]:
+    """Returns a picture's pixels, and what its file says of it."""
+    with Image.open(path) as image:
+        return np.asarray(image, float), {key: str(value) for key, value in image.info.items()}
+
+
+def test_other_figures_are_another_picture() -> None:
+    drawn: dict[str, Any] = {"rows": [1.0, 2.0]}
+    picture = Picture(lambda: drawn, lambda data: pytest.fail("nothing is drawn"))
+    before = picture.digest()
+    drawn["rows"][1] = 2.0 + 1e-12
+    assert picture.digest() == before, "the last digit is the machine's"
+    drawn["rows"][1] = 2.001
+    assert picture.digest() != before
+
+
+def test_mkdocs_renders_the_chapter_and_leaves_other_pages_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def shown(name: str) -> str:
+        return hook.on_page_markdown("what stands in docs/", page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+
+    assert shown("why-decoding-is-slow.md") == CHAPTER
+    assert shown("plan.md") == "what stands in docs/"
+    monkeypatch.setattr(page, "TEMPLATE", tmp_path / "template")
+    page.TEMPLATE.write_text("Loading takes {{ f.load | s }}.\n")
+    assert shown("why-decoding-is-slow.md") == page.NOTE + "Loading takes 20 s.\n"
+    assert "hooks: [experiments/bench/chapter/hook.py]" in (page.ROOT / "mkdocs.yml").read_text()
+
+
+def test_mkdocs_draws_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config: Any = MkDocsConfig()
+    docs, site = tmp_path / "docs", str(tmp_path / "site")
+    docs.mkdir()
+    config.load_dict({"site_name": "test", "docs_dir": str(docs), "site_dir": site})
+    assert config.validate() == ([], [])
+    monkeypatch.setattr(config.plugins, "_current_plugin", "the hook", raising=False)  # as mkdocs does before it calls
+    old = File("images/chapter_kv.png", str(docs), site, use_directory_urls=False)
+    kept = File("images/other.png", str(docs), site, use_directory_urls=False)
+    monkeypatch.setattr(hook, "pictures", lambda: {"chapter_kv": b"drawn now"})
+    files = hook.on_files(Files([old, kept]), config=config)
+    assert len(files) == 2 and files.get_file_from_path("images/other.png") is kept
+    found = files.get_file_from_path("images/chapter_kv.png")
+    assert found is not None and found.content_bytes == b"drawn now"
+
+
+def test_round_models_have_exactly_so_many_weights() -> None:
+    shape = nominal(640, layers=4, heads=2, kv_heads=1, head_dim=8)
+    assert shape.weights == shape.active_weights == 640 and len(shape.layers) == 4
+    with pytest.raises(ValueError, match="641 parameters are no multiple of 4 layers"):
+        nominal(641, layers=4, heads=2, kv_heads=1)

@@ -1,0 +1,105 @@
+"""The table of devices, rows of a user's own, and names that are nearly right."""
+
+from pathlib import Path
+
+import pytest
+
+from specdec.physics.devices import TABLE, find_device, read_devices
+
+ROW = "tiny:\n  memory: 1e9\n  bandwidth: 2.0e9\n  flops: {float32: 4e9}\n  source: here\n"
+
+
+def test_the_table_that_ships() -> None:
+    devices = read_devices()
+    assert set(devices) >= {
+        "h100",
+        "h200",
+        "b200",
+        "a100-40gb",
+        "a100-80gb",
+        "l40s",
+        "a10",
+        "rtx3090",
+        "rtx4090",
+        "mi300x",
+    }
+    for device in devices.values():
+        assert len(device.source) > 20 and device.memory >= 1e10 and device.cache > 0, device
+        assert 20 < device.roof("bfloat16").ridge < 500, f"{device.name}: dense rates, not those with sparsity"
+        assert device.flops["float16"] == device.flops["bfloat16"]
+        if "fp8" in device.flops:
+            assert device.flops["fp8"] == pytest.approx(2 * device.flops["float16"], rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "ridge"), [("h100", 295.3), ("a100-40gb", 200.6), ("a100-80gb", 153.0)])
+def test_ridges(name: str, ridge: float) -> None:
+    assert read_devices()[name].roof("float16").ridge == pytest.approx(ridge, abs=0.05)
+
+
+def test_chips_add_up() -> None:
+    """An H100 has 33 MiB of registers, and as much shared memory and first cache."""
+    chip = read_devices()["h100"].chip
+    assert chip is not None and chip.processors == 132 and chip.link == 900e9
+    assert chip.processors * chip.registers == chip.processors * chip.shared == 33 << 20
+    assert read_devices()["mi300x"].chip is None
+
+
+@pytest.mark.parametrize("name", ["h100", "H100", "A100_80GB", "a100 80gb"])
+def test_names_may_be_written_in_other_ways(name: str) -> None:
+    assert find_device(name, read_devices()).name in ("h100", "a100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("h10", "did you mean h100"),
+        ("a100", "a100-40gb or a100-80gb"),
+        ("4090", "rtx4090"),
+        ("tpu", "choose among h100"),
+    ],
+)
+def test_near_names_are_offered(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        find_device(name, read_devices())
+
+
+def test_a_row_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(ROW + "  measured: {bandwidth: 1.5e9}\n")
+    device = read_devices(path)["tiny"]
+    assert device.roof("float32").bandwidth == 2e9, "printed"
+    assert device.roof("float32", measured=True).bandwidth == 1.5e9
+    assert device.roof("float32", measured=True).flops == 4e9, "not measured, so printed"
+    with pytest.raises(ValueError, match="does not compute in fp8: give one of float32"):
+        device.roof("fp8")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no rows"),
+        ("- a\n", "has no rows"),
+        ("a: [", "cannot be read"),
+        ("tiny: 3\n", "tiny is not a row"),
+        (ROW.replace("  bandwidth: 2.0e9\n", ""), "tiny has no bandwidth"),
+        (ROW.replace("  source: here\n", ""), "tiny has no source"),
+        (ROW.replace("2.0e9", "fast"), "tiny.bandwidth='fast': give a number above 0"),
+        (ROW.replace("2.0e9", "-1"), "give a number above 0"),
+        (ROW.replace("float32", "float8"), "give rates by type"),
+        (ROW + "  colour: red\n", "'colour', which no row has"),
+        (ROW + "  measured: 3\n", "tiny.measured is not a section"),
+        (ROW + "  chip: 3\n", "tiny.chip=3: give processors, registers, shared"),
+        (ROW + "  chip: {processors: 3, registers: 0, shared: 1}\n", "tiny.chip.registers=0: give a number above 0"),
+    ],
+)
+def test_rows_that_are_wrong(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_devices(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_devices(tmp_path / "none.yaml")
+    assert TABLE.is_file()

@@ -1,0 +1,196 @@
+"""Shapes from configurations: their counts are those of transformers' own models; what is no decoder is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+
+from experiments.bench.chapter.models import LLAMA_8B, LLAMA_8B_CONFIG, LLAMA_70B
+from specdec.physics import heads
+from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError
+from specdec.physics.shape import ModelShape
+from tests.architectures import MODEL_TYPES, tiny_config
+
+BY_DEFAULT = (
+    *("llama", "gpt2", "opt", "gpt_neox", "gpt_bigcode", "gemma3_text", "mixtral", "qwen3_moe", "deepseek_v3"),
+    *("deepseek_v32", "gpt_oss", "llama4_text", "qwen3_next", "granitemoehybrid", "lfm2", "gemma3"),
+)
+"""One type for each thing that is special."""
+PARTS_FOR_IMAGES = ("vision", "multi_modal_projector")
+
+
+def matrices(config: PreTrainedConfig) -> int:
+    """How many numbers the matrices of transformers' own model have, what is for images left out."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2 and not name.endswith("bias") and not any(part in name for part in PARTS_FOR_IMAGES)
+    )
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        *BY_DEFAULT,
+        *(pytest.param(name, marks=pytest.mark.full) for name in sorted(COUNTED - set(BY_DEFAULT))),
+    ],
+)
+def test_weights_are_those_of_the_model(model_type: str) -> None:
+    if model_type not in MODEL_TYPES:
+        pytest.skip(f"this version of transformers has no {model_type}")
+    config = tiny_config(model_type)
+    shape = ModelShape.of(config)
+    assert shape.weights == matrices(config)
+    assert ModelShape.of(config.to_dict()) == shape, "from a file as from an object"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_shared_table_counts_once(tied: bool) -> None:
+    config = tiny_config("llama", tie_word_embeddings=tied)
+    assert ModelShape.of(config).weights == matrices(config)
+    assert ModelShape.of(config).tied == tied
+
+
+def test_published_models() -> None:
+    assert LLAMA_8B.weights == pytest.approx(8.03e9, rel=1e-3)
+    assert LLAMA_70B.weights == pytest.approx(70.55e9, rel=1e-3)
+    assert LLAMA_8B.active_weights + LLAMA_8B.output_weights == LLAMA_8B.weights - LLAMA_8B.table_weights
+
+
+def windows(**given: Any) -> list[int | None]:
+    """The window of every layer."""
+    shape = ModelShape.of(LLAMA_8B_CONFIG | {"num_hidden_layers": 4} | given)
+    return [layer.attention.window for layer in shape.layers if layer.attention is not None]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [None] * 4),
+        ({"model_type": "mistral", "sliding_window": 32}, [32] * 4),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "gemma2", "sliding_window": 32}, [32, None, 32, None]),
+        ({"model_type": "gemma3_text", "sliding_window": 32, "sliding_window_pattern": 3}, [32, 32, None, 32]),
+        ({"model_type": "gpt_oss", "sliding_window": 32}, [32, None, 32, None]),
+        ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False}, [None] * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3},
+            [None, None, None, 32],
+        ),
+        (
+            {"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            [None, 32, None, 32],
+        ),
+        (
+            {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"] * 2},
+            [64, None, 64, None],
+        ),
+    ],
+)
+def test_windows(given: dict[str, Any], expected: list[int | None]) -> None:
+    assert windows(**given) == expected
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "qwen2", "gpt_oss", "cohere2"])
+def test_an_older_file_means_what_transformers_reads_in_it(model_type: str) -> None:
+    """Files without ``layer_types`` are completed by transformers' class; the shape follows the same rule."""
+    config = tiny_config(model_type)
+    given = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    completed = type(config)(**{key: value for key, value in given.items() if key not in ("model_type", "dtype")})
+    assert ModelShape.of(given).layers == ModelShape.of(completed).layers
+
+
+def test_mixtures_choose_layers() -> None:
+    base = LLAMA_8B_CONFIG | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    deepseek = ModelShape.of(
+        base | {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
+    )
+    assert [layer.mlp.experts for layer in deepseek.layers] == [0, 0, 0, 6]
+    qwen = ModelShape.of(
+        base | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    )
+    assert [layer.mlp.experts for layer in qwen.layers] == [0, 6, 0, 0]
+
+
+def test_a_mixture_reads_more_the_more_tokens_there_are() -> None:
+    mlp = ModelShape.of(tiny_config("mixtral")).layers[0].mlp
+    assert mlp.hit(1) == pytest.approx(mlp.chosen * mlp.expert_weights)
+    assert mlp.hit(1) < mlp.hit(4) < mlp.experts * mlp.expert_weights
+    assert mlp.hit(1000) == pytest.approx(mlp.experts * mlp.expert_weights)
+    assert mlp.active == mlp.weights + mlp.chosen * mlp.expert_weights
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 12},
+            "BertForMaskedLM is an encoder",
+        ),
+        ({"model_type": "t5", "is_encoder_decoder": True, "num_layers": 6}, "encoder-decoder"),
+        ({"model_type": "whisper", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "model_type 'resnet' has no layers"),
+        ({}, "the configuration has no layers"),
+        (LLAMA_8B_CONFIG | {"hidden_size": "wide"}, "has hidden_size='wide'"),
+        (LLAMA_8B_CONFIG | {"num_hidden_layers": "many"}, "has num_hidden_layers='many'"),
+        (LLAMA_8B_CONFIG | {"layer_types": 7}, "a value that is no size"),
+        (LLAMA_8B_CONFIG | {"model_type": "gpt2", "max_position_embeddings": None}, "no max_position_embeddings"),
+        (LLAMA_8B_CONFIG | {"num_experts": 8, "num_experts_per_tok": 9}, "8 experts and num_experts_per_tok=9"),
+        (LLAMA_8B_CONFIG | {"model_type": "zamba2", "layer_types": ["mamba"]}, "'mamba' layer of model_type 'zamba2'"),
+    ],
+)
+def test_what_is_no_decoder_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ModelShape.of(config)
+
+
+def test_what_is_no_configuration_is_refused() -> None:
+    with pytest.raises(ValueError, match="not int"):
+        ModelShape.of(7)
+
+
+@pytest.mark.parametrize("missing", ["num_attention_heads", "hidden_size", "vocab_size", "tie_word_embeddings"])
+def test_a_missing_size_is_named(missing: str) -> None:
+    with pytest.raises(MissingSizeError, match=missing):
+        ModelShape.of({key: value for key, value in LLAMA_8B_CONFIG.items() if key != missing})
+
+
+def test_what_files_leave_out_is_what_transformers_takes() -> None:
+    for kind in COUNTED:
+        assert (kind in TIED) == CONFIG_MAPPING[kind]().tie_word_embeddings, kind
+    for kind, sizes in DEFAULTS.items():
+        config = CONFIG_MAPPING[kind]()
+        assert {name: getattr(config, name) for name in sizes} == sizes
+
+
+def test_a_published_file_of_gemma_3_is_whole() -> None:
+    """It leaves out the number of heads, the vocabulary, and that the output layer is the table."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    shape = ModelShape.of({"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}})
+    assert shape.tied and shape.vocab == 262_208 and shape.kept_per_position == 34 * 2 * 4 * 256
+    assert sum(layer.attention is not None and layer.attention.window is None for layer in shape.layers) == 5
+    with pytest.raises(MissingSizeError, match="tie_word_embeddings"):
+        ModelShape.of({"model_type": "something_with_eyes", "text_config": text})
+
+
+def test_a_decoder_within_a_model_for_images() -> None:
+    whole = {"model_type": "llava", "vision_config": {"num_hidden_layers": 2}, "text_config": LLAMA_8B_CONFIG}
+    assert ModelShape.of(whole) == LLAMA_8B
+
+
+def test_sizes_of_an_eagle3_head() -> None:
+    """A layer over twice the width, a projection of three states, and an output layer over 32,000 tokens."""
+    head = heads.eagle3(LLAMA_8B)
+    qkv, output, mlp = 8192 * (4096 + 1024 + 1024), 4096 * 4096, 3 * 4096 * 14336
+    assert head.weights == qkv + output + mlp + 3 * 4096 * 4096 + 4096 * 32_000
+    assert head.kept_per_position * 32 == LLAMA_8B.kept_per_position, "one layer"
+
+
+def test_borrowed_output_layers_take_no_memory_and_are_read() -> None:
+    for head in (heads.eagle(LLAMA_8B), heads.mtp(LLAMA_8B), heads.block(LLAMA_8B)):
+        assert head.output_weights == LLAMA_8B.output_weights
+        assert head.weights == head.layer_weights + head.other_weights
+    assert heads.medusa(LLAMA_8B, heads=3).weights == 3 * 4096 * (4096 + 128_256)

@@ -1,0 +1,245 @@
+"""Tokens per round, best draft lengths and what limits them, on published and on hand-made figures."""
+
+import itertools
+
+import pytest
+
+from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
+from specdec.physics.bounds import Roof
+from specdec.physics.nominal import nominal
+from specdec.physics.precision import Precision
+from specdec.physics.rounds import AffineCost, AffineRounds, DraftModel, RoofRounds, round_seconds
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+from specdec.physics.speculation import (
+    best_length,
+    break_even_batch,
+    chain_tokens,
+    critical_context,
+    gain,
+    intensity_of_many_rows,
+    speedup,
+    speedup_of,
+    target_efficiency,
+    tokens_per_round,
+    tokens_per_tree,
+)
+
+H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
+HALF = Precision()
+
+# Fitted to Llama-3.1-8B on an H100 in vLLM, by the simulator of SpecDecode-Bench (arXiv 2601.11580).
+FITTED = AffineRounds(
+    target=AffineCost(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),
+    drafter=AffineCost(fixed=2.13526175e-3, per_token=8.41429603e-7, per_position=2.37768493e-9),
+    outside=1.20683946e-3,
+)
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.8, 4), (0.5, 7), (0.0, 3), (0.9, 1)])
+def test_tokens_per_round_by_the_closed_form_and_by_enumeration(rate: float, length: int) -> None:
+    expected = sum(
+        rate ** sum(flags) * (1 - rate) ** (length - sum(flags)) * (1 + len(list(itertools.takewhile(bool, flags))))
+        for flags in itertools.product((True, False), repeat=length)
+    )
+    assert tokens_per_round([rate] * length) == pytest.approx(expected)
+    assert tokens_per_round([rate] * length) == pytest.approx((1 - rate ** (length + 1)) / (1 - rate))
+
+
+def test_tokens_per_round_with_a_rate_per_position() -> None:
+    assert tokens_per_round([]) == 1
+    assert tokens_per_round([1.0, 1.0]) == 3
+    assert tokens_per_round([0.5, 0.2]) == pytest.approx(1 + 0.5 + 0.1)
+    assert chain_tokens([0.5, 0.2], 1) == pytest.approx(1.5)
+    assert chain_tokens([0.5, 0.2], 3) == pytest.approx(1 + 0.5 + 0.1 + 0.02), "the last rate goes on"
+
+
+def test_tokens_of_a_tree() -> None:
+    chain = tokens_per_tree([-1, 0, 1], [1.0, 0.5, 0.2])
+    assert chain == pytest.approx(tokens_per_round([0.5, 0.2]))
+    wide = tokens_per_tree([-1, 0, 0, 1], [1.0, 0.5, 0.3, 0.2])
+    assert wide == pytest.approx(1 + 0.5 + 0.3 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost", "length", "best"),
+    [(0.6, 0.1, 3, 1.674), (0.8, 0.05, 8, 3.092), (0.8, 0.1, 6, 2.470), (0.9, 0.02, 19, 6.365)],
+)
+def test_best_length_where_verifying_is_free(rate: float, cost: float, length: int, best: float) -> None:
+    class Free:
+        outside = 0.0
+
+        def verify(self, *, batch: int, drafted: int, context: float) -> float:
+            return 1.0
+
+        def draft(self, *, batch: int, drafted: int, context: float) -> float:
+            return cost * drafted
+
+    found = best_length(Free(), rate, batch=1, context=0, longest=30)
+    assert found.drafted == length
+    assert found.speedup == pytest.approx(best, abs=5e-4)
+
+
+def test_speedup_pays_for_everything_in_a_round() -> None:
+    assert speedup(3.0, plain=10.0, verify=11.0, draft=3.0, outside=1.0) == 2.0
+
+
+BATCHES = (1, 8, 32, 64, 128, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("rate", "cells"),
+    [
+        (0.5, "7/1.51 4/1.41 3/1.27 2/1.20 2/1.14 1/1.10 1/1.09"),
+        (0.7, "8/2.42 8/2.18 5/1.80 4/1.62 3/1.47 3/1.36 2/1.31"),
+        (0.8, "8/3.27 8/2.95 7/2.33 6/2.01 4/1.76 4/1.60 3/1.51"),
+        (0.9, "8/4.63 8/4.17 8/3.29 8/2.75 7/2.30 6/2.01 5/1.84"),
+    ],
+)
+def test_best_length_under_load(rate: float, cells: str) -> None:
+    found = [best_length(FITTED, rate, batch=batch, context=1024, longest=8) for batch in BATCHES]
+    assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+
+
+def test_a_fixed_length_under_load() -> None:
+    found = [speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) for batch in BATCHES]
+    assert [f"{each:.2f}" for each in found] == ["1.43", "1.39", "1.27", "1.18", "1.09", "1.01", "0.96"]
+
+
+@pytest.mark.parametrize(
+    ("context", "cells"),
+    [
+        (256, "8/2.42 8/2.16 5/1.73 3/1.29 1/1.07"),
+        (4096, "8/2.43 8/2.25 6/2.02 4/1.87 4/1.83"),
+        (16_384, "8/2.46 8/2.44 7/2.43 7/2.44 7/2.44"),
+    ],
+)
+def test_best_length_by_context(context: int, cells: str) -> None:
+    found = [best_length(FITTED, 0.7, batch=batch, context=context, longest=8) for batch in (1, 8, 32, 128, 512)]
+    assert [f"{each.drafted}/{each.speedup:.2f}" for each in found] == cells.split()
+
+
+def test_a_fixed_length_loses_at_short_contexts() -> None:
+    assert f"{speedup_of(FITTED, 0.7, batch=512, drafted=3, context=256):.2f}" == "0.99"
+
+
+def test_fitted_constants_have_a_meaning() -> None:
+    """A position's share of the time is that of its bytes; the fixed part is that of the weights, with some loss."""
+    assert FITTED.target.per_position == pytest.approx(131_072 / H100.bandwidth, rel=5e-3)
+    weights = 16.06e9 / H100.bandwidth
+    assert weights == pytest.approx(4.794e-3, rel=1e-3)
+    assert weights / FITTED.target.fixed == pytest.approx(0.814, abs=1e-3)
+    token = 2 * 8.03e9 / H100.flops
+    assert token == pytest.approx(1.623e-5, rel=1e-3)
+    assert token / FITTED.target.per_token == pytest.approx(0.77, abs=5e-3)
+
+
+@pytest.mark.parametrize(("batch", "drafted", "context"), [(1, 3, 1024), (300, 3, 1024), (64, 8, 16_384)])
+def test_when_it_pays_is_the_closed_form(batch: int, drafted: int, context: int) -> None:
+    """(tokens - 1)(fixed + positions + outside) against what rejected tokens and drafting cost."""
+    tokens = tokens_per_round([0.5] * drafted)
+    target, positions = FITTED.target, batch * context
+    shared = (tokens - 1) * (target.fixed + target.per_position * positions + FITTED.outside)
+    paid = target.per_token * batch * (drafted + 1 - tokens)
+    paid += FITTED.draft(batch=batch, drafted=drafted, context=context)
+    found = gain(FITTED, 0.5, batch=batch, drafted=drafted, context=context)
+    assert found == pytest.approx(shared - paid)
+    assert (found > 0) == (speedup_of(FITTED, 0.5, batch=batch, drafted=drafted, context=context) > 1)
+
+
+def test_break_even() -> None:
+    batch = break_even_batch(FITTED, 0.5, drafted=3, context=1024)
+    assert batch is not None and 256 < batch < 512
+    assert speedup_of(FITTED, 0.5, batch=batch, drafted=3, context=1024) >= 1
+    assert speedup_of(FITTED, 0.5, batch=batch + 1, drafted=3, context=1024) < 1
+    assert break_even_batch(FITTED, 0.5, drafted=3, context=16_384) is None, "long contexts pay at any batch"
+    assert break_even_batch(FITTED, 0.0, drafted=3, context=1024) == 0, "nothing is ever accepted"
+
+
+def test_target_efficiency() -> None:
+    plain = FITTED.verify(batch=64, drafted=0, context=1024)
+    found = target_efficiency(FITTED, batch=64, drafted=3, context=1024)
+    assert found == plain / FITTED.verify(batch=64, drafted=3, context=1024) < 1
+    assert target_efficiency(FITTED, batch=64, drafted=0, context=1024) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "drafted", "context"),
+    [
+        pytest.param(70e9, ROUND_70B, 0, 1487, id="70B"),
+        pytest.param(70e9, ROUND_70B, 3, 6490, id="70B verifying"),
+        pytest.param(8.03e9, ROUND_8B, 0, 421, id="8B"),
+        pytest.param(8.03e9, ROUND_8B, 3, 1754, id="8B verifying"),
+    ],
+)
+def test_critical_context(parameters: float, shape: ModelShape, drafted: int, context: int) -> None:
+    kv, pairs = 2.0 * shape.kept_per_position, shape.pair_flops
+    found = critical_context(flops=2 * parameters, pair_flops=pairs, kv_bytes=kv, ridge=H100.ridge, drafted=drafted)
+    assert found == pytest.approx(context, abs=1)
+    assert found is not None
+    at = intensity_of_many_rows(flops=2 * parameters, pair_flops=pairs, kv_bytes=kv, context=found, drafted=drafted)
+    assert at == pytest.approx(H100.ridge)
+
+
+def test_intensity_of_very_many_rows() -> None:
+    found = intensity_of_many_rows(flops=140e9, pair_flops=2_621_440, kv_bytes=327_680, context=4608)
+    assert found == pytest.approx(100.7, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("shape", "intensity"),
+    [
+        pytest.param(nominal(32, layers=32, heads=32, kv_heads=32), 1.0, id="a key for every head"),
+        pytest.param(ROUND_70B, 8.0, id="70B, 8 heads per key"),
+        pytest.param(DEEPSEEK_V3, 241.8, id="latents"),
+    ],
+)
+def test_intensity_of_decode_attention(shape: ModelShape, intensity: float) -> None:
+    kv = 2.0 * shape.kept_per_position
+    assert shape.pair_flops / kv == pytest.approx(intensity, abs=0.05)
+    # Four nodes read what one reads.
+    many = intensity_of_many_rows(flops=0, pair_flops=shape.pair_flops, kv_bytes=kv, context=1e6, drafted=3)
+    assert many == pytest.approx(4 * intensity, rel=1e-3)
+
+
+def test_long_contexts_help_latents_much_less() -> None:
+    """Attention on latents is at the H100's ridge with one node already: a second one is paid in full."""
+    assert critical_context(
+        flops=0, pair_flops=DEEPSEEK_V3.pair_flops, kv_bytes=2.0 * DEEPSEEK_V3.kept_per_position, ridge=H100.ridge,
+        drafted=1,
+    ) is None  # fmt: skip
+    attention = Layer(attention=DEEPSEEK_V3.layers[0].attention)
+    latents = ModelShape(kind="", hidden=0, vocab=0, layers=(attention,), table_weights=0, output_weights=0)
+    dense = Layer(attention=Attention.grouped(weights=10_000_000, heads=64, kv_heads=8, head_dim=128))
+    grouped = ModelShape(kind="", hidden=0, vocab=0, layers=(dense,), table_weights=0, output_weights=0)
+    of_latents, of_grouped = (
+        target_efficiency(RoofRounds(shape=each, precision=HALF, roof=H100), batch=64, drafted=3, context=100_000)
+        for each in (latents, grouped)
+    )
+    assert of_grouped > 0.95 and of_latents < 0.4
+
+
+def test_experts_make_verifying_dear_for_few_rows() -> None:
+    """More tokens hit more experts, which few rows pay for; very many rows pay for operations instead."""
+    mlp = Mlp(weights=0, experts=128, chosen=8, expert_weights=5_000_000)
+    attention = Attention.grouped(weights=20_000_000, heads=32, kv_heads=4, head_dim=128)
+    mixture = ModelShape(
+        kind="", hidden=0, vocab=0, layers=(Layer(attention=attention, mlp=mlp),) * 4, table_weights=0, output_weights=0
+    )
+    cost = RoofRounds(shape=mixture, precision=HALF, roof=H100)
+    few, some, many = (target_efficiency(cost, batch=batch, drafted=3, context=0) for batch in (1, 64, 8192))
+    assert few < 0.6 and many < 0.6 and some > 0.9
+    dense = RoofRounds(shape=ROUND_8B, precision=HALF, roof=H100)
+    assert target_efficiency(dense, batch=1, drafted=3, context=0) > 0.99, "free where there are no experts"
+
+
+def test_drafting_one_by_one_costs_a_forward_each() -> None:
+    model = DraftModel(shape=nominal(32_000_000, layers=1, heads=32, kv_heads=8), precision=HALF)
+    block = DraftModel(shape=model.shape, precision=HALF, at_once=True)
+    chained = RoofRounds(shape=LLAMA_8B, precision=HALF, roof=H100, drafter=model, overhead=1e-4)
+    at_once = RoofRounds(shape=LLAMA_8B, precision=HALF, roof=H100, drafter=block, overhead=1e-4)
+    options = {"batch": 1, "context": 0}
+    assert chained.draft(drafted=0, **options) == 0
+    assert chained.draft(drafted=4, **options) == pytest.approx(4 * chained.draft(drafted=1, **options), rel=1e-3)
+    assert at_once.draft(drafted=4, **options) == pytest.approx(at_once.draft(drafted=1, **options), rel=1e-3)
+    whole = round_seconds(chained, batch=1, drafted=4, context=0)
+    assert whole == chained.verify(drafted=4, **options) + chained.draft(drafted=4, **options)
