@@ -1,8 +1,8 @@
 """What is this drafter, and is it loaded rightly? ``python -m experiments.inspect_drafter drafter=eagle``.
 
-Prints what the drafter is by its files, what it predicts on a few texts of the target's own, depth by depth, beside
-what such heads usually bring, and which mistake explains bad figures: hidden layers off by one, a wrong norm, the wrong
-mask token, swapped halves, and so on. Each is found by running the head in the other way on the same text.
+Prints what the drafter is by its files, its acceptance by depth in a few texts that the target writes, beside what such
+heads usually bring, and what the likeliest other ways to load it would bring: other hidden layers, another norm, another
+mask token.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,10 @@
 """A drafter inspected, and what is printed about it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from drafters.heads.files import Checkpoint
@@ -11,20 +12,24 @@ from experiments.app.components import check_components
 from experiments.app.config import build, plain
 from experiments.app.engines import settle
 from experiments.app.pairs import check_files
+from experiments.inspecting.acceptance import prompts_of
 from experiments.inspecting.facts import facts_of, trained_on
-from experiments.inspecting.families import USUAL, family_of, kind_of
+from experiments.inspecting.kinds import USUAL, kind_of
 from experiments.inspecting.search import Inspection, inspect
-from experiments.inspecting.text import prompts_of, text_of
 from experiments.reporting import terminal
 from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
 _WHERE = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
+_OVERRIDES = ("hidden_layers", "mask_token_id")
+"""Settings that stand in place of what a checkpoint says."""
+_DEEPEST = 7
+"""The longest chain that is drafted, unless another length is wanted."""
 
 
 def inspect_drafter(config: DictConfig) -> Inspection:
-    """Inspect the drafter of a checked configuration, and print what it is, what it predicts, and the verdict.
+    """Inspect the drafter of a checked configuration, and print facts, acceptance by depth, and the verdict.
 
     Raises:
         ValueError: There is no drafter, or none with a trained head, or it does not load, or does not fit the target.
@@ -32,35 +37,43 @@ def inspect_drafter(config: DictConfig) -> Inspection:
     settle(config)
     check_components(config, {"": "drafter"}, ("target",))
     options = plain(config, "drafter")
-    name = options.get("_target_")
-    if name is None:
+    if options.get("_target_") is None:
         raise ValueError("drafter=none drafts nothing, so there is nothing to inspect: give another drafter")
     check_files(config)
-    drafter: Drafter = build(config, "drafter")
+    first: Drafter = build(config, "drafter")
+    kind = kind_of(first)
+    chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}
+    given = [name for name in _OVERRIDES if options.get(name) is not None]
     target: Target = build(config, "target")
-    screen = Console(stderr=True)
-    with screen.status("drafter") as status:
+
+    def make(settings: Mapping[str, Any]) -> Drafter:
+        changed = OmegaConf.to_container(config.drafter)
+        assert isinstance(changed, dict)
+        return build(OmegaConf.create({**config, "drafter": {**changed, **chain, **settings}}), "drafter")
+
+    with Console(stderr=True).status("the target writes") as status:
         prompts = prompts_of(target, config.prompts, config.seed)
-        longest = max(map(len, prompts)) + config.tokens + 2
-        drafter.bind(target, max_batch_size=1, max_length=min(longest, target.max_length))
-        family = family_of(drafter, target)
-        depths = family.depths if config.depths is None else min(config.depths, family.depths)
-        depths = max(1, min(depths, config.tokens // 2))
-        status.update("the target writes")
-        text = text_of(target, prompts, tokens=config.tokens, depths=depths, places=config.places, seed=config.seed)
-        found = inspect(family, text, lambda what: status.update(f"trying: {what}"))
+        found = inspect(
+            make,
+            target,
+            prompts,
+            tokens=config.tokens,
+            seed=config.seed,
+            given=given,
+            progress=lambda text: status.update(f"trying: {text}"),
+        )
     checkpoint = _checkpoint(options, target)
-    said = None if checkpoint is None else trained_on(checkpoint)
-    title = f"{type(drafter).__name__} {options.get('name') or ''}".strip()
-    usual = USUAL.get(kind_of(family))
+    trained = None if checkpoint is None else trained_on(checkpoint)
+    title = f"{type(first).__name__} {options.get('name') or ''}".strip()
+    usual = USUAL.get(kind)
     console = terminal.console()
     for table in (
-        facts_table(f"{title}, inspected with {target.name}", facts_of(family, drafter, found, checkpoint)),
+        facts_table(f"{title}, inspected with {target.name}", facts_of(found.drafter, target, checkpoint)),
         predictions_table(found, usual),
-        *([tried_table(found)] if found.tried else []),
+        *([tried_table(found)] if found.tried or found.refused else []),
     ):
         console.print(terminal.render(table, terminal.Frame.NARROW))
-    terminal.say(console, *verdict(title, target.name, found, usual, said))
+    terminal.say(console, *verdict(title, target.name, found, usual, trained))
     return found
 
 

@@ -262,7 +262,6 @@ INSPECT_DRAFTER: dict[str, Check] = {
     "engine": section,
     "prompts": optional_texts,
     "tokens": integer(8),
-    "places": integer(8),
     "depths": integer(1, optional=True),
     "chat_template": optional_section,
     "seed": integer(0),

@@ -9,13 +9,13 @@ from omegaconf import DictConfig
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import save_mtp
 from experiments.inspect_drafter import inspect
-from experiments.inspecting.wiring import Mistake
+from experiments.inspecting.kinds import Mistake
 from tests.experiments.inspecting.toys import Seen, toy_block, toy_eagle3, toy_medusa, toy_model, toy_mtp, toy_tokenizer
 
 Configure = Callable[..., DictConfig]
 PROMPTS = ",".join(" ".join(f"w{7 * row + 5 * place * row % 63}" for place in range(9)) for row in range(1, 9))
 SMALL = (
-    *("tokens=32", "places=96", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu"),
+    *("tokens=32", "threads=1", "target=hf", "target.dtype=float32", "target.device=cpu"),
     f"prompts=[{PROMPTS}]",
 )
 
@@ -51,7 +51,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_right_head(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     found = inspect(composed("eagle", "depths=1"))
     text = shown(capsys)
-    assert found.names == []
+    assert found.mistake is None and not found.knows_nothing
     for words in (
         "kind EAGLE-3 head, 1 decoder layer, ",
         "layout EAGLE-3's (midlayer.*), with this project's specdec.json",
@@ -62,20 +62,19 @@ def test_a_right_head(composed: Configure, capsys: pytest.CaptureFixture[str]) -
         f"No mistake was found: none of {len(found.tried)} alternatives raises the acceptance.",
     ):
         assert words in text
-    row = f"1 {found.loaded.acceptance[0]:.2f} {found.loaded.reached[0]:.2f} {found.loaded.accuracy(0)[0]:.1%}"
-    assert row in text
+    assert f"1 {found.loaded.acceptance[0]:.2f} {found.loaded.unconditional[0]:.2f} 0.53 to 0.81" in text
 
 
 def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict says to set is set, and then nothing is wrong."""
     found = inspect(composed("eagle", "depths=1", "drafter.hidden_layers=[1,3,4]"))
     text = shown(capsys)
-    assert found.names == [Mistake.LAYERS]
-    assert "was probably loaded with a mistake: wrong hidden layers. With hidden states [2,4,5] the simulated" in text
-    assert "To mend it: give 'drafter.hidden_layers=[2,4,5]', or correct the layer ids" in text
-    mended = inspect(composed("eagle", "depths=1", "drafter.hidden_layers=[2,4,5]"))
-    assert mended.names == []
-    assert mended.loaded.length == pytest.approx(found.best.length)
+    assert found.mistake is not None and found.mistake.alternative.mistake is Mistake.LAYERS
+    assert "was probably loaded with a mistake: wrong hidden layers. With " in text
+    assert "To mend it: leave out drafter.hidden_layers." in text
+    mended = inspect(composed("eagle", "depths=1"))
+    assert mended.mistake is None
+    assert mended.loaded.length == pytest.approx(found.mistake.acceptance.length)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_mistake_and_what_mends_it(composed: Configure, capsys: pytest.Capture
 def test_other_kinds(composed: Configure, kind: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = inspect(composed(kind))
     text = shown(capsys)
-    assert found.names == [] and all(each in text for each in words)
+    assert found.mistake is None and all(each in text for each in words)
 
 
 @pytest.mark.parametrize(

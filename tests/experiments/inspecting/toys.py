@@ -21,7 +21,6 @@ from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.heads.mtp import MTPHead
 from drafters.medusa_heads import MedusaHeads
-from experiments.inspecting.wiring import unit_rms
 from specdec.target.target import Target
 
 VOCAB, WIDTH, CODE, MEMORY, LAYERS = 64, 48, slice(1, 25), slice(25, 48), 8
@@ -29,6 +28,11 @@ MASK = VOCAB - 1
 """A token that no text has, and that says nothing of the next one."""
 THETA = 50.0
 """The target's RoPE: it turns so fast that a token can be told from its neighbours."""
+
+
+def unit_rms(states: Tensor) -> Tensor:
+    """States divided by their root mean square."""
+    return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
 def toy_model(seed: int = 0) -> LlamaForCausalLM:

@@ -1,0 +1,204 @@
+"""What a drafter accepts, depth by depth, in a few texts that its target writes at temperature 1."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from specdec.engine.engine import Engine
+from specdec.engine.prompts import encode
+from specdec.interfaces import Drafter, Round
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling
+from verifiers.rejection import RejectionVerifier
+
+PROMPTS = (
+    "def mean(values):\n    total = 0\n    for value in values:\n",
+    "The first thing that a visitor to the harbour notices is",
+    "Question: A train leaves at 9:40 and arrives at 12:15. How long does it take?\nAnswer:",
+    "import json\nfrom pathlib import Path\n\n\ndef read(path):\n",
+    "Write a short letter to a friend who has moved to another town.",
+    "class Queue:\n    def __init__(self):\n        self.items = []\n\n    def put(self, item):\n",
+    "In 1905, a clerk at a patent office published four papers. The first of them",
+    "To make bread you need flour, water, salt and yeast. First",
+)
+"""Code, prose, instructions and arithmetic."""
+
+_MOST_TOKENS = 256
+"""The most tokens of a prompt that are used."""
+_ROOTS = 256
+"""Distributions from which the unigram baseline is made, at most."""
+_LEAST, _SHARE = 0.03, 0.05
+"""A gain counts from so many tokens per round, and from this share of what was accepted before."""
+_SURE, _SURE_BY_PROMPT = 4.0, 2.5
+"""… and from so many standard errors over rounds, and over prompts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """The rounds of a chain.
+
+    Attributes:
+        rates: The probability Σ min(p, q) that depth d is accepted, given that all above is; nan where nothing stood.
+        reached: How likely depth d - 1 was to be accepted, given the drafted tokens.
+        prompts: The prompt of every round.
+        unigram: The acceptance at depth 1 of a drafter that knows nothing but how frequent tokens are here.
+    """
+
+    rates: Float[Tensor, "round depth"]
+    reached: Float[Tensor, "round depth"]
+    prompts: Int[Tensor, " round"]
+    unigram: float
+
+    @property
+    def acceptance(self) -> list[float]:
+        """The conditional acceptance by depth."""
+        weights = self.reached.where(~self.rates.isnan(), 0.0)
+        return ((self.rates.nan_to_num() * weights).sum(0) / weights.sum(0)).tolist()
+
+    @property
+    def unconditional(self) -> list[float]:
+        """The product of the acceptance up to each depth."""
+        return torch.tensor(self.acceptance).nan_to_num().cumprod(0).tolist()
+
+    @property
+    def length(self) -> float:
+        """The expected tokens per round, the recovered or bonus token included."""
+        return 1 + sum(self.unconditional)
+
+    @property
+    def lengths(self) -> Float[Tensor, " round"]:
+        """The expected tokens of each round."""
+        return 1 + (self.rates * self.reached).nan_to_num().sum(1)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The difference in tokens per round between two ways to run a drafter.
+
+    Attributes:
+        tokens: The mean difference.
+        error: Its standard error over rounds.
+        counts: Whether it is more than chance and more than a trifle.
+    """
+
+    tokens: float
+    error: float
+    counts: bool
+
+
+def gain(new: Acceptance, old: Acceptance) -> Gain:
+    """Compare two ways to run a drafter on the same prompts."""
+    one, other = new.lengths, old.lengths
+    mean = float(one.mean() - other.mean())
+    error = math.sqrt(float(one.var()) / len(one) + float(other.var()) / len(other))
+    shared = sorted(set(new.prompts.tolist()) & set(old.prompts.tolist()))
+    more = torch.stack([one[new.prompts == each].mean() - other[old.prompts == each].mean() for each in shared])
+    sure = mean > _SURE * error
+    if len(shared) > 1:
+        sure = sure and float(more.mean()) > _SURE_BY_PROMPT * float(more.std()) / math.sqrt(len(shared))
+    return Gain(mean, error, sure and mean > max(_LEAST, _SHARE * (old.length - 1)))
+
+
+def prompts_of(target: Target, given: Sequence[str] | None, seed: int) -> list[list[int]]:
+    """Returns the tokens of prompts, as chat messages where the target has a chat template.
+
+    Args:
+        target: The target. One without a tokenizer gets random tokens.
+        given: Texts; None for the built-in ones.
+        seed: The seed of random tokens.
+
+    Raises:
+        ValueError: No prompt has two tokens.
+    """
+    if given is None and target.tokenizer is None:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(target.vocab_size, (len(PROMPTS), 12), generator=generator).tolist()
+    chat = target.tokenizer is not None and getattr(target.tokenizer, "chat_template", None) is not None
+    texts = PROMPTS if given is None else given
+    encoded = [
+        encode(target.tokenizer, [{"role": "user", "content": text}] if chat else text)[-_MOST_TOKENS:]
+        for text in texts
+    ]
+    found = [tokens for tokens in encoded if len(tokens) > 1]
+    if not found:
+        raise ValueError("no prompt has two tokens or more: give longer prompts, or none")
+    return found
+
+
+def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int) -> Acceptance:
+    """Let the target go on from prompts with a drafter's help, at temperature 1.
+
+    Args:
+        target: The target.
+        drafter: Drafts chains.
+        prompts: The tokens of each prompt.
+        tokens: How many tokens are written after each, unless a text ends earlier.
+        seed: The seed of what is written.
+
+    Raises:
+        ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.
+    """
+    rounds: list[tuple[Tensor, Tensor, list[int]]] = []
+    roots: list[Tensor] = []
+
+    def look(seen: Round) -> None:
+        rows = [row for row, request in enumerate(seen.requests) if request is not None]
+        streams = [request.sampling.stream or 0 for request in seen.requests if request is not None]
+        rounds.append((*(part[rows].cpu() for part in _rates(seen.tree, seen.target_probs)), streams))
+        if sum(map(len, roots)) < _ROOTS:
+            roots.append(seen.target_probs[rows, 0].cpu())
+
+    longest = max(map(len, prompts)) + tokens
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=tokens, seed=seed)
+    room = min(longest + 2, target.max_length)
+    rows = len(prompts)
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=rows, max_length=room, optimize=False) as engine:
+        engine.on_round = look
+        done = engine.generate([list(prompt) for prompt in prompts], sampling)
+    errors = [each.error for each in done if each.error is not None]
+    depth = max((rates.shape[1] for rates, *_ in rounds), default=0)
+    if errors or not depth:
+        raise ValueError(
+            f"nothing was drafted after any prompt ({errors[0] if errors else 'the texts are too short'}): give other "
+            f"prompts, or more tokens"
+        )
+    tables = [torch.cat([_padded(each[part], depth) for each in rounds]) for part in range(2)]
+    prompts_played = torch.tensor([stream for *_, streams in rounds for stream in streams])
+    drafted = ~tables[0][:, 0].isnan()
+    rates, reached = (table[drafted] for table in tables)
+    return Acceptance(rates, reached, prompts_played[drafted], _unigram(torch.cat(roots)))
+
+
+def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns acceptance and reach, ``[row, depth]``, of a batch of chains."""
+    if not bool((tree.parents[:, 1:] == torch.arange(tree.tokens.shape[1] - 1, device=p.device)).all()):
+        raise ValueError("the drafter drafts trees, and chains are inspected: give 'drafter.shape=4'")
+    tokens, p = tree.tokens[:, 1:, None], p[:, :-1]
+    valid, chosen = tree.valid[:, 1:], (tree.law == DraftSampling.DETERMINISTIC)[:, 1:]
+    own = p.gather(2, tokens)[..., 0]
+    rates, kept = own, own
+    if tree.draft_probs is not None:
+        q = tree.draft_probs[:, : p.shape[1]]
+        rates = own.where(chosen, torch.minimum(p, q).sum(2))
+        kept = own.where(chosen, (own / q.gather(2, tokens)[..., 0]).clamp(max=1))
+    reached = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1).cumprod(1)
+    return rates.where(valid, float("nan")), reached.where(valid, 0.0)
+
+
+def _padded(table: Tensor, depth: int) -> Tensor:
+    return torch.nn.functional.pad(table, (0, depth - table.shape[1]), value=float("nan")).double()
+
+
+def _unigram(p: Float[Tensor, "root vocab"]) -> float:
+    """Returns the best acceptance of one distribution for all roots, made of how frequent tokens are."""
+    found = []
+    for power in (0.25, 0.5, 1.0, 1.5, 2.0):  # the frequencies themselves are not quite what overlaps most
+        q = p.mean(0).pow(power)
+        found.append(float(torch.minimum(p, q / q.sum()).sum(-1).mean()))
+    return max(found)
