@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from specdec.engine.engine import Engine
     from specdec.engine.scheduler import Scheduler
     from specdec.forward import ForwardBatch, ForwardOutput, Wants
-    from specdec.interfaces import Drafter, Verifier
+    from specdec.interfaces import Drafter, Laws, Verifier
     from specdec.requests import SamplingParams
     from specdec.shape import TreeShape
     from specdec.target.runner import ModelRunner
@@ -30,6 +30,7 @@ else:  # a type checker would take any name for defined
             "Exactness": "specdec.types",
             "ForwardBatch": "specdec.forward",
             "ForwardOutput": "specdec.forward",
+            "Laws": "specdec.interfaces",
             "ModelRunner": "specdec.target.runner",
             "Noise": "specdec.types",
             "SamplingParams": "specdec.requests",
@@ -58,6 +59,7 @@ __all__ = [
     "Exactness",
     "ForwardBatch",
     "ForwardOutput",
+    "Laws",
     "ModelRunner",
     "Noise",
     "SamplingParams",

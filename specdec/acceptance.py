@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.random import draw_with_total
 from specdec.topology import Topology
 from specdec.tree import DraftTree
@@ -35,7 +35,7 @@ def accept(
     target_probs: Float[Tensor, "batch node vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Draws the accepted path and the next token by a verifier's two laws, for a batch of draft trees.
+    """Draw the accepted path and the next token by a verifier's laws, for a batch of draft trees.
 
     Args:
         verifier: The acceptance rule.
@@ -62,15 +62,14 @@ def _accept(
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
     """Returns the verdict on some rows that are judged together."""
-    stop_law = verifier.stop_law(tree, target_probs)
-    stop, total = draw_with_total(stop_law, uniforms[:, 0])
-    next_law = verifier.next_law(tree, target_probs, stop)
-    next_token, next_total = draw_with_total(next_law, uniforms[:, 1])
+    laws = verifier.laws(tree, target_probs)
+    stop, total = draw_with_total(laws.stop, uniforms[:, 0])
+    next_token, next_total = draw_with_total(laws.after(stop), uniforms[:, 1])
     path, num_accepted = _path_and_depth(tree, stop)
     return Verdict(
         path=path,
         num_accepted=num_accepted,
-        expected_accepted=(stop_law * tree.depth).sum(-1).float(),
+        expected_accepted=(laws.stop * tree.depth).sum(-1).float(),
         next_token=next_token,
         valid=_finite(total + next_total),
     )
@@ -84,7 +83,7 @@ def _without_draft(
 ) -> Verdict:
     """Returns the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
-    next_token, total = draw_with_total(verifier.next_law(tree, target_probs, root), uniforms[:, 1])
+    next_token, total = draw_with_total(verifier.laws(tree, target_probs).after(root), uniforms[:, 1])
     return replace(certain(tree, next_token), valid=_finite(total))
 
 
@@ -143,14 +142,15 @@ class Plain(Verifier):
     """Nothing was drafted: draw the next token from p. The rule of plain decoding."""
 
     exactness = Exactness.EXACT
-    laws = frozenset()  # it takes no drafts
+    samplings = frozenset()  # it takes no drafts
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Returns certainty that the path ends at the root."""
-        return torch.zeros_like(target_probs[:, :, 0]).index_fill_(1, tree.parents.new_zeros(1), 1.0)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """The path ends at the root, and p follows."""
+        return Laws(ends_at_root(target_probs), lambda _: target_probs[:, 0])
 
-    def next_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch vocab"]:
-        """Returns p at the root."""
-        return target_probs[:, 0]
+
+def ends_at_root(target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
+    """Return the law of a path that ends at the root for certain."""
+    stop = torch.zeros_like(target_probs[:, :, 0])
+    stop[:, 0].fill_(1)
+    return stop

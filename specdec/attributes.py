@@ -31,7 +31,7 @@ def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _laws(value: Any) -> bool:
+def _samplings(value: Any) -> bool:
     return isinstance(value, Set) and all(isinstance(law, DraftSampling) for law in value)
 
 
@@ -39,12 +39,12 @@ def _layers(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(type(layer) is int for layer in value)
 
 
-_LAWS = _Wanted(_laws, "give a frozenset of DraftSampling", "laws = frozenset({DraftSampling.DETERMINISTIC})")
+_SAMPLINGS = "give a frozenset of DraftSampling", "frozenset({DraftSampling.DETERMINISTIC})"
 
 DRAFTER: Mapping[str, _Wanted] = {
     "max_nodes": _Wanted(_count, "give the largest number of drafted nodes in a row", "max_nodes = 4"),
     "max_depth": _Wanted(_count, "give the largest depth of a node", "max_depth = 4"),
-    "laws": _LAWS,
+    "laws": _Wanted(_samplings, _SAMPLINGS[0], f"laws = {_SAMPLINGS[1]}"),
     "is_chain": _Wanted(_flag, "give True if no node ever has two children, else False", "is_chain = True"),
     "is_paths": _Wanted(_flag, "give True or False", "is_paths = False"),
     "hidden_layers": _Wanted(_layers, "give a tuple of numbers of layers", "hidden_layers = (-1,)"),
@@ -57,7 +57,7 @@ VERIFIER: Mapping[str, _Wanted] = {
     "exactness": _Wanted(
         lambda value: isinstance(value, Exactness), "give an Exactness", "exactness = Exactness.EXACT"
     ),
-    "laws": _LAWS,
+    "samplings": _Wanted(_samplings, _SAMPLINGS[0], f"samplings = {_SAMPLINGS[1]}"),
     "chain_only": _Wanted(_flag, "give True or False", "chain_only = False"),
     "paths_only": _Wanted(_flag, "give True or False", "paths_only = False"),
     "noise": _Wanted(lambda value: isinstance(value, Noise), "give a Noise", "noise = Noise.FRESH"),
@@ -69,8 +69,7 @@ VERIFIER: Mapping[str, _Wanted] = {
 _METHODS: dict[str, str] = {
     "bind": "bind(self, target, *, max_batch_size, max_length), which checks the target and makes room for state",
     "propose": "propose(self, slots), which returns a DraftTree with a row for every row of slots",
-    "stop_law": "stop_law(self, tree, target_probs), the probability that the accepted path ends at each node",
-    "next_law": "next_law(self, tree, target_probs, stop), the law of the token that follows the path",
+    "laws": "laws(self, tree, target_probs), which returns Laws: where the accepted path ends, and what follows it",
 }
 """The methods that a component must have, in words."""
 
@@ -97,7 +96,7 @@ def check_drafter_attributes(drafter: Drafter, *, layers: int | None = None) -> 
     _check(drafter, DRAFTER, base=Drafter)
     name = type(drafter).__name__
     if not drafter.laws:
-        raise ValueError(f"{name}.laws is empty: name the laws by which it draws, such as {_LAWS.example}")
+        raise ValueError(f"{name}.laws is empty: name the laws by which it draws, such as {DRAFTER['laws'].example}")
     wrong = [layer for layer in drafter.hidden_layers if layers is not None and not -1 <= layer <= layers]
     if wrong:
         raise ValueError(

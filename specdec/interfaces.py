@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
 from typing import TYPE_CHECKING
@@ -91,29 +91,44 @@ class Drafter(ABC):
         """Forget the request in ``slot``, which has ended."""
 
 
-class Verifier(ABC):
-    """An acceptance rule, as two pure functions of the tables.
+@dataclass(frozen=True, eq=False)
+class Laws:
+    """The two distributions of a round, given its trees.
 
-    Both compute in the dtype of ``target_probs``, for all rows at once, and use no randomness. So the exact
+    Attributes:
+        stop: The probability that the accepted path ends at each node. The root's entry is the probability that nothing
+            is accepted; invalid nodes have zero; rows sum to one.
+        after: Returns the distribution of the token that follows a path ending at ``stop_nodes``, one node per row: a
+            residual, or p after a leaf. What it shares with ``stop`` has been computed already.
+    """
+
+    stop: Float[Tensor, "batch node"]
+    after: Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
+
+
+class Verifier(ABC):
+    """An acceptance rule, as a pure function of the tables.
+
+    It computes in the dtype of ``target_probs``, for all rows at once, and uses no randomness. So the exact
     distribution of a rule's output can be enumerated.
 
     Attributes:
         exactness: What the rule promises about the output distribution.
-        laws: The ways of drawing drafts for which the promise holds.
+        samplings: The ways of drawing drafts for which the promise holds.
         chain_only: Whether the rule takes chains only, no trees with siblings.
         paths_only: Whether the rule takes only paths that share nothing but the root.
         noise: With ``SHARED``, the engine draws the target's token at every node before the rule looks at it, so that
             ``target_probs`` are one-hot. This holds in plain decoding, too (``specdec.coupling``).
         needs_leaf_probs: Whether the rule reads q at every node, leaves included. For greedy requests it is then given
             p and q at temperature 1. In a row without drafts, q is zero.
-        recordable: Whether the two functions may be recorded and replayed without their Python, as is done with the
-            rules of this project. For a rule from elsewhere this must be said, because its functions may do other
-            things besides (count, print). A change of an attribute is noticed.
+        recordable: Whether ``laws`` may be recorded and replayed without its Python, as is done with the rules of this
+            project. For a rule from elsewhere this must be said, because its Python may do other things besides (count,
+            print). A change of an attribute is noticed.
         is_reference: Whether it is meant for tables of tiny vocabularies alone, because it is too slow for a model's.
     """
 
     exactness: Exactness
-    laws: frozenset[DraftSampling]
+    samplings: frozenset[DraftSampling]
     chain_only: bool = False
     paths_only: bool = False
     noise: Noise = Noise.FRESH
@@ -148,20 +163,13 @@ class Verifier(ABC):
         return target_probs
 
     @abstractmethod
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Returns the probability, given this tree, that the accepted path ends at each node.
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return where the accepted path ends, given these trees, and which token follows it.
 
-        The root's entry is the probability that nothing is accepted; invalid nodes have zero; rows sum to one.
+        Args:
+            tree: What was drafted.
+            target_probs: p at every node; anything, even NaN, at invalid ones.
         """
-
-    @abstractmethod
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Returns the law of the token that follows a path ending at ``stop``: a residual, or p after a leaf."""
 
 
 def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, str] | None:
@@ -173,7 +181,7 @@ def why_unfit(rule: Verifier | type[Verifier], drafter: Drafter) -> tuple[str, s
     """
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     drafts = type(drafter).__name__
-    unfit = sorted(law.name for law in drafter.laws - rule.laws)
+    unfit = sorted(law.name for law in drafter.laws - rule.samplings)
     if unfit:
         reason = f"{name} is not made for drafts that are {' or '.join(unfit)}, as {drafts} draws them"
         return reason, "another sampling in the drafter"
@@ -204,7 +212,7 @@ def fitting_rules(drafter: Drafter) -> list[type[Verifier]]:
             tuple(Exactness).index(rule.exactness),
             sum(_concrete(parent) for parent in rule.__mro__[1:]),
             (rule.noise is Noise.SHARED) != coupled,
-            -len(rule.laws - {DraftSampling.COUPLED}),
+            -len(rule.samplings - {DraftSampling.COUPLED}),
             rule.__name__,
         )
 
@@ -216,7 +224,7 @@ def _concrete(rule: type) -> bool:
     return (
         issubclass(rule, Verifier)
         and not isabstract(rule)
-        and isinstance(getattr(rule, "laws", None), frozenset)
+        and isinstance(getattr(rule, "samplings", None), frozenset)
         and isinstance(getattr(rule, "exactness", None), Exactness)
     )
 

@@ -147,9 +147,9 @@ def bias(rule: Verifier, drafted: Iterator[tuple[float, DraftTree]], p: Law = P)
         total += weight
         paths = paths_of(tree)
         target = torch.stack([p(path) for path in paths])[None]
-        stops = rule.stop_law(tree, target)[0]
+        stops = rule.laws(tree, target).stop[0]
         for stop in stops.nonzero()[:, 0].tolist():
-            following = rule.next_law(tree, target, torch.tensor([stop]))[0]
+            following = rule.laws(tree, target).after(torch.tensor([stop]))[0]
             for token in range(vocab):
                 emitted = (*paths[stop], token)[:LENGTH]
                 begun = weight * float(stops[stop] * following[token] / following.sum())

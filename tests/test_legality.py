@@ -54,9 +54,9 @@ def output_law(rule: Verifier, p: Law, q: Law, depth: int, keep: Keep) -> dict[t
             valid=(torch.arange(depth + 1) <= count)[None],
         )
         target = torch.stack([p(path) for path in paths])[None]
-        stops = rule.stop_law(tree, target)[0]
+        stops = rule.laws(tree, target).stop[0]
         for stop in range(count + 1):
-            following = rule.next_law(tree, target, torch.tensor([stop]))[0]
+            following = rule.laws(tree, target).after(torch.tensor([stop]))[0]
             for token in range(len(following)):
                 emitted = (*drawn[:stop], token)
                 begun = weight * float(stops[stop]) * float(following[token] / following.sum())

@@ -7,22 +7,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.acceptance import parts_of
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.certain import laws_of_certain
 from verifiers.descent import descend, law_after
 from verifiers.families import Family, drafted_laws, entries
 from verifiers.groups import groups_of
 from verifiers.post_order import PostOrderVerifier, law_of_first_success
-from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized, residual
 from verifiers.siblings import IN_TURN, by_rank, chance, share, try_in_turn
 from verifiers.thresholds import has_thresholds
 
 
 class _Chain(NamedTuple):
-    """What both laws need of every node of a chain.
+    """The weights of a chain, which both laws need.
 
     Attributes:
         weight: The weights.
@@ -49,15 +48,14 @@ class BlockVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
     chain_only = True
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this chain, that the accepted path ends at each node."""
-        if tree.draft_probs is None:
-            return stop_law_of_certain(tree, target_probs)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all positions of every chain."""
+        if tree.max_children == 0 or tree.draft_probs is None:
+            return laws_of_certain(tree, target_probs)
         chain = self._weights(tree, target_probs)
-        remember(self, tree, target_probs, chain)
         z = torch.empty_like(chain.weight)
         for part in parts_of(tree.width, target_probs[:, 0].numel()):
             p, q = target_probs[:, part], tree.draft_probs[:, part]
@@ -68,18 +66,16 @@ class BlockVerifier(Verifier):
             z = torch.where(certain, chain.weight * (1 - chain.p.gather(1, chain.child)), z)
         own = (z / (z + (1 - chain.weight)).clamp_(min=torch.finfo(z.dtype).tiny)).where(chain.inner, chain.weight)
         own[:, 0].fill_(1)
-        return law_of_first_success(tree, own)
+        return Laws(law_of_first_success(tree, own), lambda stop: self._after(tree, target_probs, chain, stop))
 
-    def next_law(
+    def _after(
         self,
         tree: DraftTree,
         target_probs: Float[Tensor, "batch node vocab"],
+        chain: _Chain,
         stop: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: the residual of the weighted p, or p after the last node."""
-        if tree.draft_probs is None:
-            return next_law_of_certain(tree, target_probs, stop)
-        chain = recall(self, tree, target_probs) or self._weights(tree, target_probs)
+        """Return the residual of the weighted p, or p after the last node."""
         at = stop[:, None]
         here = Family(tree, target_probs, at)
         node_p, q = here.p[:, 0], here.q[:, 0]
@@ -143,28 +139,16 @@ class TraversalVerifier(PostOrderVerifier):
     The law of every child says what its q is, so siblings may mix laws.
     """
 
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     takes_gaps = True
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all nodes in post-order."""
         if not has_thresholds(tree) or tree.max_children == 0:
-            return super().stop_law(tree, target_probs)
+            return super().laws(tree, target_probs)
         tried = descend(tree, target_probs)
-        remember(self, tree, target_probs, tried)
-        return law_of_first_success(tree, tried.chance)
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
-        if not has_thresholds(tree) or tree.max_children == 0:
-            return super().next_law(tree, target_probs, stop)
-        return law_after(tree, target_probs, stop, recall(self, tree, target_probs) or descend(tree, target_probs))
+        return Laws(law_of_first_success(tree, tried.chance), lambda stop: law_after(tree, target_probs, stop, tried))
 
     def _try_children(
         self, family: Family, weight: Float[Tensor, "batch some"]

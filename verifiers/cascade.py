@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdec.arguments import number
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.sampling import one_hot_argmax
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
@@ -93,7 +93,7 @@ class CascadeVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT_WRT
-    laws = frozenset({DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
     needs_leaf_probs = True
 
     def __init__(self, *, deferral: str | Deferral = "opt", alpha: float = 0.1):
@@ -112,18 +112,9 @@ class CascadeVerifier(Verifier):
         """Returns π of sampled rows; p where q is zero."""
         return self._mixture(target_probs, draft_probs, target_probs, draft_probs)
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        return self._rule.stop_law(tree, self._stated(tree, target_probs))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """The residual of rejection sampling towards π; π itself after a leaf."""
-        return self._rule.next_law(tree, self._stated(tree, target_probs), stop)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of rejection sampling towards π."""
+        return self._rule.laws(tree, self._stated(tree, target_probs))
 
     def _stated(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]

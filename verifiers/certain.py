@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from specdec.acceptance import ends_at_root
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree
 from verifiers.families import entries, rows_of
 from verifiers.residuals import normalized
 
 
-def stop_law_of_certain(
-    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
-) -> Float[Tensor, "batch node"]:
+def _stop_of_certain(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
     """Returns the law of the last node if every node is ``DETERMINISTIC``: the walk along draws from p."""
     entry = entries(tree, target_probs.shape[2])
     p = target_probs.flatten(1).gather(1, entry)
@@ -20,7 +20,14 @@ def stop_law_of_certain(
     return law_of_steps(tree, step)
 
 
-def next_law_of_certain(
+def laws_of_certain(tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+    """Return the laws of a tree whose nodes are all ``DETERMINISTIC``."""
+    if tree.max_children == 0:
+        return Laws(ends_at_root(target_probs), lambda stop: rows_of(target_probs, stop))
+    return Laws(_stop_of_certain(tree, target_probs), lambda stop: _after_certain(tree, target_probs, stop))
+
+
+def _after_certain(
     tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch vocab"]:
     """Returns the law of the next token if every node is ``DETERMINISTIC``: p without the children of ``stop``."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.block import BlockVerifier
@@ -35,37 +35,28 @@ class GreedyMultiPathVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
     paths_only = True
 
     def __init__(self):
         self._block, self._walk = BlockVerifier(), TargetWalkVerifier()
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given these paths, that the accepted path ends at each node; 0 beside the selected path."""
-        walked = self._walk.stop_law(tree, target_probs)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of the selected path: nothing ends beside it. p follows its last node."""
+        walked = self._walk.laws(tree, target_probs)
         if tree.draft_probs is None or tree.max_children == 0:
             return walked
         path = _largest_path(tree, tree.draft_probs, target_probs)
-        along = self._block.stop_law(*_as_chain(tree, tree.draft_probs, target_probs, path))
-        selected = torch.zeros_like(walked).scatter_add(1, path.clamp(min=0), along)
-        return walked.where(_certain(tree)[:, None], selected)
+        along = self._block.laws(*_as_chain(tree, tree.draft_probs, target_probs, path))
+        selected = torch.zeros_like(walked.stop).scatter_add(1, path.clamp(min=0), along.stop)
+        certain = _certain(tree)[:, None]
 
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """The residual with respect to q~; p after the last node and beside the selected path."""
-        walked = self._walk.next_law(tree, target_probs, stop)
-        if tree.draft_probs is None or tree.max_children == 0:
-            return walked
-        path = _largest_path(tree, tree.draft_probs, target_probs)
-        chain, chain_probs = _as_chain(tree, tree.draft_probs, target_probs, path)
-        selected, place = (path == stop[:, None]).max(-1)
-        along = self._block.next_law(chain, chain_probs, place)
-        return walked.where(_certain(tree)[:, None], along.where(selected[:, None], rows_of(target_probs, stop)))
+        def after(stop: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+            on_path, place = (path == stop[:, None]).max(-1)
+            drawn = along.after(place).where(on_path[:, None], rows_of(target_probs, stop))
+            return walked.after(stop).where(certain, drawn)
+
+        return Laws(walked.stop.where(certain, selected), after)
 
 
 def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:

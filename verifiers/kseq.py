@@ -34,7 +34,7 @@ class KSeqVerifier(LevelVerifier):
     tokens.
     """
 
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
 
     def _try_children(
         self, family: Family

@@ -6,13 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
-from verifiers.certain import law_of_steps, next_law_of_certain, stop_law_of_certain
+from verifiers.certain import law_of_steps, laws_of_certain
 from verifiers.families import Family, none_before, rows_of
 from verifiers.groups import groups_of
-from verifiers.remembered import recall, remember
 
 __all__ = ["LevelVerifier", "chances_in_turn", "law_in_turn", "law_of_levels", "law_of_steps"]
 
@@ -26,37 +25,23 @@ class LevelVerifier(Verifier):
 
     exactness = Exactness.EXACT
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        if tree.draft_probs is None:
-            return stop_law_of_certain(tree, target_probs)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying the children of all nodes."""
+        if tree.max_children == 0 or tree.draft_probs is None:
+            return laws_of_certain(tree, target_probs)
         family = Family.of_parents(tree, target_probs)
         chances, left = self._try_children(family)
-        remember(self, tree, target_probs, (family.nodes, left))
+
+        def after(stop: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+            found, place = (family.nodes == stop[:, None]).max(-1)
+            return rows_of(left, place).where(found[:, None], rows_of(target_probs, stop))
+
         if not tree.topology.static:
-            return law_of_levels(family, chances_in_turn(chances))
+            return Laws(law_of_levels(family, chances_in_turn(chances)), after)
         # Children that do not exist are written to the root, which is not read.
         chance = torch.zeros_like(target_probs[:, :, 0]).scatter_(1, family.flat_index, chances.flatten(1))
         # p of an invalid node may be anything.
-        return law_in_turn(tree, chance if tree.is_whole else chance.masked_fill_(~tree.valid, 0.0))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
-        if tree.max_children == 0:
-            return rows_of(target_probs, stop)
-        if tree.draft_probs is None:
-            return next_law_of_certain(tree, target_probs, stop)
-        known = recall(self, tree, target_probs)
-        if known is None:
-            return self._try_children(Family(tree, target_probs, stop[:, None]))[1][:, 0]
-        nodes, left = known
-        found, place = (nodes == stop[:, None]).max(-1)
-        return rows_of(left, place).where(found[:, None], rows_of(target_probs, stop))
+        return Laws(law_in_turn(tree, chance if tree.is_whole else chance.masked_fill_(~tree.valid, 0.0)), after)
 
     @abstractmethod
     def _try_children(

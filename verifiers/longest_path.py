@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.arguments import number, whole
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.families import entries, rows_of
@@ -22,22 +22,14 @@ class LongestPathVerifier(Verifier):
     """
 
     exactness = Exactness.LOSSY
-    laws = frozenset(DraftSampling)
+    samplings = frozenset(DraftSampling)
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """All at one node: given the tree, nothing is random."""
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """All mass is at one node, and p follows: given the tree, only the next token is random."""
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
-        return longest_path(tree, p, self._plausible(tree, target_probs, entry, p))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """The target's distribution at the node."""
-        return rows_of(target_probs, stop)
+        stop = longest_path(tree, p, self._plausible(tree, target_probs, entry, p))
+        return Laws(stop, lambda stop: rows_of(target_probs, stop))
 
     @abstractmethod
     def _plausible(

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from specdec.arguments import number
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
+from verifiers.certain import laws_of_certain
 from verifiers.families import Family
 from verifiers.levels import law_of_levels
 from verifiers.rejection import RejectionVerifier
-from verifiers.target_walk import TargetWalkVerifier
 
 _SAMPLED = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
@@ -30,7 +30,7 @@ class LenientVerifier(Verifier):
     """
 
     exactness = Exactness.LOSSY
-    laws = _SAMPLED
+    samplings = _SAMPLED
     chain_only = True
 
     def __init__(self, *, lenience: float = 0.8):
@@ -41,20 +41,13 @@ class LenientVerifier(Verifier):
         self.lenience = lenience
         self._rule = RejectionVerifier()
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this chain, that the accepted path ends at each node."""
-        if tree.draft_probs is not None:
-            tree = replace(tree, draft_probs=tree.draft_probs * self.lenience)
-        return self._rule.stop_law(tree, target_probs)
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """The residual of rejection sampling, or p after the last node."""
-        return self._rule.next_law(tree, target_probs, stop)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of rejection sampling from a smaller q, but what it leaves without lenience."""
+        exact = self._rule.laws(tree, target_probs)
+        if tree.draft_probs is None:
+            return exact
+        lenient = replace(tree, draft_probs=tree.draft_probs * self.lenience)
+        return Laws(self._rule.laws(lenient, target_probs).stop, exact.after)
 
 
 class ThresholdVerifier(Verifier):
@@ -71,7 +64,7 @@ class ThresholdVerifier(Verifier):
     """
 
     exactness = Exactness.LOSSY
-    laws = frozenset(DraftSampling)
+    samplings = frozenset(DraftSampling)
 
     def __init__(self, *, single: float = 1.0, accumulated: float = 1.0):
         for name, value in (("single", single), ("accumulated", accumulated)):
@@ -79,10 +72,9 @@ class ThresholdVerifier(Verifier):
             if not 0 < number(name, value, remedy) <= 1:
                 raise ValueError(f"{name}={value}: {remedy}")
         self.single, self.accumulated = single, accumulated
-        self._rule = TargetWalkVerifier()
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the law of the walk with thresholds; the next token is a draw from p that is none of the children."""
         family = Family.of_parents(tree, target_probs)
         tokens = family.tokens
         repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
@@ -91,16 +83,8 @@ class ThresholdVerifier(Verifier):
         # A child that is certain leaves nothing for its later siblings.
         share = torch.where(p >= self.single, 1.0, share).cummax(-1).values
         accepted = share - torch.nn.functional.pad(share[..., :-1], (1, 0))
-        return law_of_levels(family, accepted.where(family.exists, 0.0))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of a draw from p that is none of the children of ``stop``."""
-        return self._rule.next_law(tree, target_probs, stop)
+        stop = law_of_levels(family, accepted.where(family.exists, 0.0))
+        return Laws(stop, laws_of_certain(tree, target_probs).after)
 
 
 class FuzzyVerifier(Verifier):
@@ -116,7 +100,7 @@ class FuzzyVerifier(Verifier):
     """
 
     exactness = Exactness.LOSSY
-    laws = _SAMPLED
+    samplings = _SAMPLED
 
     def __init__(self, *, threshold: float = 0.1, divergence: str = "jensen_shannon"):
         remedy = "give a divergence of at least 0"
@@ -128,18 +112,9 @@ class FuzzyVerifier(Verifier):
         self.threshold, self.divergence = threshold, divergence
         self._rule = RejectionVerifier()
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        return self._rule.stop_law(tree, self._trusted(tree, target_probs))
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """What rejection sampling leaves; p after a leaf."""
-        return self._rule.next_law(tree, self._trusted(tree, target_probs), stop)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of rejection sampling towards q where it is close, and towards p elsewhere."""
+        return self._rule.laws(tree, self._trusted(tree, target_probs))
 
     def _trusted(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]

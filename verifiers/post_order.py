@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import Exactness
-from verifiers.certain import next_law_of_certain, stop_law_of_certain
+from verifiers.certain import laws_of_certain
 from verifiers.families import Family, none_before, rows_of
 from verifiers.groups import groups_of
-from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 
 
@@ -33,42 +32,27 @@ class PostOrderVerifier(Verifier):
     exactness = Exactness.EXACT
     takes_gaps: bool = False
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        if tree.draft_probs is None:
-            return stop_law_of_certain(tree, target_probs)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all nodes."""
+        if tree.max_children == 0 or tree.draft_probs is None:
+            return laws_of_certain(tree, target_probs)
         weight, chance, left = self._try_all(tree, target_probs)
-        remember(self, tree, target_probs, (weight, left))
-        return law_of_first_success(tree, chance)
 
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p at ``stop`` after all its children were rejected."""
-        if tree.max_children == 0:
-            return rows_of(target_probs, stop)
-        if tree.draft_probs is None:
-            return next_law_of_certain(tree, target_probs, stop)
-        known = recall(self, tree, target_probs)
-        if known is None:
-            weight, _, left = self._try_all(tree, target_probs)
-        else:
-            weight, left = known
-        family = Family(tree, target_probs, stop[:, None])
-        if tree.topology.static:
-            groups = groups_of(tree.topology)
-            found = rows_of(torch.cat(left, 1), groups.place_among_parents.index_select(0, stop)[:, None])
-        else:
-            found = self._try_children(family, weight.gather(1, stop[:, None]))[2]
-        if tree.is_whole:
-            exists = groups_of(tree.topology).first_child.index_select(0, stop)[:, None] > 0
-        else:
-            exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
-        # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
-        return normalized(found, family.p, exists[..., None])[:, 0]
+        def after(stop: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+            family = Family(tree, target_probs, stop[:, None])
+            if tree.topology.static:
+                groups = groups_of(tree.topology)
+                found = rows_of(torch.cat(left, 1), groups.place_among_parents.index_select(0, stop)[:, None])
+            else:
+                found = self._try_children(family, weight.gather(1, stop[:, None]))[2]
+            if tree.is_whole:
+                exists = groups_of(tree.topology).first_child.index_select(0, stop)[:, None] > 0
+            else:
+                exists = ((tree.parents == stop[:, None]) & tree.valid).any(-1, keepdim=True)
+            # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+            return normalized(found, family.p, exists[..., None])[:, 0]
+
+        return Laws(law_of_first_success(tree, chance), after)
 
     def _try_all(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]

@@ -1,16 +1,14 @@
 """Rejection sampling, from the root down and sibling by sibling: it fits every way of drafting but shared noise."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.certain import next_law_of_certain, stop_law_of_certain
-from verifiers.families import Family, drafted_laws, entries, rows_of, with_siblings
+from verifiers.certain import laws_of_certain
+from verifiers.families import Family, drafted_laws, entries, with_siblings
 from verifiers.levels import law_in_turn
-from verifiers.remembered import recall, remember
 from verifiers.residuals import normalized
 from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
 from verifiers.thresholds import has_thresholds, law_of_next, thresholds
@@ -35,20 +33,17 @@ class RejectionVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability, given this tree, that the accepted path ends at each node."""
-        if tree.max_children == 0:
-            step = torch.zeros_like(target_probs[:, :, 0])
-            step[:, 0].fill_(1)
-            return step
-        if tree.draft_probs is None:
-            return stop_law_of_certain(tree, target_probs)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all children of every node in turn."""
+        if tree.max_children == 0 or tree.draft_probs is None:
+            return laws_of_certain(tree, target_probs)
         if has_thresholds(tree):
             tried = thresholds(tree, target_probs)
-            remember(self, tree, target_probs, tried)
-            return law_in_turn(tree, tried.chance)
+            return Laws(
+                law_in_turn(tree, tried.chance), lambda stop: law_of_next(tree, target_probs, stop, tried.after)
+            )
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
@@ -57,31 +52,22 @@ class RejectionVerifier(Verifier):
         several = with_siblings(tree, target_probs)
         if several is not None:
             chances = _in_turn(tree, several, chances)
-        return law_in_turn(tree, chances)
+        return Laws(law_in_turn(tree, chances), lambda stop: _after(tree, target_probs, stop))
 
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of the token that follows: what is left of p after all children of ``stop`` were rejected."""
-        if tree.max_children == 0:
-            return rows_of(target_probs, stop)
-        if tree.draft_probs is None:
-            return next_law_of_certain(tree, target_probs, stop)
-        if has_thresholds(tree):
-            tried = recall(self, tree, target_probs) or thresholds(tree, target_probs)
-            return law_of_next(tree, target_probs, stop, tried.after)
-        family = Family(tree, target_probs, stop[:, None])
-        most = family.laws.shape[-1]
-        if most == 1:
-            left = rejected(family.p, family.q, family.tokens[..., 0], family.laws[..., 0], tree.only_law)
-        else:
-            siblings = Siblings((1,) * most, family.tokens[:, 0], family.laws[:, 0], tree.only_law)
-            left = try_in_turn(family.p, family.q, siblings).left
-        # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
-        return normalized(left, family.p, family.laws[..., :1] >= 0)[:, 0]
+
+def _after(
+    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch vocab"]:
+    """Return what is left of p after all children of ``stop`` were rejected."""
+    family = Family(tree, target_probs, stop[:, None])
+    most = family.laws.shape[-1]
+    if most == 1:
+        left = rejected(family.p, family.q, family.tokens[..., 0], family.laws[..., 0], tree.only_law)
+    else:
+        siblings = Siblings((1,) * most, family.tokens[:, 0], family.laws[:, 0], tree.only_law)
+        left = try_in_turn(family.p, family.q, siblings).left
+    # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
+    return normalized(left, family.p, family.laws[..., :1] >= 0)[:, 0]
 
 
 def _in_turn(

@@ -1,12 +1,12 @@
 """Drafter-invariant decoding: drafter and target use the same noise."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
-from verifiers.target_walk import TargetWalkVerifier
+from verifiers.certain import laws_of_certain
 
 
 class SharedNoiseVerifier(Verifier):
@@ -28,21 +28,9 @@ class SharedNoiseVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset(DraftSampling)
+    samplings = frozenset(DraftSampling)
     noise = Noise.SHARED
 
-    def __init__(self):
-        self._rule = TargetWalkVerifier()
-
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """All mass where the walk along the target's tokens ends; ``target_probs`` are one-hot."""
-        return self._rule.stop_law(tree, target_probs)
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """All mass on the target's token there."""
-        return self._rule.next_law(tree, target_probs, stop)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Walk along the target's tokens; ``target_probs`` are one-hot."""
+        return laws_of_certain(tree, target_probs)

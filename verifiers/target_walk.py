@@ -1,14 +1,12 @@
 """Draws from the target walk down the tree: exact for any draft."""
 
-from dataclasses import replace
-
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.rejection import RejectionVerifier
+from verifiers.certain import laws_of_certain
 
 
 class TargetWalkVerifier(Verifier):
@@ -22,30 +20,8 @@ class TargetWalkVerifier(Verifier):
     """
 
     exactness = Exactness.EXACT
-    laws = frozenset(DraftSampling)
+    samplings = frozenset(DraftSampling)
 
-    def __init__(self):
-        self._rule = RejectionVerifier()
-
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        """Probability that draws from p lead down to each node and not further."""
-        return self._rule.stop_law(_without_q(tree), target_probs)
-
-    def next_law(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        stop: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Law of a draw from p that is none of the children: this draw itself is emitted, not a new one."""
-        return self._rule.next_law(_without_q(tree), target_probs, stop)
-
-
-def _without_q(tree: DraftTree) -> DraftTree:
-    """Returns the tree without q, as if every node had been chosen without randomness."""
-    stripped = replace(tree, draft_probs=None)
-    known = vars(tree)
-    vars(stripped).update(
-        {name: known[name] for name in ("parents", "depth", "ancestors", "children") if name in known}
-    )
-    return stripped
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Draws from p lead down to a node and not further; the draw that is none of its children is emitted."""
+        return laws_of_certain(tree, target_probs)

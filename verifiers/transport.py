@@ -40,7 +40,7 @@ class TransportVerifier(LevelVerifier):
         ValueError: A group of siblings is too large for its vocabulary; says at which row and node.
     """
 
-    laws = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
     is_reference = True
 
     def _try_children(

@@ -24,7 +24,7 @@ class TwoDraftVerifier(LevelVerifier):
     siblings are tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
     """
 
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     def _try_children(
         self, family: Family

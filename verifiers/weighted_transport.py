@@ -33,7 +33,7 @@ class WeightedTransportVerifier(PostOrderVerifier):
             for its vocabulary.
     """
 
-    laws = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
+    samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     def __init__(self, *, solver: str = "pairs"):
         if not isinstance(solver, str) or solver not in SOLVERS:

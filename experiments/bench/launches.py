@@ -77,7 +77,7 @@ def work_of(rule: Verifier, tree: DraftTree, p: torch.Tensor) -> Work:
 
 def fits(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
     """Whether a rule takes such drafts."""
-    return law in rule.laws and (shape.is_chain or not rule.chain_only) and (shape.is_paths or not rule.paths_only)
+    return law in rule.samplings and (shape.is_chain or not rule.chain_only) and (shape.is_paths or not rule.paths_only)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def main() -> None:
     table = Table((*columns, *[Column(f"{name},\nper row") for name in SHAPES]), "Operations per accepted round")
     for name, rule in make_rules(options.rules).items():
         for law in LAWS:
-            if law not in rule.laws:
+            if law not in rule.samplings:
                 continue
             texts = [name, law.name.lower().replace("_", " ")]
             for per_row in (False, True):

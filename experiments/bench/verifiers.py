@@ -143,7 +143,7 @@ def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: flo
         drawn = replace(case, tokens=draw_tokens(case.shape, case.law, case.q, generator))
         tree = drawn.tree()
         for values, rule in zip(found, rules, strict=True):
-            values.append(float((rule.stop_law(tree, case.p) * tree.depth).sum(-1).mean()))
+            values.append(float((rule.laws(tree, case.p).stop * tree.depth).sum(-1).mean()))
         if time.perf_counter() - begin > limit:
             break
     return [statistics.mean(values) for values in found]

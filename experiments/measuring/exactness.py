@@ -194,4 +194,6 @@ def _tables(vocab: int, depth: int, seed: int, kinds: tuple[str, ...]) -> Tables
 
 def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
     """The rule takes drafts of this shape that are drawn so."""
-    return law in rule.laws and (shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths)))
+    return law in rule.samplings and (
+        shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
+    )

@@ -155,9 +155,9 @@ def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[
         drafts = sample_drafts(made, shape, law, count, seed=sample, leaf_probs=rule.needs_leaf_probs)
         begin = clock()
         for each in rules:
-            each.stop_law(drafts.tree, drafts.target_probs)
+            laws = each.laws(drafts.tree, drafts.target_probs)
             for node in range(drafts.tree.width):
-                each.next_law(drafts.tree, drafts.target_probs, torch.full((count,), node))
+                laws.after(torch.full((count,), node))
         return clock() - begin
 
     # What a rule computes once and keeps (a linear program, say) falls into the first sample, and what a call costs

@@ -107,7 +107,7 @@ def record(sets: Sequence[DraftSet], rule: Verifier) -> Recorded:
     parts = [_Sums() for _ in sets]
     for drafts, sums in zip(sets, parts, strict=True):
         for keys, tree, p in batches(drafts):
-            stop = rule.stop_law(tree, p)
+            stop = rule.laws(tree, p).stop
             if sums.empty:
                 sums.top_down = _is_top_down(rule, tree, p, stop)
             reached = (stop[:, None] @ tree.ancestors.to(stop.dtype).expand(len(stop), -1, -1))[:, 0]
@@ -230,7 +230,7 @@ def _is_top_down(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.T
     if tree.max_depth < 2:
         return True
     first = tree.limited(torch.ones(len(p), dtype=torch.long))
-    alone = rule.stop_law(first, p)[:, 0]
+    alone = rule.laws(first, p).stop[:, 0]
     return bool((alone - stop[:, 0]).abs().max() < _SAME)
 
 

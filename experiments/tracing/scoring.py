@@ -90,7 +90,7 @@ def score(drafts: DraftSet, verifiers: Mapping[str, Verifier]) -> tuple[list[Sco
             if found.refused is not None:
                 continue
             try:
-                stop_law = verifier.stop_law(tree, p)
+                stop_law = verifier.laws(tree, p).stop
                 if verifier.exactness is not Exactness.EXACT:
                     for each in first_token_distances(verifier, tree, p):
                         found.distance_tv.append(each.tv)

@@ -246,7 +246,7 @@ class _ReadsLeaves(Plain):
     needs_leaf_probs = True
 
     def __init__(self, like: Verifier, drafter_laws: frozenset):
-        self.exactness, self.laws = like.exactness, like.laws | drafter_laws
+        self.exactness, self.samplings = like.exactness, like.samplings | drafter_laws
 
 
 def _leaves(stage: Stage, jobs: Sequence[Job]) -> Finding:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.engine.round import Mode
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.requests import Request
 from specdec.tree import DraftTree
 from specdec.wellformed import describe, distribution_flaw, flaws
@@ -57,36 +57,35 @@ class Inspector:
 
 
 class _InspectedRule(Verifier):
-    """A rule whose laws are looked at. The class has no ``laws``, so no message names it as a remedy."""
+    """A rule whose laws are looked at. The class has no ``samplings``, so no message names it as a remedy."""
 
     def __init__(self, rule: Verifier, inspector: Inspector):
         self._rule, self._inspector = rule, inspector
-        self.exactness, self.laws = rule.exactness, rule.laws
+        self.exactness, self.samplings = rule.exactness, rule.samplings
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        law = self._rule.stop_law(tree, target_probs)
-        if tuple(law.shape) != tuple(tree.tokens.shape):
-            shape, wanted = list(law.shape), list(tree.tokens.shape)
-            raise self._inspector.law(None, None, f"stop_law has the shape {shape}: give [batch, node], here {wanted}")
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        laws = self._rule.laws(tree, target_probs)
+        self._shape("stop", laws.stop, "[batch, node]", list(tree.tokens.shape))
         known = torch.isfinite(target_probs).all(-1).all(-1)
-        beside = known[:, None] & ~tree.valid & (law != 0)
+        beside = known[:, None] & ~tree.valid & (laws.stop != 0)
         if beside.any():
             row, node = beside.nonzero()[0].tolist()
-            what = f"stop_law gives it the probability {float(law[row, node]):.3g}, and it is not valid: give 0"
+            what = f"stop gives it the probability {float(laws.stop[row, node]):.3g}, and it is not valid: give 0"
             raise self._inspector.law(row, node, what)
-        self._refuse("stop_law", law, known)
-        return law
+        self._refuse("stop", laws.stop, known)
 
-    def next_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch vocab"]:
-        law = self._rule.next_law(tree, target_probs, stop)
-        wanted = [target_probs.shape[0], target_probs.shape[2]]
+        def after(stop_nodes: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+            law = laws.after(stop_nodes)
+            self._shape("after", law, "[batch, vocab]", [target_probs.shape[0], target_probs.shape[2]])
+            self._refuse("after", law, known, stop_nodes)
+            return law
+
+        return Laws(laws.stop, after)
+
+    def _shape(self, name: str, law: Tensor, axes: str, wanted: list[int]) -> None:
         if list(law.shape) != wanted:
-            what = f"next_law has the shape {list(law.shape)}: give [batch, vocab], here {wanted}"
+            what = f"{name} has the shape {list(law.shape)}: give {axes}, here {wanted}"
             raise self._inspector.law(None, None, what)
-        self._refuse("next_law", law, torch.isfinite(target_probs).all(-1).all(-1), stop)
-        return law
 
     def _refuse(
         self,

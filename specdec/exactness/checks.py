@@ -32,12 +32,12 @@ def check_drafts(verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor
         lambda row, node: f"row {row}, node {node}: token {int(tree.tokens[row, node])} is none of p's {vocab}",
     )
     fits = torch.zeros(len(DraftSampling), dtype=torch.bool)
-    fits[[int(law) for law in verifier.laws]] = True
+    fits[[int(law) for law in verifier.samplings]] = True
     _first(
         drafted & ~fits[tree.law.long()],
         lambda row, node: (
             f"row {row}, node {node} is {DraftSampling(int(tree.law[row, node])).name}, and {rule} takes "
-            f"{', '.join(law.name for law in sorted(verifier.laws))}"
+            f"{', '.join(law.name for law in sorted(verifier.samplings))}"
         ),
     )
     if verifier.chain_only:

@@ -13,7 +13,7 @@ from specdec.random import draw
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
-Laws = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
+Samplings = DraftSampling | Sequence[DraftSampling] | Mapping[tuple[int, ...], DraftSampling]
 """How nodes are drawn: one law for all, or the law of every sibling rank, or of every path of the shape."""
 
 Grows = Callable[[int, Tensor], Tensor]
@@ -43,9 +43,9 @@ class WeightedDrafts:
 def enumerate_drafts(
     tables: Tables,
     shape: TreeShape,
-    laws: Laws,
+    laws: Samplings,
     *,
-    declared: Laws | None = None,
+    declared: Samplings | None = None,
     declared_q: tuple[Tensor, ...] | None = None,
     grows: Grows | None = None,
     leaf_probs: bool = False,
@@ -94,11 +94,11 @@ def num_drafts(shape: TreeShape, law: DraftSampling, vocab: int) -> int:
 def sample_drafts(
     tables: Tables,
     shape: TreeShape,
-    laws: Laws,
+    laws: Samplings,
     count: int,
     *,
     seed: int,
-    declared: Laws | None = None,
+    declared: Samplings | None = None,
     grows: Grows | None = None,
     leaf_probs: bool = False,
 ) -> WeightedDrafts:
@@ -118,11 +118,11 @@ def sample_drafts(
 def _draft(
     tables: Tables,
     shape: TreeShape,
-    laws: Laws,
+    laws: Samplings,
     choose: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     rows: int,
     *,
-    declared: Laws | None,
+    declared: Samplings | None,
     declared_q: tuple[Tensor, ...] | None,
     grows: Grows | None,
     leaf_probs: bool,
@@ -151,7 +151,7 @@ def _draft(
     vocab = tables.vocab
     rank = {child: place for children in shape.children for place, child in enumerate(children)}
 
-    def law_of(given: Laws, node: int) -> DraftSampling:
+    def law_of(given: Samplings, node: int) -> DraftSampling:
         if isinstance(given, DraftSampling):
             return given
         if isinstance(given, Mapping):

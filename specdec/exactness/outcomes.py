@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.drafts import Grows, Laws, WeightedDrafts, enumerate_drafts, sample_drafts
+from specdec.exactness.drafts import Grows, Samplings, WeightedDrafts, enumerate_drafts, sample_drafts
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
@@ -91,14 +91,14 @@ def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outco
     """
     tree, vocab = drafts.tree, tables.vocab
     check_drafts(verifier, tree, drafts.target_probs)
-    stop_law = verifier.stop_law(tree, drafts.target_probs)
+    laws = verifier.laws(tree, drafts.target_probs)
     emitted = [torch.zeros(vocab ** (depth + 1), dtype=torch.float64) for depth in range(tree.max_depth + 1)]
     for node in range(tree.width):
-        weight = drafts.probability * stop_law[:, node]
+        weight = drafts.probability * laws.stop[:, node]
         some = weight != 0
         if not some.any():
             continue
-        next_law = verifier.next_law(tree, drafts.target_probs, torch.full_like(tree.tokens[:, 0], node))
+        next_law = laws.after(torch.full_like(tree.tokens[:, 0], node))
         index = drafts.prefixes[some, node, None] * vocab + torch.arange(vocab)
         depth = int(tree.depth[0, node])
         emitted[depth].index_add_(0, index.flatten(), (weight[some, None] * next_law[some]).flatten())
@@ -110,7 +110,7 @@ def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outco
         joint=joint,
         tv=0.5 * float((joint - stated.joint(tree.max_depth + 1)).abs().sum()),
         target_tv=0.5 * float((joint - tables.joint(tree.max_depth + 1)).abs().sum()),
-        expected_accepted=float((drafts.probability[:, None] * stop_law * tree.depth).sum()),
+        expected_accepted=float((drafts.probability[:, None] * laws.stop * tree.depth).sum()),
     )
 
 
@@ -122,11 +122,11 @@ def emitted_law(
     That token is the accepted child of the root, or the next token if none is accepted. For an exact rule, the average
     over all trees that could have been drawn is p at the root; for one tree it is not, unless the draft is not random.
     """
-    stop_law = verifier.stop_law(tree, target_probs)
-    at_root = verifier.next_law(tree, target_probs, torch.zeros_like(tree.tokens[:, 0]))
+    laws = verifier.laws(tree, target_probs)
+    at_root = laws.after(torch.zeros_like(tree.tokens[:, 0]))
     # Where no path ends at the root, its residual may be anything.
-    first_law = torch.where(stop_law[:, :1] > 0, stop_law[:, :1] * at_root, 0.0)
-    through = torch.where(tree.ancestors, stop_law[..., None], 0.0).sum(1)
+    first_law = torch.where(laws.stop[:, :1] > 0, laws.stop[:, :1] * at_root, 0.0)
+    through = torch.where(tree.ancestors, laws.stop[..., None], 0.0).sum(1)
     return first_law.scatter_add(1, tree.tokens, through.where((tree.depth == 1) & tree.valid, 0.0))
 
 
@@ -134,9 +134,9 @@ def enumerate_outcome(
     verifier: Verifier,
     tables: Tables,
     shape: TreeShape,
-    laws: Laws,
+    laws: Samplings,
     *,
-    declared: Laws | None = None,
+    declared: Samplings | None = None,
     declared_q: tuple[Tensor, ...] | None = None,
     grows: Grows | None = None,
 ) -> Outcome:
@@ -157,12 +157,12 @@ def estimate(
     verifier: Verifier,
     tables: Tables,
     shape: TreeShape,
-    laws: Laws,
+    laws: Samplings,
     *,
     samples: int = 20_000,
     seed: int = 0,
     confidence: float = 0.99,
-    declared: Laws | None = None,
+    declared: Samplings | None = None,
     grows: Grows | None = None,
 ) -> Estimate:
     """Estimates what ``enumerate_outcome`` would return, from a random sample of drafts.
@@ -206,31 +206,31 @@ def estimate(
     hits, accepted = [], []
     for drafts in (first, second):
         tree = drafts.tree
-        stop_law = verifier.stop_law(tree, drafts.target_probs)
-        accepted.append((stop_law * tree.depth).sum(-1))
+        laws = verifier.laws(tree, drafts.target_probs)
+        accepted.append((laws.stop * tree.depth).sum(-1))
         if drafts is first:
             continue
         hit = torch.zeros_like(drafts.probability)
         for node, depth in enumerate(shape.depths):
-            next_law = verifier.next_law(tree, drafts.target_probs, torch.full_like(tree.tokens[:, 0], node))
+            next_law = laws.after(torch.full_like(tree.tokens[:, 0], node))
             value = within[depth + 1].view(-1, tables.vocab)[drafts.prefixes[:, node]]
             # Where a path never ends, the residual may be anything.
-            hit += torch.where(stop_law[:, node] > 0, stop_law[:, node] * (next_law * value).sum(-1), 0.0)
+            hit += torch.where(laws.stop[:, node] > 0, laws.stop[:, node] * (next_law * value).sum(-1), 0.0)
         hits.append(hit - within[0])
     return Estimate(SampleMean.of(torch.cat(hits), confidence), SampleMean.of(torch.cat(accepted), confidence))
 
 
 def expected_by_levels(
-    verifier: Verifier, tables: Tables, factors: Sequence[int], laws: Laws, *, declared: Laws | None = None
+    verifier: Verifier, tables: Tables, factors: Sequence[int], laws: Samplings, *, declared: Samplings | None = None
 ) -> float:
     """Returns the expected accepted tokens on ``TreeShape.branching(*factors)``, without enumerating its drafts.
 
     Only for rules that decide level by level, where the subtree of an accepted child is verified as a tree of its own.
     """
     drafts = enumerate_drafts(tables, TreeShape.branching(factors[0]), laws, declared=declared)
-    stop_law = verifier.stop_law(drafts.tree, drafts.target_probs)
+    stop = verifier.laws(drafts.tree, drafts.target_probs).stop
     below = torch.zeros(tables.vocab, dtype=torch.float64)
     if len(factors) > 1:
         for token in range(tables.vocab):
             below[token] = expected_by_levels(verifier, tables.after(token, 1), factors[1:], laws, declared=declared)
-    return float((drafts.probability[:, None] * stop_law[:, 1:] * (1 + below[drafts.tree.tokens[:, 1:]])).sum())
+    return float((drafts.probability[:, None] * stop[:, 1:] * (1 + below[drafts.tree.tokens[:, 1:]])).sum())

@@ -19,11 +19,11 @@ class ResidualOfTheTarget(CascadeVerifier):
     """Mutant: accepts towards the mixture, and emits what is left of p."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self._rule.next_law(tree, target_probs, stop)
+        return self._rule.laws(tree, target_probs).after(stop)
 
 
 class AcceptsTowardsTheTarget(CascadeVerifier):
     """Mutant: accepts towards p, and emits what is left of the mixture."""
 
     def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        return self._rule.stop_law(tree, target_probs)
+        return self._rule.laws(tree, target_probs).stop

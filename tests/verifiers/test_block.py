@@ -87,10 +87,10 @@ def test_a_block_by_hand() -> None:
     tree = DraftTree.from_shape(TreeShape.chain(2), torch.tensor([[0, 1, 0], [0, 1, 1]]), sampling=IID, draft_probs=q)
     expected = torch.tensor([[0, 0, 1], [5 / 9 * 4 / 5, 5 / 9 / 5, 4 / 9]], dtype=torch.float64)
     for rule in (BlockVerifier(), TraversalVerifier()):
-        torch.testing.assert_close(rule.stop_law(tree, p), expected)
-        after_one = rule.next_law(tree, p, torch.ones(2, dtype=torch.long))
+        torch.testing.assert_close(rule.laws(tree, p).stop, expected)
+        after_one = rule.laws(tree, p).after(torch.ones(2, dtype=torch.long))
         torch.testing.assert_close(after_one, torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
-        assert torch.equal(rule.next_law(tree, p, torch.full((2,), 2)), p[:, 2])
+        assert torch.equal(rule.laws(tree, p).after(torch.full((2,), 2)), p[:, 2])
 
 
 def test_post_order_by_hand() -> None:
@@ -128,7 +128,7 @@ def test_a_block_reaches_every_position_with_its_weight() -> None:
     """The key lemma, over the drafts; and then no lossless rule does better."""
     tables, shape = Tables.random(3, 3, seed=7), TreeShape.chain(3)
     made = enumerate_drafts(tables, shape, IID)
-    stop_law = BlockVerifier().stop_law(made.tree, made.target_probs)
+    stop_law = BlockVerifier().laws(made.tree, made.target_probs).stop
     weight = BlockVerifier()._weights(made.tree, made.target_probs)[0]
     for position in range(1, 4):
         reached = (made.probability * stop_law[:, position:].sum(1)).sum()
@@ -152,13 +152,13 @@ def test_rules_on_a_chain_need_no_order_of_columns() -> None:
         draft_probs=wide_q,
     )
     for rule in (BlockVerifier(), TraversalVerifier()):
-        narrow, other = rule.stop_law(chain, p[:, :3]), rule.stop_law(wide, wide_p)
+        narrow, other = rule.laws(chain, p[:, :3]).stop, rule.laws(wide, wide_p).stop
         torch.testing.assert_close(other[:, gap], narrow)
         assert other[0, 1] == 0
         for node in range(3):
             torch.testing.assert_close(
-                rule.next_law(wide, wide_p, torch.tensor([gap[node]])),
-                rule.next_law(chain, p[:, :3].contiguous(), torch.tensor([node])),
+                rule.laws(wide, wide_p).after(torch.tensor([gap[node]])),
+                rule.laws(chain, p[:, :3].contiguous()).after(torch.tensor([node])),
             )
 
 
@@ -194,7 +194,7 @@ class TokenResidual(BlockVerifier):
     """Emits from the residual of the token rule, N([p - q]+)."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().next_law(tree, target_probs, stop)
+        return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 class NoResidual(TraversalVerifier):
@@ -254,8 +254,8 @@ def test_the_bound_for_accelerators_changes_nothing(shape: TreeShape, monkeypatc
     """Where looking would synchronize, rows are filled up with other nodes."""
     tables = Tables.random(3, 2, seed=1)
     made = enumerate_drafts(tables, shape, SWOR)
-    expected = TraversalVerifier().stop_law(made.tree, made.target_probs)
+    expected = TraversalVerifier().laws(made.tree, made.target_probs).stop
     monkeypatch.setattr(
         verifiers.post_order, "_most_parents", lambda tree, here, depth: 1 if depth == 0 else (tree.width - depth) // 2
     )
-    assert torch.equal(TraversalVerifier().stop_law(made.tree, made.target_probs), expected)
+    assert torch.equal(TraversalVerifier().laws(made.tree, made.target_probs).stop, expected)

@@ -140,12 +140,12 @@ def test_both_laws_are_laws_in_float32() -> None:
             return
         tree = replace(tree, law=torch.where(tree.law == 0, int(IID), tree.law.long()).to(torch.int8))
         for rule in rules:
-            stop_law = rule.stop_law(tree, p)
+            stop_law = rule.laws(tree, p).stop
             assert stop_law.dtype == torch.float32 and (stop_law >= 0).all()
             assert (stop_law[~tree.valid] == 0).all()
             assert (stop_law.sum(1) - 1).abs().max() < 1e-5
             for node in range(tree.width):
-                next_law = rule.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+                next_law = rule.laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))
                 assert (next_law >= 0).all() and (next_law.sum(1) - 1).abs().max() < 1e-5
                 assert tree.draft_probs is not None
                 neither = (p[:, node] == 0) & (tree.draft_probs[:, node] == 0)
@@ -163,9 +163,9 @@ def test_a_row_without_q_is_decoded_plainly() -> None:
         TreeShape.chain(1), torch.tensor([[3, 0], [3, 1]]), valid=valid, sampling=IID, draft_probs=q
     )
     rule = CascadeVerifier(deferral="chow", alpha=1.0)
-    assert torch.equal(rule.stop_law(tree, p)[0], torch.tensor([1.0, 0.0]))
-    assert torch.equal(rule.next_law(tree, p, torch.zeros(2, dtype=torch.long))[0], p[0, 0])
-    torch.testing.assert_close(rule.next_law(tree, p, torch.tensor([0, 1]))[1], q[1, 1])
+    assert torch.equal(rule.laws(tree, p).stop[0], torch.tensor([1.0, 0.0]))
+    assert torch.equal(rule.laws(tree, p).after(torch.zeros(2, dtype=torch.long))[0], p[0, 0])
+    torch.testing.assert_close(rule.laws(tree, p).after(torch.tensor([0, 1]))[1], q[1, 1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_trees_whose_shape_depends_on_the_draft_are_exact(rule: str, laws: str) 
     tables = Tables.random(3, 2, seed=3, kinds=("dense", "zeros"))
     made = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws], grows=grown)
     assert (made.tree.valid[:, 4] & ~made.tree.valid[:, 3]).any(), "no row lacks a first child and has a second"
-    assert (RULES[rule].stop_law(made.tree, made.target_probs)[~made.tree.valid] == 0).all()
+    assert (RULES[rule].laws(made.tree, made.target_probs).stop[~made.tree.valid] == 0).all()
     assert outcome(RULES[rule], tables, made).tv < EXACT
 
 
@@ -175,10 +175,10 @@ def test_temperature_zero_is_greedy_matching(rule: str, laws: DraftSampling) -> 
     made = enumerate_drafts(tables, shape, laws)
     p = made.target_probs.nan_to_num(0.0).float()
     tree = made.tree if made.tree.draft_probs is None else replace(made.tree, draft_probs=made.tree.draft_probs.float())
-    stop_law = RULES[rule].stop_law(tree, p)
+    stop_law = RULES[rule].laws(tree, p).stop
     assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
     stop = stop_law.argmax(1)
-    assert torch.equal(RULES[rule].next_law(tree, p, stop), p[torch.arange(len(p)), stop])
+    assert torch.equal(RULES[rule].laws(tree, p).after(stop), p[torch.arange(len(p)), stop])
     # A walk along the argmax, to where no child is it.
     wanted = (p.argmax(-1).gather(1, tree.parents.clamp(min=0)) == tree.tokens) & tree.valid
     wanted[:, 0] = True
@@ -202,11 +202,11 @@ def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows(rule: str) -> 
     sampled = DraftTree.from_shape(shape, tokens[1:], sampling=IID, draft_probs=q[1:])
     for row, tree in ((0, alone), (1, sampled)):
         mine = slice(row, row + 1)
-        torch.testing.assert_close(RULES[rule].stop_law(both, p)[mine], RULES[rule].stop_law(tree, p[mine]))
+        torch.testing.assert_close(RULES[rule].laws(both, p).stop[mine], RULES[rule].laws(tree, p[mine]).stop)
         for node in range(nodes):
             torch.testing.assert_close(
-                RULES[rule].next_law(both, p, torch.full((2,), node))[mine],
-                RULES[rule].next_law(tree, p[mine], torch.tensor([node])),
+                RULES[rule].laws(both, p).after(torch.full((2,), node))[mine],
+                RULES[rule].laws(tree, p[mine]).after(torch.tensor([node])),
             )
 
 
@@ -215,15 +215,15 @@ def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
     """To the last bit, beside a batch mate that was drafted for, too."""
     p = torch.rand(3, 1, 5).softmax(-1) * 1.000001  # sums to one as well as float32 sums do
     tree = DraftTree.root_only(torch.tensor([1, 2, 3]))
-    assert torch.equal(RULES[rule].stop_law(tree, p), torch.ones(3, 1))
-    assert torch.equal(RULES[rule].next_law(tree, p, torch.zeros(3, dtype=torch.long)), p[:, 0])
+    assert torch.equal(RULES[rule].laws(tree, p).stop, torch.ones(3, 1))
+    assert torch.equal(RULES[rule].laws(tree, p).after(torch.zeros(3, dtype=torch.long)), p[:, 0])
     shape = TreeShape.chain(2) if RULES[rule].chain_only else TreeShape.branching(2)
     p, q = torch.rand(2, 3, 50).softmax(-1) * 1.000001, torch.rand(2, 3, 50).softmax(-1)
     valid = torch.tensor([[True, False, False], [True, True, True]])
     tokens = torch.tensor([[3, 4, 5], [3, 4, 5]])
     tree = DraftTree.from_shape(shape, tokens, valid=valid, sampling=IID, draft_probs=q)
-    assert torch.equal(RULES[rule].stop_law(tree, p)[0], torch.tensor([1.0, 0.0, 0.0]))
-    next_law = RULES[rule].next_law(tree, p, torch.zeros(2, dtype=torch.long))
+    assert torch.equal(RULES[rule].laws(tree, p).stop[0], torch.tensor([1.0, 0.0, 0.0]))
+    next_law = RULES[rule].laws(tree, p).after(torch.zeros(2, dtype=torch.long))
     assert torch.equal(next_law[0], p[0, 0]) and not torch.equal(next_law[1], p[1, 0])
 
 
@@ -244,13 +244,13 @@ def test_both_laws_are_laws_in_float32(rule: str, examples: int) -> None:
     @given(drafts(torch.float32, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
-        stop_law = verifier.stop_law(tree, p)
+        stop_law = verifier.laws(tree, p).stop
         assert stop_law.dtype == torch.float32
         assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
         assert (stop_law[~tree.valid] == 0).all()
         assert (stop_law.sum(1) - 1).abs().max() < 1e-6
         for node in range(tree.width):
-            next_law = verifier.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+            next_law = verifier.laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))
             assert next_law.dtype == torch.float32
             assert torch.isfinite(next_law).all() and (next_law >= 0).all()
             assert (next_law.sum(1) - 1).abs().max() < 1e-6
@@ -271,7 +271,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(rule: str, examples: int) -> N
     @given(drafts(torch.float64, kind))
     def check(case: tuple[DraftTree, Tensor]) -> None:
         tree, p = fitting(verifier, case[0]), case[1]
-        together = verifier.stop_law(tree, p)
+        together = verifier.laws(tree, p).stop
         for row in range(len(p)):
             mine = slice(row, row + 1)
             q = None if tree.draft_probs is None else tree.draft_probs[mine]
@@ -283,12 +283,12 @@ def test_a_row_does_not_depend_on_its_batch_mates(rule: str, examples: int) -> N
                 draft_probs=q,
                 max_children=tree.max_children,
             )
-            torch.testing.assert_close(together[mine], verifier.stop_law(alone, p[mine]), atol=1e-12, rtol=0)
+            torch.testing.assert_close(together[mine], verifier.laws(alone, p[mine]).stop, atol=1e-12, rtol=0)
             for node in range(tree.width):
                 # Where a path all but never ends, the residual is all rounding: compare what it contributes.
                 weight = together[row, node]
-                both = verifier.next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))[mine]
-                one = verifier.next_law(alone, p[mine], torch.tensor([node]))
+                both = verifier.laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))[mine]
+                one = verifier.laws(alone, p[mine]).after(torch.tensor([node]))
                 torch.testing.assert_close(weight * both, weight * one, atol=1e-12, rtol=0)
 
     check()

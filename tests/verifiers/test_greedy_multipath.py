@@ -107,8 +107,8 @@ def test_one_path_is_a_block(seed: int) -> None:
     tables = Tables.random(3, 3, seed=seed, kinds=("dense", "zeros"))
     made = enumerate_drafts(tables, TreeShape.chain(3), IID)
     torch.testing.assert_close(
-        GreedyMultiPathVerifier().stop_law(made.tree, made.target_probs),
-        BlockVerifier().stop_law(made.tree, made.target_probs),
+        GreedyMultiPathVerifier().laws(made.tree, made.target_probs).stop,
+        BlockVerifier().laws(made.tree, made.target_probs).stop,
     )
 
 

@@ -104,7 +104,7 @@ class ResidualOfRejection(KSeqVerifier):
     """Emits from what the rule that updates p between siblings leaves."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().next_law(tree, target_probs, stop)
+        return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 class NoResidual(KSeqVerifier):

@@ -94,10 +94,10 @@ def test_the_operations_depend_on_the_shape_alone(rule: str) -> None:
 
 def laws_alike(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.Tensor) -> None:
     """``next_law`` says the same with and without what ``stop_law`` has left for it, and uses that at most once."""
-    alone = rule.next_law(tree, p, stop)
-    rule.stop_law(tree, p)
-    torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
-    torch.testing.assert_close(rule.next_law(tree, p, stop), alone, atol=1e-12, rtol=0)
+    alone = rule.laws(tree, p).after(stop)
+    rule.laws(tree, p).stop
+    torch.testing.assert_close(rule.laws(tree, p).after(stop), alone, atol=1e-12, rtol=0)
+    torch.testing.assert_close(rule.laws(tree, p).after(stop), alone, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -123,10 +123,10 @@ def test_a_table_that_is_written_to_is_read_anew() -> None:
     """What the first law has left is for the call that follows it, not for a later one with new numbers."""
     rule, (tree, p) = RULES["rejection"], drafted(SHAPES[TREE], SWOR)
     stop = torch.zeros(len(p), dtype=torch.long)
-    rule.stop_law(tree, p)
-    rule.next_law(tree, p, stop)
+    rule.laws(tree, p).stop
+    rule.laws(tree, p).after(stop)
     p.copy_(p.flip(-1))
-    torch.testing.assert_close(rule.next_law(tree, p, stop), rule.next_law(*drafted_again(tree, p), stop))
+    torch.testing.assert_close(rule.laws(tree, p).after(stop), rule.laws(*drafted_again(tree, p)).after(stop))
 
 
 def drafted_again(tree: DraftTree, p: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:

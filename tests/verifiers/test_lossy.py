@@ -92,10 +92,10 @@ def test_temperature_zero_is_greedy_matching(rule: str) -> None:
     verifier, shape = RULES[rule], shape_of(RULES[rule])
     made = enumerate_drafts(Tables.random(4, 2, seed=5, kinds=("one_hot",)), shape, TOP)
     p = made.target_probs.float()
-    stop_law = verifier.stop_law(made.tree, p)
-    assert torch.equal(stop_law, RejectionVerifier().stop_law(made.tree, p))
+    stop_law = verifier.laws(made.tree, p).stop
+    assert torch.equal(stop_law, RejectionVerifier().laws(made.tree, p).stop)
     stop = stop_law.argmax(1)
-    assert torch.equal(verifier.next_law(made.tree, p, stop), p[torch.arange(len(p)), stop])
+    assert torch.equal(verifier.laws(made.tree, p).after(stop), p[torch.arange(len(p)), stop])
 
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -120,7 +120,7 @@ def one_level(*tokens: int) -> tuple[DraftTree, torch.Tensor]:
 )
 def test_one_level_by_hand(rule: Verifier, tokens: tuple[int, ...], expected: list[float]) -> None:
     tree, p = one_level(*tokens)
-    torch.testing.assert_close(rule.stop_law(tree, p), torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(rule.laws(tree, p).stop, torch.tensor([expected], dtype=torch.float64))
 
 
 def test_fuzzy_trusts_close_nodes_only() -> None:
@@ -129,9 +129,9 @@ def test_fuzzy_trusts_close_nodes_only() -> None:
     q = torch.tensor([[[0.4, 0.6], [0.5, 0.5], [0.5, 0.5]]], dtype=torch.float64)
     tree = DraftTree.from_shape(TreeShape.chain(2), torch.tensor([[0, 1, 1]]), sampling=IID, draft_probs=q)
     rule = FuzzyVerifier(threshold=0.2, divergence="total_variation")
-    assert rule.stop_law(tree, p).tolist() == [[0.0, 1.0, 0.0]]
-    assert rule.next_law(tree, p, torch.tensor([1])).tolist() == [[1.0, 0.0]]
-    assert torch.equal(rule.next_law(tree, p, torch.tensor([2])), p[:, 2])
+    assert rule.laws(tree, p).stop.tolist() == [[0.0, 1.0, 0.0]]
+    assert rule.laws(tree, p).after(torch.tensor([1])).tolist() == [[1.0, 0.0]]
+    assert torch.equal(rule.laws(tree, p).after(torch.tensor([2])), p[:, 2])
 
 
 @pytest.mark.parametrize(

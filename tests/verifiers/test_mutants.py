@@ -29,10 +29,10 @@ class Mutant(Verifier):
         self.rule = rule
 
     def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        return self.rule.stop_law(tree, target_probs)
+        return self.rule.laws(tree, target_probs).stop
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self.rule.next_law(tree, target_probs, stop)
+        return self.rule.laws(tree, target_probs).after(stop)
 
 
 class NoResidual(Mutant):
@@ -46,14 +46,14 @@ class ResidualOfTheNodeAbove(Mutant):
     """Emits from what is left where the path came from."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self.rule.next_law(tree, target_probs, tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
+        return self.rule.laws(tree, target_probs).after(tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
 
 
 class OneCoinForAllChildren(Mutant):
     """One uniform number decides on every node that is tried, in post-order: of one level, or of a chain."""
 
     def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = self.rule.stop_law(tree, target_probs)
+        law = self.rule.laws(tree, target_probs).stop
         # The order of trial: a chain from its end, siblings from the first, the root last.
         order = list(range(1, tree.width)) if tree.max_depth == 1 else list(range(tree.width - 1, 0, -1))
         tried, highest = torch.zeros_like(law[:, 0]), torch.zeros_like(law[:, 0])
@@ -70,8 +70,8 @@ class CoinOfTheStopDrawsTheToken(Mutant):
     """The number that ended the path, which is then known to lie in an interval, draws the next token as well."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        law = self.rule.next_law(tree, target_probs, stop)
-        ends = self.rule.stop_law(tree, target_probs).flip(-1).cumsum(-1).flip(-1)  # deeper nodes first
+        law = self.rule.laws(tree, target_probs).after(stop)
+        ends = self.rule.laws(tree, target_probs).stop.flip(-1).cumsum(-1).flip(-1)  # deeper nodes first
         last = ends.gather(1, stop[:, None])
         first = torch.nn.functional.pad(ends, (0, 1)).gather(1, stop[:, None] + 1)
         above = law.cumsum(-1)

@@ -70,7 +70,7 @@ def test_trees_whose_shape_depends_on_the_draft_are_exact(laws: str) -> None:
     valid = drafts.tree.valid
     gap = (valid[:, 4] & ~valid[:, 3]) | (valid[:, 6] & ~valid[:, 5])
     assert gap.any(), "no row lacks a first child and has a second"
-    stop_law = RejectionVerifier().stop_law(drafts.tree, drafts.target_probs)
+    stop_law = RejectionVerifier().laws(drafts.tree, drafts.target_probs).stop
     assert (stop_law[~valid] == 0).all()
     assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
 
@@ -90,12 +90,12 @@ def test_repeated_deterministic_siblings_count_once() -> None:
     tree = DraftTree.from_shape(TreeShape.branching(3), torch.tensor([[1, 1, 0, 1]]))
     rule = RejectionVerifier()
     expected = torch.tensor([[0.2, 0.3, 0.5, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(rule.stop_law(tree, p), expected)
+    torch.testing.assert_close(rule.laws(tree, p).stop, expected)
     torch.testing.assert_close(
-        rule.next_law(tree, p, torch.zeros(1, dtype=torch.long)), torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+        rule.laws(tree, p).after(torch.zeros(1, dtype=torch.long)), torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
     )
     with_q = replace(tree, draft_probs=torch.full_like(p, torch.nan))
-    torch.testing.assert_close(rule.stop_law(with_q, p), expected)
+    torch.testing.assert_close(rule.laws(with_q, p).stop, expected)
 
 
 # By hand: p = (.5, .3, .2), q = (.2, .5, .3), one level, so p_1 = N([p - q]+) is all on token 0.
@@ -131,12 +131,12 @@ def test_one_level_by_hand(laws: Laws, tokens: list[int], stop_law: list[float],
         draft_probs=q,
     )
     rule = RejectionVerifier()
-    torch.testing.assert_close(rule.stop_law(tree, p), torch.tensor([stop_law], dtype=torch.float64))
+    torch.testing.assert_close(rule.laws(tree, p).stop, torch.tensor([stop_law], dtype=torch.float64))
     if residual is not None:
-        next_law = rule.next_law(tree, p, torch.zeros(1, dtype=torch.long))
+        next_law = rule.laws(tree, p).after(torch.zeros(1, dtype=torch.long))
         torch.testing.assert_close(next_law, torch.tensor([residual], dtype=torch.float64))
     # After a leaf p itself, to the last bit.
-    assert torch.equal(rule.next_law(tree, p, torch.ones(1, dtype=torch.long)), p[:, 1])
+    assert torch.equal(rule.laws(tree, p).after(torch.ones(1, dtype=torch.long)), p[:, 1])
 
 
 def test_acceptance_rates_by_hand() -> None:
@@ -160,8 +160,8 @@ def test_nothing_drafted_is_plain_decoding() -> None:
     p = torch.rand(3, 1, 5).softmax(-1)
     tree = DraftTree.root_only(torch.tensor([1, 2, 3]))
     rule = RejectionVerifier()
-    assert torch.equal(rule.stop_law(tree, p), torch.ones(3, 1))
-    assert torch.equal(rule.next_law(tree, p, torch.zeros(3, dtype=torch.long)), p[:, 0])
+    assert torch.equal(rule.laws(tree, p).stop, torch.ones(3, 1))
+    assert torch.equal(rule.laws(tree, p).after(torch.zeros(3, dtype=torch.long)), p[:, 0])
 
 
 def test_a_row_without_drafts_gets_p_to_the_last_bit() -> None:
@@ -174,9 +174,9 @@ def test_a_row_without_drafts_gets_p_to_the_last_bit() -> None:
             tree = DraftTree.from_shape(
                 shape, torch.tensor([[3, 4, 5], [3, 4, 5]]), valid=valid, sampling=sampling, draft_probs=draft_probs
             )
-            stop_law = RejectionVerifier().stop_law(tree, p)
+            stop_law = RejectionVerifier().laws(tree, p).stop
             assert torch.equal(stop_law[0], torch.tensor([1.0, 0.0, 0.0]))
-            next_law = RejectionVerifier().next_law(tree, p, torch.zeros(2, dtype=torch.long))
+            next_law = RejectionVerifier().laws(tree, p).after(torch.zeros(2, dtype=torch.long))
             assert torch.equal(next_law[0], p[0, 0])
             assert not torch.equal(next_law[1], p[1, 0])
 
@@ -187,7 +187,7 @@ def test_temperature_zero_is_greedy_matching(laws: str) -> None:
     tables = Tables.random(4, 2, seed=5, kinds=("one_hot",))
     drafts = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws])
     p = drafts.target_probs.float()
-    stop_law = RejectionVerifier().stop_law(drafts.tree, p)
+    stop_law = RejectionVerifier().laws(drafts.tree, p).stop
     assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
     # Every row, slow and literally.
     for row in range(len(p)):
@@ -201,7 +201,7 @@ def test_temperature_zero_is_greedy_matching(laws: str) -> None:
             node = fitting[0]
         assert int(stop_law[row].argmax()) == node
     stop = stop_law.argmax(1)
-    next_law = RejectionVerifier().next_law(drafts.tree, p, stop)
+    next_law = RejectionVerifier().laws(drafts.tree, p).after(stop)
     assert torch.equal(next_law, p[torch.arange(len(p)), stop])
 
 
@@ -249,11 +249,11 @@ def literal_laws(tree: DraftTree, target_probs: Tensor) -> tuple[list[list[float
 @given(drafts(torch.float64))
 def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
     tree, p = case
-    stop_law = RejectionVerifier().stop_law(tree, p)
+    stop_law = RejectionVerifier().laws(tree, p).stop
     expected_stop, expected_next = (torch.tensor(law, dtype=torch.float64) for law in literal_laws(tree, p))
     torch.testing.assert_close(stop_law, expected_stop, atol=1e-12, rtol=0)
     for node in range(tree.width):
-        next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+        next_law = RejectionVerifier().laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))
         # Where a path all but never ends, the residual is all rounding: compare what it contributes.
         weight = expected_stop[:, node, None]
         torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
@@ -263,13 +263,13 @@ def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
 @given(drafts(torch.float32))
 def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
     tree, p = case
-    stop_law = RejectionVerifier().stop_law(tree, p)
+    stop_law = RejectionVerifier().laws(tree, p).stop
     assert stop_law.dtype == torch.float32
     assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
     assert (stop_law[~tree.valid] == 0).all()
     assert (stop_law.sum(1) - 1).abs().max() < 1e-6
     for node in range(tree.width):
-        next_law = RejectionVerifier().next_law(tree, p, torch.full_like(tree.tokens[:, 0], node))
+        next_law = RejectionVerifier().laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))
         assert next_law.dtype == torch.float32
         assert torch.isfinite(next_law).all() and (next_law >= 0).all()
         assert (next_law.sum(1) - 1).abs().max() < 1e-6
@@ -293,10 +293,10 @@ def test_the_shortcuts_agree_with_the_general_rule(shape: TreeShape) -> None:
         (sampled, replace(sampled, topology=topology)),
     ):
         rule = RejectionVerifier()
-        torch.testing.assert_close(rule.stop_law(short, p), rule.stop_law(general, p), atol=1e-14, rtol=0)
+        torch.testing.assert_close(rule.laws(short, p).stop, rule.laws(general, p).stop, atol=1e-14, rtol=0)
         for node in range(shape.num_nodes + 1):
             stop = torch.full((5,), node)
-            torch.testing.assert_close(rule.next_law(short, p, stop), rule.next_law(general, p, stop))
+            torch.testing.assert_close(rule.laws(short, p).after(stop), rule.laws(general, p).after(stop))
 
 
 def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows() -> None:
@@ -309,10 +309,10 @@ def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows() -> None:
         both = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2], [0, 1, 2]]), sampling=law, draft_probs=q)
         alone = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2]]))
         rule = RejectionVerifier()
-        torch.testing.assert_close(rule.stop_law(both, p)[:1], rule.stop_law(alone, p[:1]))
+        torch.testing.assert_close(rule.laws(both, p).stop[:1], rule.laws(alone, p[:1]).stop)
         for node in range(3):
             torch.testing.assert_close(
-                rule.next_law(both, p, torch.full((2,), node))[:1], rule.next_law(alone, p[:1], torch.tensor([node]))
+                rule.laws(both, p).after(torch.full((2,), node))[:1], rule.laws(alone, p[:1]).after(torch.tensor([node]))
             )
 
 

@@ -104,7 +104,7 @@ def test_figures_of_mixed_siblings(tables: dict[str, Tables], children: int, fir
         sampling=torch.tensor([TOP, IID, *[TOP] * (children - 1)], dtype=torch.int8).expand(len(drafted), -1),
         draft_probs=rest.expand(len(drafted), children + 1, -1).contiguous(),
     )
-    accepted = 1 - rule.stop_law(tree, level.p[0].expand(len(drafted), children + 1, -1).contiguous())[:, 0]
+    accepted = 1 - rule.laws(tree, level.p[0].expand(len(drafted), children + 1, -1).contiguous()).stop[:, 0]
     assert float((rest[drafted] * accepted).sum()) == pytest.approx(first, abs=DIGITS)
 
 

@@ -90,12 +90,12 @@ def test_all_at_once_is_one_by_one(rule: str, shape: str, law: DraftSampling, in
     tree, p = drafted(MORE_SHAPES[shape], law, seed=3, invalid=invalid)
     other = one_by_one(tree, law)
     assert has_thresholds(tree) and not has_thresholds(other)
-    stop_law = RULES[rule].stop_law(tree, p)
-    torch.testing.assert_close(stop_law, RULES[rule].stop_law(other, p), atol=1e-12, rtol=0)
+    stop_law = RULES[rule].laws(tree, p).stop
+    torch.testing.assert_close(stop_law, RULES[rule].laws(other, p).stop, atol=1e-12, rtol=0)
     for node in range(0, tree.width, max(1, tree.width // 8)):
         stop = torch.full_like(tree.tokens[:, 0], node)
         reached = stop_law[:, node] > 1e-12  # what would follow a node that no path ends at is nobody's business
-        found, expected = RULES[rule].next_law(tree, p, stop), RULES[rule].next_law(other, p, stop)
+        found, expected = RULES[rule].laws(tree, p).after(stop), RULES[rule].laws(other, p).after(stop)
         torch.testing.assert_close(found[reached], expected[reached], atol=1e-11, rtol=0)
 
 
@@ -105,11 +105,11 @@ def test_float32_is_close_to_float64(rule: str, law: DraftSampling) -> None:
     """A thousand tokens and eight siblings: no sum over the vocabulary is a small difference of large numbers."""
     exact_tree, exact_p = drafted(TreeShape.branching(8, 2), law, seed=5, invalid=0.0, vocab=1000)
     tree, p = drafted(TreeShape.branching(8, 2), law, seed=5, invalid=0.0, vocab=1000, dtype=torch.float32)
-    exact = RULES[rule].stop_law(exact_tree, exact_p)
-    torch.testing.assert_close(RULES[rule].stop_law(tree, p).double(), exact, atol=2e-6, rtol=0)
+    exact = RULES[rule].laws(exact_tree, exact_p).stop
+    torch.testing.assert_close(RULES[rule].laws(tree, p).stop.double(), exact, atol=2e-6, rtol=0)
     stop = torch.zeros_like(tree.tokens[:, 0])
-    exact_next = RULES[rule].next_law(exact_tree, exact_p, stop)
-    found = RULES[rule].next_law(tree, p, stop).double()
+    exact_next = RULES[rule].laws(exact_tree, exact_p).after(stop)
+    found = RULES[rule].laws(tree, p).after(stop).double()
     likely = exact[:, 0] > 1e-3
     assert likely.sum() > 10
     torch.testing.assert_close(found[likely], exact_next[likely], atol=1e-5, rtol=0)

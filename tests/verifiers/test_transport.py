@@ -116,11 +116,11 @@ def test_temperature_zero_is_greedy_matching() -> None:
     p = torch.zeros(1, 3, 4)
     p[0, :, 2] = 1
     tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]))
-    assert TransportVerifier().stop_law(tree, p).tolist() == [[0, 0, 1]]
-    assert torch.equal(TransportVerifier().next_law(tree, p, torch.tensor([2])), p[:, 2])
+    assert TransportVerifier().laws(tree, p).stop.tolist() == [[0, 0, 1]]
+    assert torch.equal(TransportVerifier().laws(tree, p).after(torch.tensor([2])), p[:, 2])
     other = replace(tree, tokens=torch.tensor([[0, 1, 3]]))
-    assert TransportVerifier().stop_law(other, p).tolist() == [[1, 0, 0]]
-    assert torch.equal(TransportVerifier().next_law(other, p, torch.tensor([0])), p[:, 0])
+    assert TransportVerifier().laws(other, p).stop.tolist() == [[1, 0, 0]]
+    assert torch.equal(TransportVerifier().laws(other, p).after(torch.tensor([0])), p[:, 0])
 
 
 def test_what_it_refuses() -> None:
@@ -129,7 +129,7 @@ def test_what_it_refuses() -> None:
     tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=IID, draft_probs=p)
     wanted = r"row 0, node 0: 2 siblings over 200 tokens make 40,000 drafts, .* draft at most 1"
     with pytest.raises(ValueError, match=wanted):
-        TransportVerifier().stop_law(tree, p)
+        TransportVerifier().laws(tree, p).stop
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class ResidualOfRejection(TransportVerifier):
     """Emits from the residual of another rule."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().next_law(tree, target_probs, stop)
+        return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 @pytest.mark.parametrize(

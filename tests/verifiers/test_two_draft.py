@@ -105,8 +105,8 @@ def test_by_hand() -> None:
     tokens = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
     tree = DraftTree.from_shape(TreeShape.branching(2), tokens, sampling=IID, draft_probs=q)
     expected = [[4 / 9, 5 / 9, 0], [0, 0, 1], [0, 1, 0], [0, 1, 0]]
-    torch.testing.assert_close(TwoDraftVerifier().stop_law(tree, p), torch.tensor(expected, dtype=torch.float64))
-    left = TwoDraftVerifier().next_law(tree, p, torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(TwoDraftVerifier().laws(tree, p).stop, torch.tensor(expected, dtype=torch.float64))
+    left = TwoDraftVerifier().laws(tree, p).after(torch.zeros(4, dtype=torch.long))
     torch.testing.assert_close(left, torch.tensor([[0.0, 1.0]] * 4, dtype=torch.float64))
 
 
@@ -170,7 +170,7 @@ class ResidualOfRejection(TwoDraftVerifier):
     """Emits from what the rule leaves that tries one after the other."""
 
     def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().next_law(tree, target_probs, stop)
+        return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ P = [0.6, 0.3, 0.08, 0.02]
 def stop_of(tokens: list[int], shape: TreeShape, **kwargs: float) -> int:
     tree = DraftTree.from_shape(shape, torch.tensor([tokens]))
     table = torch.tensor(P, dtype=torch.float64).expand(1, len(tokens), 4).contiguous()
-    law = TypicalVerifier(**kwargs).stop_law(tree, table)
+    law = TypicalVerifier(**kwargs).laws(tree, table).stop
     assert law.sum() == 1 and law.max() == 1
     return int(law.argmax())
 

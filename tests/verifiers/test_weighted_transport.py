@@ -86,7 +86,7 @@ def test_one_level_is_transport(seed: int) -> None:
     ):
         made = enumerate_drafts(tables, shape, laws)
         torch.testing.assert_close(
-            ours.stop_law(made.tree, made.target_probs), level.stop_law(made.tree, made.target_probs)
+            ours.laws(made.tree, made.target_probs).stop, level.laws(made.tree, made.target_probs).stop
         )
 
 
@@ -106,8 +106,8 @@ def test_bad_settings() -> None:
     p = torch.full((1, 3, 200), 1 / 200)
     tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=SWOR, draft_probs=p)
     with pytest.raises(ValueError, match=r"row 0, node 0: 2 siblings over 200 tokens make 40,000 drafts"):
-        PROGRAM.stop_law(tree, p)
-    assert PAIRS.stop_law(tree, p).sum() == pytest.approx(1)
+        PROGRAM.laws(tree, p).stop
+    assert PAIRS.laws(tree, p).stop.sum() == pytest.approx(1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

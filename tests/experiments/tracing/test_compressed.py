@@ -57,7 +57,7 @@ def test_nothing_dropped_is_nothing_changed(rule: Verifier, shape: TreeShape, la
     drafts = drafted(shape, law)
     tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0))
     torch.testing.assert_close(
-        rule.stop_law(tree, p), rule.stop_law(drafts.tree, drafts.target_probs), rtol=0, atol=1e-5
+        rule.laws(tree, p).stop, rule.laws(drafts.tree, drafts.target_probs).stop, rtol=0, atol=1e-5
     )
 
 
@@ -90,7 +90,7 @@ def test_a_rule_says_what_it_says_of_a_near_target(
     near, far = moved(drafts, dropped)
     assert far.max() <= dropped
     tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=dropped))
-    torch.testing.assert_close(rule.stop_law(tree, p), rule.stop_law(drafts.tree, near), rtol=0, atol=2e-5)
+    torch.testing.assert_close(rule.laws(tree, p).stop, rule.laws(drafts.tree, near).stop, rtol=0, atol=2e-5)
 
 
 def test_another_near_target_would_not_do() -> None:
@@ -98,7 +98,7 @@ def test_another_near_target_would_not_do() -> None:
     wrong, _ = moved(drafts, 0.4, like_q=False)
     tree, p = unpack(pack(drafts.tree, drafts.target_probs, dropped=0.4))
     rule = RejectionVerifier()
-    assert (rule.stop_law(tree, p) - rule.stop_law(drafts.tree, wrong)).abs().max() > 1e-2
+    assert (rule.laws(tree, p).stop - rule.laws(drafts.tree, wrong).stop).abs().max() > 1e-2
 
 
 def test_a_chain_under_rejection_is_not_changed() -> None:
@@ -108,5 +108,5 @@ def test_a_chain_under_rejection_is_not_changed() -> None:
     tree, p = unpack(packed)
     rule = RejectionVerifier()
     torch.testing.assert_close(
-        rule.stop_law(tree, p), rule.stop_law(drafts.tree, drafts.target_probs), rtol=0, atol=1e-5
+        rule.laws(tree, p).stop, rule.laws(drafts.tree, drafts.target_probs).stop, rtol=0, atol=1e-5
     )
