@@ -15,17 +15,17 @@ from dataclasses import replace
 import pytest
 import scipy.stats
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.engine.engine import Engine
 from specdec.engine.processors import process
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.random import Purpose, request_key, shared_noise, uniforms
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.target.target import Target
 from specdec.tree import DraftTree
+from tests.changed_rule import ChangedRule, emit_p
 from tests.components import DRAFTERS, EVERYWHERE, STRONGEST, TRIED_WITH, VERIFIERS, skip_unfit, tried
 from tests.forwards import slots_of
 from tests.models import tiny_model
@@ -196,62 +196,47 @@ def test_refilled_slots_follow_the_target(model, drafter: str) -> None:
     assert p_value(model, drafter, RejectionVerifier(), SAMPLINGS["temperature 1"], slots=1250) > LEVEL
 
 
-class NoResidual(RejectionVerifier):
-    """Mutant: a rejection is followed by a token from p instead of the residual."""
-
-    def next_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch vocab"]:
-        return target_probs[torch.arange(len(stop)), stop]
+NO_RESIDUAL = ChangedRule(RejectionVerifier(), after=emit_p)
+TRAVERSAL_WITHOUT_RESIDUAL = ChangedRule(TraversalVerifier(), after=emit_p)
 
 
-class TraversalWithoutResidual(TraversalVerifier):
-    """Mutant: the same, leaf to root."""
-
-    def next_law(
-        self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch vocab"]:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class AcceptsTooMuch(RejectionVerifier):
+def accepts_too_much(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """Mutant: lenient acceptance, as a lossy rule that claims to be exact."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        law = super().stop_law(tree, target_probs)
-        deepest = tree.depth == tree.depth.where(tree.valid, 0).amax(-1, keepdim=True)
-        return law + 3.0 * deepest * tree.valid * law[:, :1]
+    deepest = tree.depth == tree.depth.where(tree.valid, 0).amax(-1, keepdim=True)
+    return laws.stop + 3.0 * deepest * tree.valid * laws.stop[:, :1]
 
 
-class IgnoresThePath(RejectionVerifier):
+def ignores_the_path(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """Mutant: every node is judged by the root's distribution."""
+    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
 
-    def stop_law(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Float[Tensor, "batch node"]:
-        return super().stop_law(tree, target_probs[:, :1].expand_as(target_probs).contiguous())
+
+ACCEPTS_TOO_MUCH = ChangedRule(RejectionVerifier(), stop=accepts_too_much)
+IGNORES_THE_PATH = ChangedRule(RejectionVerifier(), stop=ignores_the_path)
 
 
 @pytest.mark.parametrize(
     ("drafter", "mutant"),
     [
-        complete("medusa", NoResidual, strong=False),
-        complete("medusa", AcceptsTooMuch, strong=True),
-        complete("model_chain_iid", NoResidual, strong=False),
-        complete("model_chain_iid", AcceptsTooMuch, strong=False),
-        complete("model_chain_iid", IgnoresThePath, strong=True),
-        complete("model_tree_iid", NoResidual, strong=True),
-        complete("model_tree_iid", IgnoresThePath, strong=False),
-        complete("model_tree_without_replacement", NoResidual, strong=True),
-        complete("model_tree_without_replacement", TraversalWithoutResidual, strong=True),
-        complete("model_tree_without_replacement", IgnoresThePath, strong=False),
+        complete("medusa", NO_RESIDUAL, strong=False),
+        complete("medusa", ACCEPTS_TOO_MUCH, strong=True),
+        complete("model_chain_iid", NO_RESIDUAL, strong=False),
+        complete("model_chain_iid", ACCEPTS_TOO_MUCH, strong=False),
+        complete("model_chain_iid", IGNORES_THE_PATH, strong=True),
+        complete("model_tree_iid", NO_RESIDUAL, strong=True),
+        complete("model_tree_iid", IGNORES_THE_PATH, strong=False),
+        complete("model_tree_without_replacement", NO_RESIDUAL, strong=True),
+        complete("model_tree_without_replacement", TRAVERSAL_WITHOUT_RESIDUAL, strong=True),
+        complete("model_tree_without_replacement", IGNORES_THE_PATH, strong=False),
     ],
 )
-def test_a_biased_rule_is_rejected(model, drafter: str, mutant: type[Verifier]) -> None:
-    assert p_value(model, drafter, mutant(), SAMPLINGS["temperature 1"]) < LEVEL
+def test_a_biased_rule_is_rejected(model, drafter: str, mutant: Verifier) -> None:
+    assert p_value(model, drafter, mutant, SAMPLINGS["temperature 1"]) < LEVEL
 
 
 @pytest.mark.parametrize("sampling", ["top-k and top-p", "repetition penalty"])
 def test_a_biased_rule_is_rejected_under_processing(model, sampling: str) -> None:
-    assert p_value(model, "model_chain_iid", NoResidual(), SAMPLINGS[sampling]) < LEVEL
+    assert p_value(model, "model_chain_iid", NO_RESIDUAL, SAMPLINGS[sampling]) < LEVEL
 
 
 def test_the_penalty_of_the_wrong_prefix_is_rejected(model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,9 +76,8 @@ from specdec import DraftSampling, Exactness, Verifier
 from verifiers import TypicalVerifier  # lossy, so others come first
 
 class Own(Verifier):
-    exactness, laws, chain_only = Exactness.EXACT, frozenset(DraftSampling), True
-    def stop_law(self, tree, target_probs): ...
-    def next_law(self, tree, target_probs, stop): ...
+    exactness, samplings, chain_only = Exactness.EXACT, frozenset(DraftSampling), True
+    def laws(self, tree, target_probs): ...
 
 try:
     Own().check(NGramDrafter())

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 from experiments.check_verifier import check
 from experiments.measuring.exactness import Case, SharedCase
 from experiments.results.checked import stated_exactness
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
+from tests.changed_rule import accept_the_first
 from verifiers import CascadeVerifier, RejectionVerifier, SharedNoiseVerifier
 
 Configure = Callable[..., DictConfig]
@@ -23,8 +26,8 @@ SMALL = ("vocab=2", "tables=1", "temperatures=[1]")
 class NoResidual(RejectionVerifier):
     """Says that it is exact, and emits from p after a rejection."""
 
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
 def test_an_exact_rule(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,11 +95,9 @@ def test_a_rule_with_shared_noise(configure: Configure, capsys: pytest.CaptureFi
 class AlwaysTheFirst(SharedNoiseVerifier):
     """Accepts the root's first child whatever the target drew."""
 
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = super().stop_law(tree, target_probs).clone()
-        law[:, 1] += law[:, 0]
-        law[:, 0] = 0
-        return law
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        laws = super().laws(tree, target_probs)
+        return replace(laws, stop=accept_the_first(tree, target_probs, laws))
 
 
 def test_shared_noise_that_promises_too_much(configure: Configure) -> None:

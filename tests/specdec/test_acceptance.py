@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from specdec.acceptance import Plain, accept, path_to
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.random import Purpose, draw, request_key, uniforms
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
@@ -19,17 +19,13 @@ class Given(Verifier):
     """Any two laws, whatever the target says."""
 
     exactness = Exactness.LOSSY
-    laws = frozenset({DraftSampling.DETERMINISTIC})
+    samplings = frozenset({DraftSampling.DETERMINISTIC})
 
     def __init__(self, stop_law: torch.Tensor, next_laws: torch.Tensor):
-        self._stop_law = stop_law
-        self._next_laws = next_laws
+        self._stop_law, self._next_laws = stop_law, next_laws
 
-    def stop_law(self, tree: DraftTree, target_probs: torch.Tensor) -> torch.Tensor:
-        return self._stop_law.expand(len(target_probs), -1)
-
-    def next_law(self, tree: DraftTree, target_probs: torch.Tensor, stop: torch.Tensor) -> torch.Tensor:
-        return self._next_laws[stop]
+    def laws(self, tree: DraftTree, target_probs: torch.Tensor) -> Laws:
+        return Laws(self._stop_law.expand(len(target_probs), -1), lambda stop: self._next_laws[stop])
 
 
 def batch(rows: int) -> DraftTree:
@@ -116,8 +112,7 @@ def test_no_node_or_token_of_probability_zero_is_taken() -> None:
 
 def test_laws_that_are_not_finite_are_reported_per_row() -> None:
     stop_law = torch.tensor([[0.4, 0.1, 0.2, 0.3], [torch.nan] * 4, [1.0, 0.0, 0.0, 0.0]])
-    rule = Given(STOP_LAW, torch.tensor([[torch.nan, 0.5, 0.5], *NEXT_LAWS[1:].tolist()]))
-    rule.stop_law = lambda tree, target_probs: stop_law
+    rule = Given(stop_law, torch.tensor([[torch.nan, 0.5, 0.5], *NEXT_LAWS[1:].tolist()]))
     u = torch.tensor([[0.9, 0.5]] * 3, dtype=torch.float64)
     verdict = accept(rule, batch(3), torch.full((3, 4, VOCAB), 1 / VOCAB), u)
     assert verdict.valid.tolist() == [True, False, False]

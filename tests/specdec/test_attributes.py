@@ -70,9 +70,7 @@ class LenientOfMine(LenientVerifier):
 class OwnLaws(LenientOfMine):
     """Needs nothing that its parent's constructor sets."""
 
-    def stop_law(self, tree, target_probs): ...
-
-    def next_law(self, tree, target_probs, stop): ...
+    def laws(self, tree, target_probs): ...
 
 
 def test_the_same_for_a_rule_whose_attributes_only_its_methods_read(target: Target) -> None:
@@ -113,11 +111,9 @@ def test_wrong_attributes_of_a_drafter(target: Target, attribute: str, value: ob
 
 
 class OnlyLaws(Verifier):
-    laws = frozenset([DraftSampling.IID])
+    samplings = frozenset([DraftSampling.IID])
 
-    def stop_law(self, tree, target_probs): ...
-
-    def next_law(self, tree, target_probs, stop): ...
+    def laws(self, tree, target_probs): ...
 
 
 def test_wrong_attributes_of_a_rule(target: Target) -> None:

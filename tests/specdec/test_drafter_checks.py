@@ -244,16 +244,17 @@ def test_wrong_successors_are_noticed(wide: Target, monkeypatch: pytest.MonkeyPa
 class NoResidual(RejectionVerifier):
     """Mutant: a rejection is followed by a token from p instead of the residual."""
 
-    def next_law(self, tree, target_probs, stop):
-        return target_probs[torch.arange(len(stop)), stop]
+    def laws(self, tree, target_probs):
+        return replace(super().laws(tree, target_probs), after=lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
 class Greedier(RejectionVerifier):
     """Mutant: for greedy requests too, it accepts what it should not."""
 
-    def stop_law(self, tree, target_probs):
-        law = super().stop_law(tree, target_probs) + tree.valid
-        return law / law.sum(-1, keepdim=True)
+    def laws(self, tree, target_probs):
+        laws = super().laws(tree, target_probs)
+        law = laws.stop + tree.valid
+        return replace(laws, stop=law / law.sum(-1, keepdim=True))
 
 
 @pytest.mark.parametrize("rule", [NoResidual, Greedier], ids=lambda rule: rule.__name__)

@@ -8,8 +8,10 @@ from specdec.exactness.checks import check_drafts
 from specdec.exactness.drafts import enumerate_drafts, sample_drafts
 from specdec.exactness.outcomes import enumerate_outcome, estimate, outcome
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule
 from verifiers import RejectionVerifier
 
 TOP, IID, SWOR = DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
@@ -52,7 +54,7 @@ def test_tables_that_do_not_do() -> None:
 
 
 class ChainRule(RejectionVerifier):
-    laws = frozenset({IID})
+    samplings = frozenset({IID})
     chain_only = True
 
 
@@ -122,13 +124,13 @@ def test_a_rule_is_not_asked_for_what_it_does_not_take() -> None:
 def test_the_joint_law_is_a_law_and_its_distance_is_counted_by_hand() -> None:
     """p = (.5, .5), q = (.25, .75): accepting all, the first token follows q."""
 
-    class AcceptsAll(RejectionVerifier):
-        def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-            return torch.eye(2, dtype=target_probs.dtype)[-1].expand(len(target_probs), -1)
+    def accept_all(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+        return torch.eye(2, dtype=target_probs.dtype)[-1].expand(len(target_probs), -1)
 
     p = {(): [0.5, 0.5], (0,): [0.5, 0.5], (1,): [0.5, 0.5]}
     q = {**p, (): [0.25, 0.75]}
-    result = enumerate_outcome(AcceptsAll(), Tables.from_rows(p, q), TreeShape.chain(1), IID)
+    rule = ChangedRule(RejectionVerifier(), stop=accept_all)
+    result = enumerate_outcome(rule, Tables.from_rows(p, q), TreeShape.chain(1), IID)
     assert result.joint.tolist() == [0.125, 0.125, 0.375, 0.375]
     assert result.tv == 0.25 and result.expected_accepted == 1
 

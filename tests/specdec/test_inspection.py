@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Verifier, fitting_rules
+from specdec.interfaces import Drafter, Laws, Verifier, fitting_rules
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -124,11 +124,9 @@ def test_the_round_is_counted_per_request(target: Target) -> None:
 
 
 class _Rule(RejectionVerifier):
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        return self.bad_stop(tree, super().stop_law(tree, target_probs))
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self.bad_next(super().next_law(tree, target_probs, stop))
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        laws = super().laws(tree, target_probs)
+        return Laws(self.bad_stop(tree, laws.stop), lambda stop: self.bad_next(laws.after(stop)))
 
     def bad_stop(self, tree: DraftTree, law: Tensor) -> Tensor:
         return law
@@ -179,15 +177,15 @@ class SomeRows(Honest):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (TooMuch, r"TooMuch \(request 0, round 0\): stop_law sums to 1\.5, not to 1$"),
+        (TooMuch, r"TooMuch \(request 0, round 0\): stop sums to 1\.5, not to 1$"),
         (
             Beside,
-            r"Beside \(request 0, round 0, node 4\): stop_law gives it the probability 0\.25, and it is not",
+            r"Beside \(request 0, round 0, node 4\): stop gives it the probability 0\.25, and it is not",
         ),
-        (Flat, r"Flat: stop_law has the shape \[2, 4\]: give \[batch, node\], here \[2, 5\]$"),
-        (Negative, r"Negative \(request 0, round 0, node \d\): next_law has a negative entry \(token 0: -"),
-        (NotANumber, r"NotANumber \(request 0, round 0, node \d\): next_law has an entry that is not finite \(token"),
-        (Narrow, r"Narrow: next_law has the shape \[2, 11\]: give \[batch, vocab\], here \[2, 12\]$"),
+        (Flat, r"Flat: stop has the shape \[2, 4\]: give \[batch, node\], here \[2, 5\]$"),
+        (Negative, r"Negative \(request 0, round 0, node \d\): after has a negative entry \(token 0: -"),
+        (NotANumber, r"NotANumber \(request 0, round 0, node \d\): after has an entry that is not finite \(token"),
+        (Narrow, r"Narrow: after has the shape \[2, 11\]: give \[batch, vocab\], here \[2, 12\]$"),
     ],
 )
 def test_laws_of_a_rule_are_named(target: Target, rule: type[_Rule], words: str) -> None:

@@ -76,7 +76,7 @@ def complete(*values: object, strong: bool) -> ParameterSet:
 
 def takes_laws(rule: Verifier, *laws: DraftSampling) -> bool:
     """Whether a rule takes trees with nodes of all these laws."""
-    return set(laws) <= rule.laws
+    return set(laws) <= rule.samplings
 
 
 def takes(rule: Verifier, shape: TreeShape) -> bool:

@@ -8,8 +8,10 @@ import verifiers.post_order
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, complete, expected_in_post_order, needs_tables
 from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
 
@@ -166,42 +168,31 @@ def test_rules_on_a_chain_need_no_order_of_columns() -> None:
 # Mistakes
 
 
-class StopsAtTheFirstFailure(BlockVerifier):
+def stops_at_the_first_failure(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """Tries positions from the first on, and ends at the first that is not acceptable."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = super().stop_law(tree, target_probs)
-        # The chances back from the law, which is that of the last success.
-        chance = law / law.cumsum(1).clamp(min=1e-300)
-        go = torch.cat([torch.ones_like(chance[:, :1]), chance[:, 1:]], 1).cumprod(1)
-        return go - torch.nn.functional.pad(go[:, 1:], (0, 1))
+    # The chances back from the law, which is that of the last success.
+    chance = laws.stop / laws.stop.cumsum(1).clamp(min=1e-300)
+    go = torch.cat([torch.ones_like(chance[:, :1]), chance[:, 1:]], 1).cumprod(1)
+    return go - torch.nn.functional.pad(go[:, 1:], (0, 1))
 
 
-class LastUncapped(BlockVerifier):
+def last_uncapped(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """Accepts the last position by the product of all ratios, as hierarchical speculative decoding was released."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = super().stop_law(tree, target_probs)
-        parents = tree.parents.clamp(min=0)
-        entry = parents * target_probs.shape[2] + tree.tokens
-        ratio = target_probs.flatten(1).gather(1, entry) / tree.draft_probs.flatten(1).gather(1, entry)
-        last = ratio[:, 1:].prod(1, keepdim=True).clamp(max=1)
-        others = law[:, :-1]
-        return torch.cat([others / others.sum(1, keepdim=True).clamp(min=1e-300) * (1 - last), last], 1)
+    parents = tree.parents.clamp(min=0)
+    entry = parents * target_probs.shape[2] + tree.tokens
+    ratio = target_probs.flatten(1).gather(1, entry) / tree.draft_probs.flatten(1).gather(1, entry)
+    last = ratio[:, 1:].prod(1, keepdim=True).clamp(max=1)
+    others = laws.stop[:, :-1]
+    return torch.cat([others / others.sum(1, keepdim=True).clamp(min=1e-300) * (1 - last), last], 1)
 
 
-class TokenResidual(BlockVerifier):
+def token_residual(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """Emits from the residual of the token rule, N([p - q]+)."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().laws(tree, target_probs).after(stop)
+    return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
-class NoResidual(TraversalVerifier):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
+UNCAPPED = ChangedRule(BlockVerifier(), stop=last_uncapped)
+NO_RESIDUAL = ChangedRule(TraversalVerifier(), after=emit_p)
 
 
 class KeepsTheWeight(TraversalVerifier):
@@ -222,19 +213,16 @@ class ForgetsTheWeight(TraversalVerifier):
 @pytest.mark.parametrize(
     ("rule", "factors", "laws"),
     [
-        (StopsAtTheFirstFailure(), (1, 1, 1, 1), IID),
-        (LastUncapped(), (1, 1, 1, 1), IID),
-        (TokenResidual(), (1, 1, 1, 1), IID),
-        (NoResidual(), (2, 2), SWOR),
-        (NoResidual(), (2, 2), TOP),
+        (ChangedRule(BlockVerifier(), stop=stops_at_the_first_failure), (1, 1, 1, 1), IID),
+        (UNCAPPED, (1, 1, 1, 1), IID),
+        (ChangedRule(BlockVerifier(), after=token_residual), (1, 1, 1, 1), IID),
+        (NO_RESIDUAL, (2, 2), SWOR),
+        (NO_RESIDUAL, (2, 2), TOP),
         (KeepsTheWeight(), (2, 2), SWOR),
         (ForgetsTheWeight(), (2, 2), SWOR),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BlockVerifier | TraversalVerifier) else None,
 )
-def test_enumeration_rejects(
-    rule: BlockVerifier | TraversalVerifier, factors: tuple[int, ...], laws: DraftSampling
-) -> None:
+def test_enumeration_rejects(rule: Verifier, factors: tuple[int, ...], laws: DraftSampling) -> None:
     tables = Tables.random(4, len(factors), seed=3)
     # Laws rank by rank, so that siblings are tried one by one, which is what some of the mistakes change.
     result = enumerate_outcome(rule, tables, TreeShape.branching(*factors), [laws] * 4)
@@ -244,7 +232,7 @@ def test_enumeration_rejects(
 
 @needs_tables
 def test_the_figure_of_the_uncapped_ratio(tables: dict[str, Tables]) -> None:
-    result = enumerate_outcome(LastUncapped(), tables["A"], TreeShape.chain(4), IID)
+    result = enumerate_outcome(UNCAPPED, tables["A"], TreeShape.chain(4), IID)
     assert result.tv == pytest.approx(0.049, abs=5.1e-4)
     assert result.expected_accepted == pytest.approx(2.210, abs=5.1e-4)
 

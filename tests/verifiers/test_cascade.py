@@ -1,5 +1,6 @@
 """Speculative cascades: exact with respect to the stated mixture, by enumeration."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.drafts import Samplings, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, estimate
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
-from tests.verifiers.cascade_mutants import AcceptsTowardsTheTarget, ResidualOfTheTarget, TargetAfterLeaves
+from tests.verifiers.cascade_mutants import accepts_towards_the_target, residual_of_the_target, target_after_leaves
 from tests.verifiers.cases import BIASED, EXACT, IID, KINDS, SHAPES, SWOR, complete, drafts, needs_tables
 from verifiers import CascadeVerifier, RejectionVerifier
 from verifiers.cascade import DEFERRALS
@@ -38,7 +40,7 @@ ALL = {"chow": 1.0, "diff": 1.0, "opt": 1e9, "token_v1": 1.0, "token_v2": 1.0, "
         if not SHAPES[shape].is_chain or isinstance(laws, DraftSampling)  # a chain has no siblings that could mix laws
     ],
 )
-def test_the_output_law_is_the_mixture(deferral: str, shape: str, kinds: str, laws: Laws) -> None:
+def test_the_output_law_is_the_mixture(deferral: str, shape: str, kinds: str, laws: Samplings) -> None:
     rule, tree = CascadeVerifier(deferral=deferral, alpha=SOME[deferral]), SHAPES[shape]
     tables = Tables.random(3 if tree.num_nodes > 3 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
     result = enumerate_outcome(rule, tables, tree, laws)
@@ -112,17 +114,17 @@ def test_the_estimate_contains_zero() -> None:
     rule, tables = CascadeVerifier(deferral="token_v3", alpha=0.4), Tables.random(4, 2, seed=1)
     result = estimate(rule, tables, SHAPES["2x2"], SWOR, samples=4000, confidence=0.999)
     assert result.bias.low < 0 < result.bias.high
-    mutant = ResidualOfTheTarget(deferral="token_v3", alpha=0.4)
+    mutant = residual_of_the_target(deferral="token_v3", alpha=0.4)
     biased = estimate(mutant, tables, SHAPES["2x2"], SWOR, samples=4000, confidence=0.999)
     assert biased.bias.low > 0
 
 
-MUTANTS = [TargetAfterLeaves, ResidualOfTheTarget, AcceptsTowardsTheTarget]
+MUTANTS = [target_after_leaves, residual_of_the_target, accepts_towards_the_target]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("deferral", ["diff", "token_v3"])
-def test_enumeration_rejects(mutant: type[CascadeVerifier], deferral: str) -> None:
+def test_enumeration_rejects(mutant: Callable[..., Verifier], deferral: str) -> None:
     tables = Tables.random(4, 2, seed=3)
     result = enumerate_outcome(mutant(deferral=deferral, alpha=0.2), tables, SHAPES["2x2"], SWOR)
     assert result.tv > BIASED

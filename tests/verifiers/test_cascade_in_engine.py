@@ -1,6 +1,7 @@
 """Speculative cascades through the engine: exact with respect to the stated mixture, and which drafters they take."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.interfaces import Verifier
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
 from specdec.target.target import Target
@@ -18,7 +20,7 @@ from tests.components import DRAFTERS, TREE, perturbed
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, goodness
-from tests.verifiers.cascade_mutants import ResidualOfTheTarget, TargetAfterLeaves
+from tests.verifiers.cascade_mutants import residual_of_the_target, target_after_leaves
 from verifiers import CascadeVerifier, RejectionVerifier
 
 VOCAB, LENGTH = 5, 3
@@ -104,9 +106,9 @@ def test_the_engine_follows_the_mixture(
 
 @pytest.mark.parametrize(
     "mutant",
-    [TargetAfterLeaves, pytest.param(ResidualOfTheTarget, marks=pytest.mark.full)],  # enumerated above
+    [target_after_leaves, pytest.param(residual_of_the_target, marks=pytest.mark.full)],  # enumerated above
 )
-def test_a_biased_rule_is_rejected(model, mutant: type[CascadeVerifier]) -> None:
+def test_a_biased_rule_is_rejected(model, mutant: Callable[..., Verifier]) -> None:
     rule = RULES[1]
     biased = mutant(deferral=rule[0], alpha=rule[1])
     assert fit(model, biased, rule, FILTERED, "without_replacement", ENOUGH) < LEVEL

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.exactness.drafts import Laws, enumerate_drafts
+from specdec.exactness.drafts import Samplings, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
@@ -64,12 +64,12 @@ SHAPES = SHAPES | {
 }
 
 
-def laws_of(laws: Laws) -> set[DraftSampling]:
+def laws_of(laws: Samplings) -> set[DraftSampling]:
     return {laws} if isinstance(laws, DraftSampling) else set(laws)
 
 
-def fits(rule: Verifier, shape: TreeShape, laws: Laws) -> bool:
-    return laws_of(laws) <= rule.laws and takes(rule, shape)
+def fits(rule: Verifier, shape: TreeShape, laws: Samplings) -> bool:
+    return laws_of(laws) <= rule.samplings and takes(rule, shape)
 
 
 def is_strong(rule: Verifier, shape: str, kinds: str) -> bool:
@@ -109,7 +109,7 @@ def test_one_token_leaves_nothing_to_go_wrong(rule: str) -> None:
 
 @needs_tables
 @pytest.mark.parametrize(
-    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].laws]
+    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].samplings]
 )
 def test_fixture_b_is_exact(tables: dict[str, Tables], rule: str, laws: DraftSampling) -> None:
     """Zeros, disjoint supports, p = q and one-hot rows, over five tokens."""
@@ -166,7 +166,7 @@ def test_chains_that_end_early_are_exact(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].laws]
+    ("rule", "laws"), [(rule, law) for rule in RULES for law in (TOP, IID, SWOR) if law in RULES[rule].samplings]
 )
 def test_temperature_zero_is_greedy_matching(rule: str, laws: DraftSampling) -> None:
     """With one-hot p no draft leaves a choice: the walk along the argmax, and the argmax after it. float32."""
@@ -229,7 +229,7 @@ def test_nothing_drafted_is_plain_decoding(rule: str) -> None:
 
 def fitting(rule: Verifier, tree: DraftTree) -> DraftTree:
     """The same, with laws that the rule takes."""
-    if SWOR in rule.laws:
+    if SWOR in rule.samplings:
         return tree
     return replace(tree, law=torch.where(tree.law == SWOR, IID, tree.law.long()).to(torch.int8))
 
@@ -302,7 +302,7 @@ PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)]
 def test_random_trees_are_exact(rule: str, examples: int) -> None:
     """Any shape, tables and laws, and nodes that are left out by what stands above them: by enumeration."""
     verifier = RULES[rule]
-    laws_taken = sorted(law for law in verifier.laws if law in (TOP, IID, SWOR))
+    laws_taken = sorted(law for law in verifier.samplings if law in (TOP, IID, SWOR))
 
     @settings(max_examples=min(examples, 8) if rule in SLOW else examples, deadline=None, derandomize=True)
     @given(st.data())
@@ -342,4 +342,4 @@ def test_random_trees_are_exact(rule: str, examples: int) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rule_says_that_it_is_exact(rule: str) -> None:
     assert RULES[rule].exactness is Exactness.EXACT
-    assert TOP in RULES[rule].laws, "greedy requests send DETERMINISTIC nodes to any rule"
+    assert TOP in RULES[rule].samplings, "greedy requests send DETERMINISTIC nodes to any rule"

@@ -10,7 +10,7 @@ from torch import Tensor
 import specdec.interfaces
 import verifiers
 from specdec.acceptance import Plain
-from specdec.interfaces import Drafter, Verifier, fitting_rules, why_unfit
+from specdec.interfaces import Drafter, Laws, Verifier, fitting_rules, why_unfit
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
 from tests.verifiers.cases import IID, SWOR, TOP
@@ -58,7 +58,7 @@ KINDS = [
 def takes(rule: type[Verifier], drafter: Drafter) -> bool:
     """What a verifier declares, written once more."""
     return (
-        all(law in rule.laws for law in drafter.laws)
+        all(law in rule.samplings for law in drafter.laws)
         and (drafter.is_chain or not rule.chain_only)
         and (drafter.is_chain or drafter.is_paths or not rule.paths_only)
         and (drafter.has_leaf_probs or not rule.needs_leaf_probs)
@@ -127,12 +127,9 @@ def test_a_rule_that_nobody_knew_is_found_and_recommended() -> None:
 
     class ABetterRule(Verifier):
         exactness = Exactness.EXACT
-        laws = frozenset(DraftSampling)
+        samplings = frozenset(DraftSampling)
 
-        def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-            raise NotImplementedError
-
-        def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
+        def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
             raise NotImplementedError
 
     class AVariation(TargetWalkVerifier):

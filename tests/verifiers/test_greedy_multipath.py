@@ -16,6 +16,7 @@ from specdec.exactness.tables import Tables
 from specdec.interfaces import Drafter, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, needs_tables
 from verifiers import BlockVerifier, GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
 
@@ -176,13 +177,6 @@ def test_shapes_that_are_paths() -> None:
 # Mistakes
 
 
-class NoResidual(GreedyMultiPathVerifier):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
 def no_skew(p: Tensor, q: Tensor, tokens: Tensor, paths: Tensor, most_paths: int) -> Tensor:
     """Takes the selected path for one that was drawn."""
     return q
@@ -220,7 +214,7 @@ def test_enumeration_rejects_another_law_of_the_path(mistake: object, monkeypatc
 @pytest.mark.parametrize(
     ("rule", "drawn", "declared"),
     [
-        (NoResidual(), IID, IID),
+        (ChangedRule(GreedyMultiPathVerifier(), after=emit_p), IID, IID),
         (GreedyMultiPathVerifier(), SWOR, IID),
         (GreedyMultiPathVerifier(), TOP, IID),
     ],

@@ -8,8 +8,10 @@ import verifiers.kseq
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, complete, needs_tables
 from verifiers import KSeqVerifier, RejectionVerifier, TargetWalkVerifier
 
@@ -100,35 +102,19 @@ def test_the_target_walk_takes_any_draft_at_all() -> None:
 # Mistakes
 
 
-class ResidualOfRejection(KSeqVerifier):
-    """Emits from what the rule that updates p between siblings leaves."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().laws(tree, target_probs).after(stop)
-
-
-class NoResidual(KSeqVerifier):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class DrawsAgain(TargetWalkVerifier):
-    """Emits a fresh draw from p after a mismatch, not the draw that did not match."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
+def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Emits from what the rule leaves that tries one sibling after the other and updates p."""
+    return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 @pytest.mark.parametrize(
     ("rule", "laws", "declared"),
     [
-        (ResidualOfRejection(), IID, IID),
-        (NoResidual(), IID, IID),
+        (ChangedRule(KSeqVerifier(), after=residual_of_rejection), IID, IID),
+        (ChangedRule(KSeqVerifier(), after=emit_p), IID, IID),
         (KSeqVerifier(), SWOR, IID),
-        (DrawsAgain(), SWOR, SWOR),
-        (DrawsAgain(), TOP, TOP),
+        (ChangedRule(TargetWalkVerifier(), after=emit_p), SWOR, SWOR),
+        (ChangedRule(TargetWalkVerifier(), after=emit_p), TOP, TOP),
     ],
 )
 def test_enumeration_rejects(

@@ -10,7 +10,6 @@ from experiments.bench.launches import LAWS, SHAPES, drafted, fits, work_of
 from experiments.bench.rules import NAMES, make_rules
 from specdec.acceptance import accept
 from specdec.host import without_looking
-from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import IID, SWOR, TOP
@@ -90,49 +89,6 @@ def test_the_operations_depend_on_the_shape_alone(rule: str) -> None:
             work = work_of(RULES[rule], tree, p)
         seen.append(work.operations)
     assert seen[0] == seen[1] == seen[2]
-
-
-def laws_alike(rule: Verifier, tree: DraftTree, p: torch.Tensor, stop: torch.Tensor) -> None:
-    """``next_law`` says the same with and without what ``stop_law`` has left for it, and uses that at most once."""
-    alone = rule.laws(tree, p).after(stop)
-    rule.laws(tree, p).stop
-    torch.testing.assert_close(rule.laws(tree, p).after(stop), alone, atol=1e-12, rtol=0)
-    torch.testing.assert_close(rule.laws(tree, p).after(stop), alone, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_what_the_first_law_leaves_for_the_second_changes_nothing(rule: str) -> None:
-    for law in LAWS:
-        for name in (CHAIN, TREE, UNEVEN):
-            if fits(RULES[rule], SHAPES[name], law):
-                for per_row in (False, True):
-                    tree, p = drafted(SHAPES[name], law, per_row=per_row)
-                    # Every draft once for every node that its path may end at.
-                    rows = torch.arange(len(p)).repeat_interleave(tree.width)
-                    stop = torch.arange(tree.width).repeat(len(p))
-                    q = None if tree.draft_probs is None else tree.draft_probs[rows].double()
-                    made = {"sampling": law, "draft_probs": q}
-                    if per_row:
-                        tree = DraftTree.build(tree.tokens[rows], tree.parents[rows], **made)
-                    else:
-                        tree = DraftTree.from_shape(SHAPES[name], tree.tokens[rows], **made)
-                    laws_alike(RULES[rule], tree, p[rows].double(), stop)
-
-
-def test_a_table_that_is_written_to_is_read_anew() -> None:
-    """What the first law has left is for the call that follows it, not for a later one with new numbers."""
-    rule, (tree, p) = RULES["rejection"], drafted(SHAPES[TREE], SWOR)
-    stop = torch.zeros(len(p), dtype=torch.long)
-    rule.laws(tree, p).stop
-    rule.laws(tree, p).after(stop)
-    p.copy_(p.flip(-1))
-    torch.testing.assert_close(rule.laws(tree, p).after(stop), rule.laws(*drafted_again(tree, p)).after(stop))
-
-
-def drafted_again(tree: DraftTree, p: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:
-    """The same drafts and tables as new objects."""
-    again = DraftTree.from_shape(SHAPES[TREE], tree.tokens, sampling=SWOR, draft_probs=tree.draft_probs)
-    return again, p.clone()
 
 
 @pytest.mark.parametrize("per_row", [False, True])

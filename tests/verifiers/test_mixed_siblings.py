@@ -57,7 +57,7 @@ def test_looked_up_branches_beside_drawn_ones_are_exact(
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "target walk"])
 def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> None:
-    law = IID if SWOR not in RULES[rule].laws else SWOR
+    law = IID if SWOR not in RULES[rule].samplings else SWOR
     tables, shape = Tables.random(4, 1, seed=21), TreeShape.branching(2)
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law)).tv < EXACT
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED

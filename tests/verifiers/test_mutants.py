@@ -11,78 +11,49 @@ from torch import Tensor
 
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness
+from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP
 from tests.verifiers.test_exact_rules import RULES, SLOW
 from verifiers import TargetWalkVerifier
 
 
-class Mutant(Verifier):
-    """A rule with one of its laws changed."""
-
-    exactness = Exactness.LOSSY
-    laws = frozenset(DraftSampling)
-
-    def __init__(self, rule: Verifier):
-        self.rule = rule
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        return self.rule.laws(tree, target_probs).stop
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self.rule.laws(tree, target_probs).after(stop)
-
-
-class NoResidual(Mutant):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class ResidualOfTheNodeAbove(Mutant):
+def what_is_left_above(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """Emits from what is left where the path came from."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return self.rule.laws(tree, target_probs).after(tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
+    return laws.after(tree.parents.gather(1, stop[:, None])[:, 0].clamp(min=0))
 
 
-class OneCoinForAllChildren(Mutant):
+def one_coin_for_all_children(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """One uniform number decides on every node that is tried, in post-order: of one level, or of a chain."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = self.rule.laws(tree, target_probs).stop
-        # The order of trial: a chain from its end, siblings from the first, the root last.
-        order = list(range(1, tree.width)) if tree.max_depth == 1 else list(range(tree.width - 1, 0, -1))
-        tried, highest = torch.zeros_like(law[:, 0]), torch.zeros_like(law[:, 0])
-        result = torch.zeros_like(law)
-        for node in order:
-            chance = (law[:, node] / (1 - tried)).where(tried < 1 - 1e-12, 0.0)
-            result[:, node] = (chance - highest).clamp(min=0)
-            tried, highest = tried + law[:, node], torch.maximum(highest, chance)
-        result[:, 0] = 1 - highest
-        return result
+    # The order of trial: a chain from its end, siblings from the first, the root last.
+    order = list(range(1, tree.width)) if tree.max_depth == 1 else list(range(tree.width - 1, 0, -1))
+    tried, highest = torch.zeros_like(laws.stop[:, 0]), torch.zeros_like(laws.stop[:, 0])
+    result = torch.zeros_like(laws.stop)
+    for node in order:
+        chance = (laws.stop[:, node] / (1 - tried)).where(tried < 1 - 1e-12, 0.0)
+        result[:, node] = (chance - highest).clamp(min=0)
+        tried, highest = tried + laws.stop[:, node], torch.maximum(highest, chance)
+    result[:, 0] = 1 - highest
+    return result
 
 
-class CoinOfTheStopDrawsTheToken(Mutant):
+def coin_of_the_stop_draws_the_token(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """The number that ended the path, which is then known to lie in an interval, draws the next token as well."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        law = self.rule.laws(tree, target_probs).after(stop)
-        ends = self.rule.laws(tree, target_probs).stop.flip(-1).cumsum(-1).flip(-1)  # deeper nodes first
-        last = ends.gather(1, stop[:, None])
-        first = torch.nn.functional.pad(ends, (0, 1)).gather(1, stop[:, None] + 1)
-        above = law.cumsum(-1)
-        shared = torch.minimum(above, last) - torch.maximum(above - law, first)
-        return torch.where(last > first, shared.clamp(min=0) / (last - first), law)
+    law = laws.after(stop)
+    ends = laws.stop.flip(-1).cumsum(-1).flip(-1)  # deeper nodes first
+    last = ends.gather(1, stop[:, None])
+    first = torch.nn.functional.pad(ends, (0, 1)).gather(1, stop[:, None] + 1)
+    above = law.cumsum(-1)
+    shared = torch.minimum(above, last) - torch.maximum(above - law, first)
+    return torch.where(last > first, shared.clamp(min=0) / (last - first), law)
 
 
-def caught(rule: str, mutant: Callable[[Verifier], Verifier], shape: TreeShape, laws: DraftSampling) -> None:
+def caught(rule: str, shape: TreeShape, laws: DraftSampling, **mistake: Callable[..., Tensor]) -> None:
     tables = Tables.random(4, 2, seed=1)
     assert enumerate_outcome(RULES[rule], tables, shape, laws).tv < EXACT
-    result = enumerate_outcome(mutant(RULES[rule]), tables, shape, laws)
+    result = enumerate_outcome(ChangedRule(RULES[rule], **mistake), tables, shape, laws)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
 
@@ -94,24 +65,24 @@ def shape_of(rule: str) -> TreeShape:
 @pytest.mark.parametrize("laws", [TOP, IID], ids=lambda law: law.name)
 @pytest.mark.parametrize("rule", RULES)
 def test_no_residual(rule: str, laws: DraftSampling) -> None:
-    caught(rule, NoResidual, shape_of(rule), laws)
+    caught(rule, shape_of(rule), laws, after=emit_p)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_residual_of_the_node_above(rule: str) -> None:
-    caught(rule, ResidualOfTheNodeAbove, shape_of(rule), IID)
+    caught(rule, shape_of(rule), IID, after=what_is_left_above)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SLOW])
 def test_one_coin_for_all_children(rule: str) -> None:
     """Not of the programs, whose plans are vertices: they leave next to nothing between siblings to a coin."""
     one_path = RULES[rule].chain_only or RULES[rule].paths_only
-    caught(rule, OneCoinForAllChildren, TreeShape.chain(2) if one_path else TreeShape.branching(2), IID)
+    caught(rule, TreeShape.chain(2) if one_path else TreeShape.branching(2), IID, stop=one_coin_for_all_children)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_coin_of_the_stop_draws_the_token(rule: str) -> None:
-    caught(rule, CoinOfTheStopDrawsTheToken, shape_of(rule), IID)
+    caught(rule, shape_of(rule), IID, after=coin_of_the_stop_draws_the_token)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -133,23 +104,20 @@ def test_drafts_that_are_not_independent(rule: str, drawn: DraftSampling) -> Non
     assert tv < EXACT if legal else tv > BIASED
 
 
-class SecondUseOfTheCoin(TargetWalkVerifier):
+def second_use_of_the_coin(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """A coin against the children's cumulative mass; if it is beyond them, it draws the token from the residual."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        law = super().next_law(tree, target_probs, stop)
-        children = (tree.parents == stop[:, None]) & tree.valid
-        node_p = target_probs[torch.arange(len(stop)), stop]
-        taken = (node_p.gather(1, tree.tokens) * children).sum(-1, keepdim=True)
-        above = law.cumsum(-1)
-        shared = (above - torch.maximum(above - law, taken)).clamp(min=0)
-        return torch.where(taken < 1, shared / (1 - taken), law)
+    law = laws.after(stop)
+    children = (tree.parents == stop[:, None]) & tree.valid
+    taken = (emit_p(tree, target_probs, laws, stop).gather(1, tree.tokens) * children).sum(-1, keepdim=True)
+    above = law.cumsum(-1)
+    shared = (above - torch.maximum(above - law, taken)).clamp(min=0)
+    return torch.where(taken < 1, shared / (1 - taken), law)
 
 
 @pytest.mark.parametrize("factors", [(1, 1), (2, 1)], ids=str)
 def test_the_coin_of_a_walk_is_not_used_twice(factors: tuple[int, ...]) -> None:
     tables, shape = Tables.random(4, 2, seed=1), TreeShape.branching(*factors)
     assert enumerate_outcome(TargetWalkVerifier(), tables, shape, TOP).tv < EXACT
-    result = enumerate_outcome(SecondUseOfTheCoin(), tables, shape, TOP)
+    result = enumerate_outcome(ChangedRule(TargetWalkVerifier(), after=second_use_of_the_coin), tables, shape, TOP)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"

@@ -9,8 +9,10 @@ from torch import Tensor
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import (
     BIASED,
     EXACT,
@@ -23,36 +25,27 @@ from tests.verifiers.cases import (
 from verifiers import RejectionVerifier
 
 
-class ResampleP(RejectionVerifier):
-    """Emits a fresh draw from p after a rejection."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class ResidualOfParent(RejectionVerifier):
+def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
     """Takes the residual with the q of the node above."""
+    above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
+    other = replace(tree, draft_probs=tree.draft_probs.gather(1, above))
+    return RejectionVerifier().laws(other, target_probs).after(stop)
 
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
-        return super().next_law(replace(tree, draft_probs=tree.draft_probs.gather(1, above)), target_probs, stop)
 
-
-class AcceptanceOfRoot(RejectionVerifier):
+def acceptance_of_the_root(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
     """Forgets the parent: accepts with p and q of the root."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        root = target_probs[:, :1].expand_as(target_probs).contiguous()
-        return super().stop_law(tree, root)
+    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
 
 
+RESAMPLES = ChangedRule(RejectionVerifier(), after=emit_p)
+ABOVE = ChangedRule(RejectionVerifier(), after=residual_of_the_parent)
 MISTAKES = {
-    "p instead of the residual": (ResampleP(), "chain", IID, IID, False),
-    "p instead of the residual, tree": (ResampleP(), "2x2", SWOR, SWOR, False),
-    "p again after a mismatch": (ResampleP(), "2x2", TOP, TOP, False),
-    "residual of the parent": (ResidualOfParent(), "chain", IID, IID, False),
-    "residual of the parent, tree": (ResidualOfParent(), "2x2", SWOR, SWOR, False),
-    "acceptance by the root": (AcceptanceOfRoot(), "chain", IID, IID, False),
+    "p instead of the residual": (RESAMPLES, "chain", IID, IID, False),
+    "p instead of the residual, tree": (RESAMPLES, "2x2", SWOR, SWOR, False),
+    "p again after a mismatch": (RESAMPLES, "2x2", TOP, TOP, False),
+    "residual of the parent": (ABOVE, "chain", IID, IID, False),
+    "residual of the parent, tree": (ABOVE, "2x2", SWOR, SWOR, False),
+    "acceptance by the root": (ChangedRule(RejectionVerifier(), stop=acceptance_of_the_root), "chain", IID, IID, False),
     "q of another temperature": (RejectionVerifier(), "chain", IID, IID, True),
     "q of another temperature, tree": (RejectionVerifier(), "2x2", SWOR, SWOR, True),
     "SpecInfer's rule on drafts without replacement": (RejectionVerifier(), "2x2", SWOR, IID, False),
@@ -101,13 +94,13 @@ def test_enumeration_rejects_siblings_sorted_after_they_were_drawn() -> None:
         (RejectionVerifier(), "2x2", IID, SWOR, 1.0, 0.035),
         (RejectionVerifier(), "2x2", TOP, IID, 1.0, 0.453),
         (RejectionVerifier(), "chain", IID, IID, 0.7, 0.088),
-        (ResampleP(), "chain", IID, TOP, 1.0, 0.092),
-        (ResampleP(), "chain", IID, IID, 1.0, 0.154),
+        (RESAMPLES, "chain", IID, TOP, 1.0, 0.092),
+        (RESAMPLES, "chain", IID, IID, 1.0, 0.154),
     ],
 )
 def test_figures_of_mistakes(
     tables: dict[str, Tables],
-    rule: RejectionVerifier,
+    rule: Verifier,
     shape: str,
     drawn: DraftSampling,
     declared: DraftSampling,

@@ -1,6 +1,7 @@
 """Shared noise: the output is plain decoding's whatever was drafted, and coupled drafts are accepted as computed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import Committed, DraftSampling, Exactness, Noise
+from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
 from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, complete, needs_tables
@@ -48,27 +50,11 @@ def test_every_output_is_plain_decodings(shape: str, law: DraftSampling) -> None
         assert result.accepted > 0
 
 
-class ResamplesAfterTheRoot(SharedNoiseVerifier):
-    """Mutant: the next token is drawn where the path began."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[:, 0]
-
-
-class TakesTheFirstChild(SharedNoiseVerifier):
-    """Mutant: the root's first child is always accepted."""
-
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = super().stop_law(tree, target_probs).clone()
-        law[:, 1] += law[:, 0]
-        law[:, 0] = 0
-        return law
-
-
-@pytest.mark.parametrize("mutant", [ResamplesAfterTheRoot, TakesTheFirstChild])
-def test_a_wrong_rule_differs(mutant: type[SharedNoiseVerifier]) -> None:
+@pytest.mark.parametrize("mistake", [{"after": lambda tree, p, laws, stop: p[:, 0]}, {"stop": accept_the_first}])
+def test_a_wrong_rule_differs(mistake: dict[str, Any]) -> None:
     tables = Tables.random(4, 2, seed=2)
-    assert check_shared(mutant(), tables, SHAPES["2x2"], COUPLED, samples=SAMPLES).differing > SAMPLES // 20
+    rule = ChangedRule(SharedNoiseVerifier(), **mistake)
+    assert check_shared(rule, tables, SHAPES["2x2"], COUPLED, samples=SAMPLES).differing > SAMPLES // 20
 
 
 def test_a_law_that_is_not_the_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,5 +283,5 @@ def test_coupled_drafts_are_accepted_more_often(model) -> None:
 def test_it_says_what_it_is() -> None:
     rule = SharedNoiseVerifier()
     assert rule.exactness is Exactness.EXACT and rule.noise is Noise.SHARED
-    assert rule.laws == frozenset(DraftSampling)
+    assert rule.samplings == frozenset(DraftSampling)
     assert TargetWalkVerifier().noise is Noise.FRESH

@@ -136,7 +136,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("rule", ALL)
 def test_one_row_is_judged_in_parts_of_its_nodes(rule: str, law: DraftSampling) -> None:
     """Bit for bit as in one go; and no table has more entries than the cap, here those of two nodes."""
-    if law not in ALL[rule].laws:
+    if law not in ALL[rule].samplings:
         return
     shape = TreeShape.chain(6) if ALL[rule].chain_only else TreeShape.branching(4, 2, 1)
     tree, p = drafted(shape, law, seed=7, invalid=0.0, vocab=2000, batch=3)

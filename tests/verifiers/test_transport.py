@@ -12,9 +12,10 @@ import verifiers.transport
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels, outcome
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
 from verifiers import KSeqVerifier, RejectionVerifier, TransportVerifier
 from verifiers.transport import optimal_acceptance
@@ -70,7 +71,7 @@ def test_the_bound_is_reached_and_is_that_of_all_sets(law: DraftSampling, childr
             least = min(least, float(p[list(chosen)].sum() - made.probability[inside].sum()))
     assert bound == pytest.approx(1 + least, abs=EXACT)
     for rule in (RejectionVerifier(), KSeqVerifier()):
-        if law in rule.laws:
+        if law in rule.samplings:
             assert outcome(rule, tables, made).expected_accepted < bound + EXACT
 
 
@@ -129,32 +130,23 @@ def test_what_it_refuses() -> None:
     tree = DraftTree.from_shape(TreeShape.branching(2), torch.tensor([[0, 1, 2]]), sampling=IID, draft_probs=p)
     wanted = r"row 0, node 0: 2 siblings over 200 tokens make 40,000 drafts, .* draft at most 1"
     with pytest.raises(ValueError, match=wanted):
-        TransportVerifier().laws(tree, p).stop
+        TransportVerifier().laws(tree, p)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Mistakes
 
 
-class NoResidual(TransportVerifier):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class ResidualOfRejection(TransportVerifier):
-    """Emits from the residual of another rule."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().laws(tree, target_probs).after(stop)
+def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Emits from what the rule leaves that tries one sibling after the other and updates p."""
+    return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 @pytest.mark.parametrize(
     ("rule", "laws", "declared"),
     [
-        (NoResidual(), SWOR, SWOR),
-        (ResidualOfRejection(), SWOR, SWOR),
+        (ChangedRule(TransportVerifier(), after=emit_p), SWOR, SWOR),
+        (ChangedRule(TransportVerifier(), after=residual_of_rejection), SWOR, SWOR),
         (TransportVerifier(), SWOR, IID),
     ],
 )

@@ -9,9 +9,10 @@ from torch import Tensor
 import verifiers.two_draft
 from specdec.exactness.outcomes import enumerate_outcome, expected_by_levels
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Verifier
+from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
+from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, KINDS, SWOR, TOP, complete, needs_tables
 from verifiers import KSeqVerifier, RejectionVerifier, TransportVerifier, TwoDraftVerifier, WeightedTransportVerifier
 from verifiers.transport import optimal_acceptance
@@ -159,25 +160,16 @@ def test_more_than_two_are_taken_in_pairs(children: int, seed: int) -> None:
 # Mistakes
 
 
-class NoResidual(TwoDraftVerifier):
-    """Emits from p."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
-
-
-class ResidualOfRejection(TwoDraftVerifier):
-    """Emits from what the rule leaves that tries one after the other."""
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return RejectionVerifier().laws(tree, target_probs).after(stop)
+def residual_of_rejection(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Emits from what the rule leaves that tries one sibling after the other and updates p."""
+    return RejectionVerifier().laws(tree, target_probs).after(stop)
 
 
 @pytest.mark.parametrize(
     ("rule", "drawn", "declared"),
     [
-        (NoResidual(), IID, IID),
-        (ResidualOfRejection(), IID, IID),
+        (ChangedRule(TwoDraftVerifier(), after=emit_p), IID, IID),
+        (ChangedRule(TwoDraftVerifier(), after=residual_of_rejection), IID, IID),
         (TwoDraftVerifier(), SWOR, IID),
         (TwoDraftVerifier(), TOP, IID),
         (WeightedTransportVerifier(), SWOR, IID),

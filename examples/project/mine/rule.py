@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec import DraftTree
+from specdec import DraftTree, Laws
 from verifiers import RejectionVerifier
 
 
@@ -27,16 +27,16 @@ class CautiousVerifier(RejectionVerifier):
         super().__init__()
         self.most = most
 
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
         """Paths that would end further down end after ``most`` tokens."""
-        law = super().stop_law(tree, target_probs)
-        cut = torch.zeros_like(law)
-        cut[:, : self.most] = law[:, : self.most]
-        cut[:, self.most : self.most + 1] = law[:, self.most :].sum(1, keepdim=True)
-        return cut
+        laws = super().laws(tree, target_probs)
+        stop = torch.zeros_like(laws.stop)
+        stop[:, : self.most] = laws.stop[:, : self.most]
+        stop[:, self.most : self.most + 1] = laws.stop[:, self.most :].sum(1, keepdim=True)
 
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        """After ``most`` tokens nothing has been rejected, so the next token is drawn from p itself."""
-        law = super().next_law(tree, target_probs, stop)
-        row = torch.arange(len(stop), device=stop.device)
-        return torch.where((stop == self.most)[:, None], target_probs[row, stop], law)
+        def after(stop_nodes: Tensor) -> Tensor:
+            """After ``most`` tokens nothing has been rejected, so the next token is drawn from p itself."""
+            p = target_probs[torch.arange(len(stop_nodes), device=stop_nodes.device), stop_nodes]
+            return torch.where((stop_nodes == self.most)[:, None], p, laws.after(stop_nodes))
+
+        return Laws(stop, after)

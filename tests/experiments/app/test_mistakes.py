@@ -66,8 +66,8 @@ class Needy(NGramDrafter):
 
 
 class Rule(RejectionVerifier):
-    def stop_law(self, tree, target_probs):
-        return super().stop_law(tree, target_probs / 0 .real if 1 / 0 else 0)  # LINE Rule.stop_law ZeroDivisionError
+    def laws(self, tree, target_probs):
+        return super().laws(tree, target_probs / 0 .real if 1 / 0 else 0)  # LINE Rule.laws ZeroDivisionError
 
 
 class Data:
@@ -150,7 +150,7 @@ def test_a_failing_component_shows_its_line(
         ("drafter", "Lookup.propose"),
         ("drafter", "Complains.propose"),
         ("drafter", "Misshapen.propose"),
-        ("verifier", "Rule.stop_law"),
+        ("verifier", "Rule.laws"),
     ],
 )
 def test_a_component_that_fails_in_a_round_shows_its_line_in_the_records(

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def test_a_head_that_changes_outputs_is_refused(trained: Path, out: Path, monkey
     class Wrong(heads.RejectionVerifier):
         """Accepts another token."""
 
-        def next_law(self, tree: Any, target_probs: Any, stop: Any) -> Any:
-            return super().next_law(tree, target_probs, stop).roll(1, -1)
+        def laws(self, tree: Any, target_probs: Any) -> Any:
+            laws = super().laws(tree, target_probs)
+            return replace(laws, after=lambda stop: laws.after(stop).roll(1, -1))
 
     monkeypatch.setattr(heads, "RejectionVerifier", Wrong)
     with pytest.raises(ValueError, match="changes greedy outputs: it must not be bundled"):

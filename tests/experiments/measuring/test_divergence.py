@@ -23,7 +23,7 @@ from experiments.results.records import PLAIN, Record
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import Tie
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Laws, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
@@ -169,13 +169,10 @@ class WrongRoot(NGramDrafter):
 class AcceptsAll(TraversalVerifier):
     """Says that it is exact, and accepts whatever is drafted first."""
 
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
-        law = torch.zeros_like(target_probs[..., 0])
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
         deepest = torch.where(tree.valid, tree.depth, -1).argmax(-1, keepdim=True)
-        return law.scatter_(1, deepest, 1.0)
-
-    def next_law(self, tree: DraftTree, target_probs: Tensor, stop: Tensor) -> Tensor:
-        return target_probs[torch.arange(len(stop)), stop]
+        stop = torch.zeros_like(target_probs[..., 0]).scatter_(1, deepest, 1.0)
+        return Laws(stop, lambda stop: target_probs[torch.arange(len(stop)), stop])
 
 
 def wrong_root(dtype: str, quantization: str | None) -> Engine:

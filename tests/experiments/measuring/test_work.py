@@ -11,6 +11,7 @@ from experiments.measuring.work import Work, check_size, check_time, pace_of, ro
 from experiments.reporting.exactness import Progress
 from specdec.exactness.drafts import enumerate_drafts, num_drafts
 from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from verifiers import BlockVerifier, SharedNoiseVerifier, TransportVerifier
@@ -99,9 +100,9 @@ class Slow(BlockVerifier):
     clock = Clock()
     call, draft = 0.5 / 1000, 2.0 / 1000
 
-    def stop_law(self, tree: DraftTree, target_probs: Tensor) -> Tensor:
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
         self.clock.now += self.call + self.draft * len(tree.tokens)
-        return super().stop_law(tree, target_probs)
+        return super().laws(tree, target_probs)
 
 
 def test_the_pace_is_that_of_a_draft_not_of_a_call() -> None:

@@ -1,0 +1,56 @@
+"""Acceptance rules with a mistake: how tests state what they must be able to reject."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec.interfaces import Laws, Verifier
+from specdec.tree import DraftTree
+
+
+class ChangedRule(Verifier):
+    """A rule with one of its two distributions replaced.
+
+    Args:
+        rule: The rule.
+        stop: Returns another ``Laws.stop``, from the tree, p and the rule's laws.
+        after: Returns another law of the next token, from the tree, p, the rule's laws and the stop nodes.
+    """
+
+    def __init__(
+        self,
+        rule: Verifier,
+        *,
+        stop: Callable[[DraftTree, Tensor, Laws], Tensor] | None = None,
+        after: Callable[[DraftTree, Tensor, Laws, Tensor], Tensor] | None = None,
+    ):
+        self.rule, self.stop, self.after = rule, stop, after
+        self.exactness, self.samplings, self.noise = rule.exactness, rule.samplings, rule.noise
+        self.chain_only, self.paths_only = rule.chain_only, rule.paths_only
+        self.needs_leaf_probs = rule.needs_leaf_probs
+
+    def stated_law(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """The distribution that the rule states."""
+        return self.rule.stated_law(target_probs, draft_probs)
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        """The rule's laws, one of them replaced."""
+        laws, after = self.rule.laws(tree, target_probs), self.after
+        return Laws(
+            laws.stop if self.stop is None else self.stop(tree, target_probs, laws),
+            laws.after if after is None else lambda nodes: after(tree, target_probs, laws, nodes),
+        )
+
+
+def emit_p(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """The commonest mistake: after a rejection, the next token is drawn from p instead of the residual."""
+    return target_probs[torch.arange(len(stop)), stop]
+
+
+def accept_the_first(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """The root's first child is always accepted."""
+    stop = laws.stop.clone()
+    stop[:, 1] += stop[:, 0]
+    stop[:, 0] = 0
+    return stop
