@@ -261,3 +261,29 @@ class ModelShape:
     def pair_flops(self) -> int:
         """Operations of attention per query and position, over all layers, where none has a window."""
         return sum(part.pair_flops * count for layer, count in self.groups for part in layer.attending)
+
+
+def nominal(parameters: int, *, layers: int, heads: int, kv_heads: int, head_dim: int = 128) -> ModelShape:
+    """Return the shape of a model of exactly so many parameters, all in its layers.
+
+    It has no table and no output layer, so that a forward reads every parameter once. That is how round numbers are
+    worked out by hand; ``ModelShape.of`` counts what a real model reads.
+
+    Args:
+        parameters: Their number, a multiple of ``layers``.
+        layers: Decoder layers.
+        heads: Query heads of a layer.
+        kv_heads: Heads of its keys and values.
+        head_dim: Numbers in a head.
+
+    Raises:
+        ValueError: The parameters cannot be given out equally.
+    """
+    each, rest = divmod(parameters, layers)
+    if rest:
+        raise ValueError(f"{parameters:,} parameters are no multiple of {layers} layers")
+    attention = Attention.grouped(weights=each, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    return ModelShape(
+        kind="nominal", hidden=0, vocab=0, layers=(Layer(attention=attention),) * layers, table_weights=0,
+        output_weights=0,
+    )  # fmt: skip

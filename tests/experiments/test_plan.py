@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from experiments.bench.chapter.models import LLAMA_8B_CONFIG, LLAMA_70B_CONFIG
+from experiments.bench.chapter.models import CONFIGS
 from experiments.plan import plan
 from specdec.physics.calibrated import Box, CalibratedRounds, Conditions
 from specdec.physics.speculation import best_length
@@ -27,7 +27,7 @@ def llama(tmp_path: Path) -> Path:
     """The folder of a model of which nothing is there but its configuration."""
     folder = tmp_path / "llama-8b"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA_8B_CONFIG | {"torch_dtype": "bfloat16"}))
+    (folder / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "bfloat16"}))
     return folder
 
 
@@ -191,7 +191,7 @@ def test_configurations_that_are_refused(config: str, said: str, configure: Conf
 def test_a_head_of_another_target_is_refused(planned: Any, tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()
-    (head / "config.json").write_text(json.dumps(LLAMA_70B_CONFIG | {"num_hidden_layers": 1}))
+    (head / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-70b"] | {"num_hidden_layers": 1}))
     with pytest.raises(ValueError, match="a head for hidden states of 8192 numbers"):
         planned("drafter=eagle", f"drafter.name={head}")
 

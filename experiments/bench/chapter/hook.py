@@ -31,7 +31,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
 
 @functools.cache
 def pictures() -> dict[str, bytes]:
-    """Returns the pictures' files, drawn once however often ``mkdocs serve`` builds."""
+    """Return the pictures' files, drawn once however often ``mkdocs serve`` builds."""
     from experiments.bench.chapter.pictures import PICTURES
 
     found = {}

@@ -1,103 +1,33 @@
-"""The models and devices that the chapter works with."""
+"""The models, devices and chosen numbers of the chapter; a model on a device, and its forwards there."""
 
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
-from specdec.physics.bounds import Roof
+import yaml
+
+from specdec.physics.bounds import Roof, Work
+from specdec.physics.capacity import kv_bytes_per_position, weight_bytes
 from specdec.physics.devices import Device, read_devices
-from specdec.physics.nominal import nominal
 from specdec.physics.precision import Precision
-from specdec.physics.shape import ModelShape
+from specdec.physics.rounds import AffineCost, AffineRounds
+from specdec.physics.shape import ModelShape, nominal
+from specdec.physics.speculation import critical_context, intensity_of_many_rows
+from specdec.physics.work import prefill_work, step_work
 
-HALF = Precision()
-"""Two bytes for every number, as in float16 and bfloat16."""
+HERE = Path(__file__).parent
+MACHINE = HERE / "machine.yaml"
+"""The roof that ``measure=true`` has measured, in the form of the table of devices."""
 
-MACHINE = Path(__file__).with_name("machine.yaml")
-"""What ``measure=true`` has measured, in the form of the table of devices."""
+CONFIGS = yaml.safe_load((HERE / "models.yaml").read_text(encoding="utf-8"))
+"""Configurations of public models, by name."""
+GIVEN = SimpleNamespace(**yaml.safe_load((HERE / "given.yaml").read_text(encoding="utf-8")))
+"""The numbers that are chosen (``given.yaml``)."""
 
-LLAMA_70B_CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 80,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-}
-LLAMA_8B_CONFIG = LLAMA_70B_CONFIG | {
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-}
-LLAMA_2_7B_CONFIG = LLAMA_8B_CONFIG | {
-    "intermediate_size": 11008,
-    "num_key_value_heads": 32,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-}
-QWEN3_8B_CONFIG = LLAMA_8B_CONFIG | {
-    "model_type": "qwen3",
-    "num_hidden_layers": 36,
-    "intermediate_size": 12288,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
-QWEN3_30B_CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": False,
-}
-MIXTRAL_CONFIG: dict[str, Any] = {
-    "model_type": "mixtral",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "tie_word_embeddings": False,
-}
-DEEPSEEK_V3_CONFIG: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 61,
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "tie_word_embeddings": False,
-}
-
-LLAMA_70B, LLAMA_8B = ModelShape.of(LLAMA_70B_CONFIG), ModelShape.of(LLAMA_8B_CONFIG)
-LLAMA_2_7B, QWEN3_8B = ModelShape.of(LLAMA_2_7B_CONFIG), ModelShape.of(QWEN3_8B_CONFIG)
-ONE_HEAD = ModelShape.of(LLAMA_8B_CONFIG | {"num_key_value_heads": 1})
-QWEN3_30B, MIXTRAL = ModelShape.of(QWEN3_30B_CONFIG), ModelShape.of(MIXTRAL_CONFIG)
-DEEPSEEK_V3 = ModelShape.of(DEEPSEEK_V3_CONFIG)
+SHAPES = {name: ModelShape.of(config) for name, config in CONFIGS.items()}
+LLAMA_70B, LLAMA_8B, DEEPSEEK_V3 = SHAPES["llama-3.1-70b"], SHAPES["llama-3.1-8b"], SHAPES["deepseek-v3"]
+ONE_HEAD = ModelShape.of(CONFIGS["llama-3.1-8b"] | {"num_key_value_heads": 1})
 
 ROUND_70B = nominal(70_000_000_000, layers=80, heads=64, kv_heads=8)
 ROUND_8B = nominal(8_000_000_000, layers=32, heads=32, kv_heads=8)
@@ -106,13 +36,128 @@ ROUND_7B = nominal(7_000_000_000, layers=32, heads=32, kv_heads=32)
 MISTRAL_7B = nominal(7_264_000_000, layers=32, heads=32, kv_heads=8)
 ROUND_15B = nominal(15_000_000_000, layers=40, heads=40, kv_heads=8)
 
+HALF = Precision()
+"""Two bytes for every number, as in float16 and bfloat16."""
 DEVICES = read_devices()
 H100, A100 = DEVICES["h100"], DEVICES["a100-80gb"]
 ROUND_A100 = Roof(bandwidth=round(A100.bandwidth, -11), flops=A100.flops["float16"])
 """An A100 with the round bandwidth that texts give it."""
 
+VLLM_8B = AffineRounds(
+    target=AffineCost(fixed=5.88590713e-3, per_token=2.10103129e-5, per_position=3.92645679e-8),
+    drafter=AffineCost(fixed=2.13526175e-3, per_token=8.41429603e-7, per_position=2.37768493e-9),
+    outside=1.20683946e-3,
+)
+"""Constants that were fitted to measured steps of Llama-3.1-8B with an EAGLE head in vLLM on an H100. They are
+published in the simulator of "Speculative decoding: performance or illusion?" (arXiv 2601.11580)."""
+
 
 def this_machine() -> Device:
-    """Returns the machine that ``machine.yaml`` tells of."""
+    """Return the machine that ``machine.yaml`` describes."""
     (found,) = read_devices(MACHINE).values()
     return found
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward on a device: its work, the device's roof, and its tokens over all rows."""
+
+    work: Work
+    roof: Roof
+    tokens: float
+
+    @cached_property
+    def bytes(self) -> float:
+        """Bytes that it must move."""
+        return self.work.bytes
+
+    @cached_property
+    def flops(self) -> float:
+        """Operations that it must compute."""
+        return self.work.flops
+
+    @cached_property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.work.intensity
+
+    @cached_property
+    def over_ridge(self) -> float:
+        """Its operations per byte over those of the ridge."""
+        return self.intensity / self.roof.ridge
+
+    @cached_property
+    def seconds(self) -> float:
+        """The least time."""
+        return self.roof.least_seconds(self.work)
+
+    @cached_property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    @cached_property
+    def flops_rate(self) -> float:
+        """Operations per second."""
+        return self.flops / self.seconds
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model on a device.
+
+    Without a context, a forward is its products with weights alone, as it is worked out by hand.
+    """
+
+    shape: ModelShape
+    roof: Roof
+    precision: Precision = HALF
+
+    def decode(self, rows: int = 1, context: float = 0, drafted: int = 0) -> Forward:
+        """Return a step of plain decoding, or one that verifies a draft."""
+        work = step_work(self.shape, self.precision, batch=rows, context=context, drafted=drafted)
+        return Forward(work.total if context else work.linear, self.roof, rows * (drafted + 1))
+
+    def prefill(self, tokens: int) -> Forward:
+        """Return the products with weights of a prompt."""
+        return Forward(prefill_work(self.shape, self.precision, tokens=tokens).linear, self.roof, tokens)
+
+    def prefill_attention(self, tokens: int) -> float:
+        """Return the operations of a prompt's attention."""
+        return prefill_work(self.shape, self.precision, tokens=tokens).attention_flops
+
+    def stored(self, weights: float) -> "Example":
+        """Return the same with so many bytes per weight; products are computed as before."""
+        return replace(self, precision=replace(self.precision, weights=weights, output=weights))
+
+    @cached_property
+    def layers(self) -> int:
+        """The number of layers."""
+        return len(self.shape.layers)
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Bytes of its weights."""
+        return weight_bytes(self.shape, self.precision)
+
+    @cached_property
+    def kv(self) -> float:
+        """Bytes that its cache keeps per position."""
+        return kv_bytes_per_position(self.shape, self.precision)
+
+    @cached_property
+    def pair_flops(self) -> float:
+        """Operations of attention per token and position of context."""
+        return self.shape.pair_flops
+
+    def critical(self, drafted: int) -> float | None:
+        """Return the context from which a step is bound by memory at any number of rows."""
+        return critical_context(ridge=self.roof.ridge, drafted=drafted, **self._per_token)
+
+    def many_rows(self, context: float) -> float:
+        """Return the operations per byte that no number of rows exceeds."""
+        return intensity_of_many_rows(context=context, **self._per_token)
+
+    @property
+    def _per_token(self) -> dict[str, float]:
+        return {"flops": self.decode().flops, "pair_flops": self.pair_flops, "kv_bytes": self.kv}

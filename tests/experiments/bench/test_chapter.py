@@ -13,10 +13,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from PIL import Image
 
-from experiments.bench.chapter import formats, hook, page
-from experiments.bench.chapter.picture import Picture
-from experiments.bench.chapter.pictures import PICTURES
-from specdec.physics.nominal import nominal
+from experiments.bench.chapter import hook, page
+from experiments.bench.chapter import tables as formats
+from experiments.bench.chapter.pictures import PICTURES, Picture
+from specdec.physics.shape import nominal
 
 IMAGES = page.ROOT / "docs/images"
 TEMPLATE = page.TEMPLATE.read_text()
@@ -103,7 +103,7 @@ def test_formats() -> None:
         "0",
         "100",
     ]
-    assert formats.percent(0.0064103) == "0.64 %" and formats.FILTERS["kib"](327_680) == "320 KiB"
+    assert formats.FILTERS["percent"](0.0064103) == "0.64 %" and formats.FILTERS["kib"](327_680) == "320 KiB"
     assert formats.table(("a", "b"), [("x", 1)]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 

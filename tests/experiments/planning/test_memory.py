@@ -7,7 +7,7 @@ import pytest
 from experiments.bench.chapter.models import ROUND_8B
 from experiments.planning.memory import RunMemory
 from specdec.physics.capacity import Served
-from specdec.physics.nominal import nominal
+from specdec.physics.shape import nominal
 from specdec.physics.precision import Precision
 
 KV = 131_072

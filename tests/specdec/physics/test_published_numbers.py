@@ -5,7 +5,6 @@ import pytest
 from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.physics.bounds import Roof
 from specdec.physics.capacity import Served, kv_bytes_per_position, weight_bytes
-from specdec.physics.nominal import nominal
 from specdec.physics.precision import Precision, bytes_of
 from specdec.physics.serving import (
     all_reduce_seconds,
@@ -15,7 +14,7 @@ from specdec.physics.serving import (
     price_per_million,
     rows_in_flight,
 )
-from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit
+from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
 from specdec.physics.work import StepWork, prefill_work, step_work
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from experiments.bench.chapter.models import LLAMA_8B, LLAMA_8B_CONFIG, LLAMA_70B
+from experiments.bench.chapter.models import CONFIGS, LLAMA_8B, LLAMA_70B
 from specdec.physics import heads
 from specdec.physics.reading import COUNTED, DEFAULTS, TIED, MissingSizeError
 from specdec.physics.shape import ModelShape
@@ -18,6 +18,8 @@ BY_DEFAULT = (
 )
 """One type for each thing that is special."""
 PARTS_FOR_IMAGES = ("vision", "multi_modal_projector")
+
+BASE = CONFIGS["llama-3.1-8b"]
 
 
 def matrices(config: PreTrainedConfig) -> int:
@@ -62,7 +64,7 @@ def test_published_models() -> None:
 
 def windows(**given: Any) -> list[int | None]:
     """The window of every layer."""
-    shape = ModelShape.of(LLAMA_8B_CONFIG | {"num_hidden_layers": 4} | given)
+    shape = ModelShape.of(BASE | {"num_hidden_layers": 4} | given)
     return [layer.attention.window for layer in shape.layers if layer.attention is not None]
 
 
@@ -104,7 +106,7 @@ def test_an_older_file_means_what_transformers_reads_in_it(model_type: str) -> N
 
 
 def test_mixtures_choose_layers() -> None:
-    base = LLAMA_8B_CONFIG | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    base = BASE | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     deepseek = ModelShape.of(
         base | {"model_type": "deepseek_v3", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 3}
     )
@@ -134,12 +136,18 @@ def test_a_mixture_reads_more_the_more_tokens_there_are() -> None:
         ({"model_type": "whisper", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "resnet", "depths": [3, 4]}, "model_type 'resnet' has no layers"),
         ({}, "the configuration has no layers"),
-        (LLAMA_8B_CONFIG | {"hidden_size": "wide"}, "has hidden_size='wide'"),
-        (LLAMA_8B_CONFIG | {"num_hidden_layers": "many"}, "has num_hidden_layers='many'"),
-        (LLAMA_8B_CONFIG | {"layer_types": 7}, "a value that is no size"),
-        (LLAMA_8B_CONFIG | {"model_type": "gpt2", "max_position_embeddings": None}, "no max_position_embeddings"),
-        (LLAMA_8B_CONFIG | {"num_experts": 8, "num_experts_per_tok": 9}, "8 experts and num_experts_per_tok=9"),
-        (LLAMA_8B_CONFIG | {"model_type": "zamba2", "layer_types": ["mamba"]}, "'mamba' layer of model_type 'zamba2'"),
+        (BASE | {"hidden_size": "wide"}, "has hidden_size='wide'"),
+        (BASE | {"num_hidden_layers": "many"}, "has num_hidden_layers='many'"),
+        (BASE | {"layer_types": 7}, "a value that is no size"),
+        (
+            BASE | {"model_type": "gpt2", "max_position_embeddings": None},
+            "no max_position_embeddings",
+        ),
+        (BASE | {"num_experts": 8, "num_experts_per_tok": 9}, "8 experts and num_experts_per_tok=9"),
+        (
+            BASE | {"model_type": "zamba2", "layer_types": ["mamba"]},
+            "'mamba' layer of model_type 'zamba2'",
+        ),
     ],
 )
 def test_what_is_no_decoder_is_refused(config: dict[str, Any], said: str) -> None:
@@ -155,7 +163,7 @@ def test_what_is_no_configuration_is_refused() -> None:
 @pytest.mark.parametrize("missing", ["num_attention_heads", "hidden_size", "vocab_size", "tie_word_embeddings"])
 def test_a_missing_size_is_named(missing: str) -> None:
     with pytest.raises(MissingSizeError, match=missing):
-        ModelShape.of({key: value for key, value in LLAMA_8B_CONFIG.items() if key != missing})
+        ModelShape.of({key: value for key, value in BASE.items() if key != missing})
 
 
 def test_what_files_leave_out_is_what_transformers_takes() -> None:
@@ -177,7 +185,7 @@ def test_a_published_file_of_gemma_3_is_whole() -> None:
 
 
 def test_a_decoder_within_a_model_for_images() -> None:
-    whole = {"model_type": "llava", "vision_config": {"num_hidden_layers": 2}, "text_config": LLAMA_8B_CONFIG}
+    whole = {"model_type": "llava", "vision_config": {"num_hidden_layers": 2}, "text_config": BASE}
     assert ModelShape.of(whole) == LLAMA_8B
 
 

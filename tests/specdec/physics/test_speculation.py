@@ -6,10 +6,9 @@ import pytest
 
 from experiments.bench.chapter.models import DEEPSEEK_V3, LLAMA_8B, ROUND_8B, ROUND_70B
 from specdec.physics.bounds import Roof
-from specdec.physics.nominal import nominal
 from specdec.physics.precision import Precision
 from specdec.physics.rounds import AffineCost, AffineRounds, DraftModel, RoofRounds, round_seconds
-from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, nominal
 from specdec.physics.speculation import (
     best_length,
     break_even_batch,
