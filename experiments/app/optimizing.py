@@ -19,7 +19,15 @@ from experiments.app.warming import encode_warmup
 from experiments.datasets.prompt import choose
 from experiments.measuring.tree_costs import Setting, measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
-from experiments.reporting.best_tree import Measured, Optimized, measured_table, print_found, write_figures, write_found
+from experiments.reporting.best_tree import (
+    Measured,
+    Optimized,
+    measured_table,
+    print_advice,
+    print_found,
+    write_figures,
+    write_found,
+)
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.results.manifest import device_name
@@ -81,6 +89,7 @@ def optimize(config: DictConfig) -> list[Optimized]:
         if config.measure:
             optimized = replace(optimized, measured=_measured(changed, optimized, out, bootstrap))
             console.print(terminal.render(measured_table(optimized, bootstrap), terminal.Frame.NARROW))
+            print_advice(console, optimized)
             write_figures(optimized, out, bootstrap, about)
         found.append(optimized)
     return found

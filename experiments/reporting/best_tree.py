@@ -80,6 +80,36 @@ class Optimized:
         """The new shape is the old one."""
         return self.old_tree == self.best.shape
 
+    def speedups(self) -> tuple[str, dict[str, float]]:
+        """Returns ``"measured"`` or ``"predicted"``, and these speedups of the old and the new tree, as far as known."""
+        measured = {name: each.speedup for name, each in self.measured.items() if each.speedup is not None}
+        if "new" in measured:
+            return "measured", measured
+        trees = {"old": self.old_tree, "new": self.best.shape}
+        predicted = {name: self.predicted(tree)[1] for name, tree in trees.items()}
+        return "predicted", {name: value for name, value in predicted.items() if value is not None}
+
+    def advice(self) -> tuple[str, str]:
+        """Returns ``"new"``, ``"old"`` or ``"none"``, for the tree to take, and the reason in a sentence."""
+        (said, speedups), at = self.speedups(), f"at T={self.temperature:g}"
+        if not speedups:
+            tokens = {
+                name: self.predicted(tree)[0] for name, tree in (("old", self.old_tree), ("new", self.best.shape))
+            }
+            old, new = tokens["old"], tokens["new"]
+            if old is not None and new is not None and old >= new:
+                return "old", f"keep the old tree {at}: the best one found has no more tokens per round ({new:.2f})"
+            return "new", f"best tree {at}, {self.best.nodes} nodes:"
+        name, speed = max(speedups.items(), key=lambda each: (each[1], each[0] == "old"))
+        if speed <= 1:
+            return "none", f"none pays here: {at} the fastest tree is {said} at {speed:.2f}x, so decode plainly"
+        if name == "old" and not self.same:
+            return (
+                "old",
+                f"keep the old tree {at}: {said} at {speed:.2f}x, the best one found at {speedups['new']:.2f}x",
+            )
+        return "new", f"best tree {at}, {self.best.nodes} nodes, {said} at {speed:.2f}x:"
+
     def predicted(self, shape: TreeShape | None) -> tuple[float | None, float | None]:
         """Tokens per round and speedup of a tree; None for what is not known."""
         try:
@@ -273,10 +303,16 @@ def print_found(console: Console, optimized: Optimized, bootstrap: Bootstrap) ->
     for table in (rates_table(optimized, bootstrap), sizes_table(optimized)):
         console.print(terminal.render(table, terminal.Frame.NARROW))
     terminal.say(console, *remarks(optimized))
-    terminal.say(console, f"best tree at T={optimized.temperature:g}, {optimized.best.nodes} nodes:")
-    console.print(
-        f"'drafter.shape={written_shape(optimized.best.shape)}'", highlight=False, markup=False, soft_wrap=True
-    )
+    print_advice(console, optimized)
+
+
+def print_advice(console: Console, optimized: Optimized) -> None:
+    """Print which tree to take, the new one as an override."""
+    choice, reason = optimized.advice()
+    terminal.say(console, reason)
+    if choice == "new":
+        shape = written_shape(optimized.best.shape)
+        console.print(f"'drafter.shape={shape}'", highlight=False, markup=False, soft_wrap=True)
 
 
 def write_figures(optimized: Optimized, out: Path, bootstrap: Bootstrap, about: str) -> Path:
@@ -297,6 +333,7 @@ def write_found(optimized: Optimized, out: Path, about: str) -> list[Path]:
         f"# {about}\n"
         f"# {shape.num_nodes} nodes, {shape.max_depth} deep: {optimized.best.tokens:.2f} tokens per round predicted at "
         f"T={optimized.temperature:g}.\n"
+        f"# {optimized.advice()[1].rstrip(':')}.\n"
         f"# Take it with: --config-dir {out} tree={name}\n"
         f"shape: {written_shape(shape)}\n",
         encoding="utf-8",
@@ -338,6 +375,7 @@ def _plain(optimized: Optimized, bootstrap: Bootstrap, about: str) -> dict[str, 
             }
             for each in optimized.planned
         ],
+        "advice": optimized.advice()[0],
         "best": json.loads(written_shape(optimized.best.shape)),
         "old": optimized.old,
         "predicted": {

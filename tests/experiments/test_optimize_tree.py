@@ -76,6 +76,34 @@ def test_from_a_trace_to_a_tree(
         assert (out / name).stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("seconds", "changes", "choice", "words"),
+    [
+        (2.0, ["max_nodes=4"], "new", "nodes, predicted at"),
+        (2.0, ["max_nodes=1", "old=[3,2]"], "old", "keep the old tree at T=1: predicted at"),
+        (40.0, ["max_nodes=4"], "none", "none pays here: at T=1 the fastest tree is predicted at 0."),
+    ],
+)
+def test_a_tree_is_recommended_only_where_it_pays(
+    traced_run: Path,
+    chosen: Configure,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+    changes: list[str],
+    choice: str,
+    words: str,
+) -> None:
+    """Rounds that take twice as long as plain ones may pay here; those that take 40 times as long do not."""
+    costs = TreeCosts(trees=((1, 1), (9, 2)), seconds=(seconds, seconds * 1.01), plain=1.6)
+    costs.save(tmp_path / "costs.json")
+    (found,) = optimize_tree(chosen(traced_run, "measure=false", f"costs={tmp_path / 'costs.json'}", *changes))
+    text = " ".join(capsys.readouterr().out.split())
+    assert found.advice()[0] == choice and words in text
+    assert ("'drafter.shape=" in text) == (choice == "new")
+    assert json.loads((tmp_path / "found" / "T1.json").read_text())["advice"] == choice
+
+
 @pytest.mark.full
 def test_costs_and_speed_are_measured(
     configure: Configure,
