@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import bootstrap_of
-from experiments.app.given import folders_of, formats_of, listed, tidy
-from experiments.app.settings import ACCURACY
+from experiments.config.given import folders_of, formats_of, listed, tidy
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.sections import bootstrap_of
+from experiments.config.settings import ACCURACY
 
 if TYPE_CHECKING:
     from experiments.reporting.accuracy import GradedRun
@@ -28,7 +28,7 @@ def accuracy(config: DictConfig) -> "list[GradedRun]":
     """
     folders = folders_of(config, ACCURACY)
     bootstrap = bootstrap_of(config)
-    from experiments.app.grading import check_samples, references_of
+    from experiments.commands.grading import check_samples, references_of
     from experiments.grading.accuracy import accuracies
     from experiments.grading.grade import grade
     from experiments.grading.sandbox import Limits

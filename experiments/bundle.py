@@ -11,9 +11,9 @@ One more stage, which has to be asked for, copies heads of ``python -m experimen
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early, plain, typed
-from experiments.app.settings import BUNDLE
+from experiments.config.launch import launch
+from experiments.config.sections import check_early, plain, typed
+from experiments.config.settings import BUNDLE
 
 
 def bundle(config: DictConfig) -> None:

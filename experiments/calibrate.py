@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.checking import check_settings
-from experiments.app.cli import launch
-from experiments.app.config import check_early, plain
-from experiments.app.settings import CALIBRATE, GRID
+from experiments.config.checking import check_settings
+from experiments.config.launch import launch
+from experiments.config.sections import check_early, plain
+from experiments.config.settings import CALIBRATE, GRID
 
 if TYPE_CHECKING:
     from specdec.physics.calibrated import CalibratedRounds
@@ -28,7 +28,7 @@ def calibrate(config: DictConfig) -> "CalibratedRounds":
     check_early(config, CALIBRATE)
     for name in ("grid", "held_out"):
         check_settings(plain(config, name), GRID, within=name)
-    from experiments.app.calibrating import run_calibration
+    from experiments.commands.calibrate import run_calibration
 
     return run_calibration(config)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import CHECK_DRAFTER
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import CHECK_DRAFTER
 
 if TYPE_CHECKING:
     from specdec.drafter_checks import Finding
@@ -25,7 +25,7 @@ def check(config: DictConfig) -> "list[Finding]":
         ValueError: A check failed, or there is no drafter.
     """
     check_early(config, CHECK_DRAFTER)
-    from experiments.app.drafter_check import try_drafter
+    from experiments.commands.check_drafter import try_drafter
 
     return try_drafter(config)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import CHECK_VERIFIER
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import CHECK_VERIFIER
 
 if TYPE_CHECKING:
     from experiments.measuring.exactness import Case, SharedCase
@@ -30,7 +30,7 @@ def check(config: DictConfig) -> "list[Case] | list[SharedCase]":
         ValueError: It says that it is exact, and is not.
     """
     check_early(config, CHECK_VERIFIER)
-    from experiments.app.verifier_check import try_verifier
+    from experiments.commands.check_verifier import try_verifier
 
     return try_verifier(config)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.given import folders_of, formats_of, tidy
-from experiments.app.settings import COMPARE
+from experiments.config.given import folders_of, formats_of, tidy
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.settings import COMPARE
 
 if TYPE_CHECKING:
     from experiments.results.comparison import Row

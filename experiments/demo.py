@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import DEMO
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import DEMO
 
 if TYPE_CHECKING:
     from experiments.results.summary import Summary
@@ -22,7 +22,7 @@ def demo(config: DictConfig) -> "Summary":
     methods = {str(name): f"methods.{name}" for name in config.methods}
     if config.race is not None and config.race not in methods:
         raise ValueError(f"race={config.race!r}: give one of {', '.join(methods)}, or null")
-    from experiments.app.demonstrating import demonstrate, with_tree
+    from experiments.commands.demo import demonstrate, with_tree
 
     with_tree(config, methods)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import check_early
-from experiments.app.settings import EXPORT
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.sections import check_early
+from experiments.config.settings import EXPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def export(config: DictConfig) -> "list[Path]":
         ValueError: There is no such drafter, or the format cannot say what it is.
     """
     check_early(config, EXPORT)
-    from experiments.app.exporting import export_drafter
+    from experiments.commands.export import export_drafter
 
     return export_drafter(config)
 

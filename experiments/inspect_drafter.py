@@ -1,17 +1,17 @@
 """What is this drafter, and is it loaded rightly? ``python -m experiments.inspect_drafter drafter=eagle``.
 
 Prints what the drafter is by its files, its acceptance by depth in a few texts that the target writes, beside what such
-heads usually bring, and what the likeliest other ways to load it would bring: other hidden layers, another norm, another
-mask token.
+heads usually bring, and what the likeliest other ways to load it would bring: other hidden layers, another norm,
+another mask token.
 """
 
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import INSPECT_DRAFTER
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import INSPECT_DRAFTER
 
 if TYPE_CHECKING:
     from experiments.inspecting.search import Inspection
@@ -24,7 +24,7 @@ def inspect(config: DictConfig) -> "Inspection":
         ValueError: There is no drafter with a trained head, or it does not load, or does not fit the target.
     """
     check_early(config, INSPECT_DRAFTER)
-    from experiments.app.drafter_inspection import inspect_drafter
+    from experiments.commands.inspect_drafter import inspect_drafter
 
     return inspect_drafter(config)
 

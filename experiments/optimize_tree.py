@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import settings_of
-from experiments.app.settings import OPTIMIZE_TREE
-from experiments.app.short_form import with_folders
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.sections import settings_of
+from experiments.config.settings import OPTIMIZE_TREE
+from experiments.config.short_form import with_folders
 
 if TYPE_CHECKING:
     from experiments.reporting.best_tree import Optimized
@@ -28,7 +28,7 @@ def optimize_tree(config: DictConfig) -> "list[Optimized]":
     if OmegaConf.is_missing(config, "trace"):
         raise ValueError("trace has no value: give experiments.optimize_tree FOLDER, of a run made with trace=true")
     settings_of(config, OPTIMIZE_TREE)
-    from experiments.app.optimizing import optimize
+    from experiments.commands.optimize_tree import optimize
 
     return optimize(config)
 

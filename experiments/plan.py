@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import PLAN
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import PLAN
 
 if TYPE_CHECKING:
     from experiments.planning.plan import Plan
@@ -24,7 +24,7 @@ def plan(config: DictConfig) -> "Plan":
         ValueError: The target is no decoder, the device is not in the table, or a value does not fit.
     """
     check_early(config, PLAN)
-    from experiments.app.planning import print_plan
+    from experiments.commands.plan import print_plan
 
     return print_plan(config)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.checking import did_you_mean
-from experiments.app.cli import launch
-from experiments.app.command_line import bare_words
-from experiments.app.config import bootstrap_of, check_early, plain
-from experiments.app.options import option_names, sections
-from experiments.app.settings import REPLAY
+from experiments.config.checking import did_you_mean
+from experiments.config.groups import option_names, sections
+from experiments.config.launch import launch
+from experiments.config.sections import bootstrap_of, check_early, plain
+from experiments.config.settings import REPLAY
+from experiments.config.words import bare_words
 
 if TYPE_CHECKING:
     from experiments.tracing.figures import DraftSetFigures
@@ -36,7 +36,7 @@ def replay(config: DictConfig) -> "list[DraftSetFigures]":
         raise ValueError(f"baseline: there is no verifier {config.baseline!r}{did_you_mean(config.baseline, labels)}")
     import torch
 
-    from experiments.app.replaying import named_verifiers, replay_runs
+    from experiments.commands.replay import named_verifiers, replay_runs
     from experiments.results.runs import jobs_of
 
     bootstrap = bootstrap_of(config)

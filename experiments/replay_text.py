@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch
-from experiments.app.config import bootstrap_of, check_early, plain
-from experiments.app.settings import REPLAY_TEXT
+from experiments.config.launch import launch
+from experiments.config.sections import bootstrap_of, check_early, plain
+from experiments.config.settings import REPLAY_TEXT
 
 if TYPE_CHECKING:
     from experiments.results.texts import LookUp
@@ -26,12 +26,12 @@ def replay_text(config: DictConfig) -> "list[LookUp]":
     if OmegaConf.is_missing(config, "texts"):
         raise ValueError("texts has no value: give texts=FILE, JSON Lines with prompts and answers")
     check_early(config, REPLAY_TEXT)
-    from experiments.app.replaying_text import labelled
+    from experiments.commands.replay_text import labelled
 
     sections = labelled(plain(config, "drafters"))
     import torch
 
-    from experiments.app.replaying_text import replay_files
+    from experiments.commands.replay_text import replay_files
 
     bootstrap = bootstrap_of(config)
     if config.threads is not None:

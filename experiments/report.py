@@ -9,10 +9,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import check_early, plain
-from experiments.app.settings import REPORT
-from experiments.app.short_form import with_folders
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.sections import check_early, plain
+from experiments.config.settings import REPORT
+from experiments.config.short_form import with_folders
 
 
 def report(config: DictConfig) -> Path:
@@ -27,10 +27,10 @@ def report(config: DictConfig) -> Path:
     path = Path(config.out)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise ValueError(f"out={config.out!r}: give the name of a file that ends in .html")
-    from experiments.app.token_texts import texts_of_run
     from experiments.reporting import terminal
     from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
     from experiments.results.runs import find_folders, load_run
+    from experiments.session.token_texts import texts_of_run
 
     given = plain(config, "runs")
     listed = [str(folder) for folder in given] if isinstance(given, list) else [str(given)]

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.checking import did_you_mean
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import RUN
+from experiments.config.checking import did_you_mean
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import RUN
 from experiments.results.records import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from experiments.app.assembly import Report
     from experiments.measuring.measure import Contender
     from experiments.reporting.table import Table
     from experiments.results.records import Record
     from experiments.results.summary import Summary
+    from experiments.session.measurement import Report
 
 
 def run(config: DictConfig) -> "Summary":
@@ -36,7 +36,7 @@ def run(config: DictConfig) -> "Summary":
     _check_methods(config, methods)
     if config.objective is not None and config.drafter.get("_target_") is None:
         raise ValueError(f"objective={config.objective}: plain decoding alone has none, give a drafter")
-    from experiments.app.assembly import measure_methods
+    from experiments.session.measurement import measure_methods
 
     make = _report_on_ladder if config.ladder else _report_on_several if config.methods else _report_on_one
     report = make(config)
@@ -108,10 +108,10 @@ def objective(config: DictConfig, summary: "Summary") -> float | None:
 
 
 def _report_on_one(config: DictConfig) -> "Report":
-    from experiments.app.assembly import Report
-    from experiments.app.policy_study import closing
+    from experiments.commands.policy_study import closing
     from experiments.reporting.categories import category_plot
     from experiments.reporting.run_plots import RUN_PLOTS
+    from experiments.session.measurement import Report
 
     return Report(
         tables=_tables_of_several if len(config.policies) > 1 else _tables,
@@ -121,8 +121,8 @@ def _report_on_one(config: DictConfig) -> "Report":
 
 
 def _report_on_several(config: DictConfig) -> "Report":
-    from experiments.app.assembly import Report
     from experiments.reporting.methods import methods_plot, methods_table, nodes_plot
+    from experiments.session.measurement import Report
 
     labels = {str(name): str(label) for name, label in config.labels.items()}
     return Report(
@@ -135,11 +135,11 @@ def _report_on_several(config: DictConfig) -> "Report":
 
 
 def _report_on_ladder(config: DictConfig) -> "Report":
-    from experiments.app.assembly import Report
-    from experiments.app.config import bootstrap_of
+    from experiments.config.sections import bootstrap_of
     from experiments.measuring.ingredients import ingredients_of
     from experiments.reporting.ingredients import report_ingredients
     from experiments.results.ingredients import check_ladder
+    from experiments.session.measurement import Report
 
     labels = {str(name): str(label) for name, label in config.labels.items()}
     order = [str(rung) for rung in config.ladder]

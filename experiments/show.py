@@ -6,10 +6,10 @@ draft tree, with p and q, where the run was made with ``trace=true``. Without ``
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.cli import launch, rewrite_command_line
-from experiments.app.config import check_early
-from experiments.app.settings import SHOW
-from experiments.app.short_form import with_folders
+from experiments.config.launch import launch, rewrite_command_line
+from experiments.config.sections import check_early
+from experiments.config.settings import SHOW
+from experiments.config.short_form import with_folders
 
 
 def show_outputs(config: DictConfig) -> None:
@@ -21,7 +21,7 @@ def show_outputs(config: DictConfig) -> None:
     if OmegaConf.is_missing(config, "run"):
         raise ValueError("run has no value: give experiments.show FOLDER, the folder of a run")
     check_early(config, SHOW)
-    from experiments.app.token_view import print_outputs
+    from experiments.commands.show import print_outputs
 
     print_outputs(config)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
-from experiments.app.config import check_early
-from experiments.app.settings import TRAIN
+from experiments.config.launch import launch
+from experiments.config.sections import check_early
+from experiments.config.settings import TRAIN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def train(config: DictConfig) -> "Path":
     """Train the configuration's head, and return the folder of the best weights."""
     check_early(config, TRAIN)
-    from experiments.app.training import train_head
+    from experiments.commands.train import train_head
 
     return train_head(config)
 

@@ -26,10 +26,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import specdec
-from experiments.app.command_line import bare_words
-from experiments.app.config import CONF
-from experiments.app.short_form import with_folders
 from experiments.bench.options import parse
+from experiments.config.sections import CONF
+from experiments.config.short_form import with_folders
+from experiments.config.words import bare_words
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made

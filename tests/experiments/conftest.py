@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from drafters.heads.eagle_files import save_eagle
-from experiments.app.config import CONF
+from experiments.config.sections import CONF
 from experiments.datasets.prompt import Prompt
 from experiments.datasets.stdlib import Stdlib
 from tests.components import block_head, eagle_head, medusa_heads, perturbed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from experiments.app.cli import launch
+from experiments.config.launch import launch
 from experiments.run import run
 from specdec.engine.engine import Engine
 

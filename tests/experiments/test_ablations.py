@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.app.cli import launch
-from experiments.app.config import CONF
+from experiments.config.launch import launch
+from experiments.config.sections import CONF
 from experiments.run import run
 
 

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.accuracy import main
-from experiments.app.config import build
+from experiments.config.sections import build
 from experiments.datasets.prompt import choose, fingerprint
 from experiments.results.records import Record, RecordWriter
 from experiments.run import run as measure

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.app.cli import sentence
+from experiments.config.launch import sentence
 from experiments.results.records import read_records
 from experiments.run import run
 from tests.experiments.runs import Configure, Stop, invoke, local, summary_file

@@ -13,7 +13,7 @@ import torch
 import yaml
 from omegaconf import DictConfig
 
-from experiments.app.config import plain
+from experiments.config.sections import plain
 from experiments.optimize_tree import optimize_tree
 from experiments.reporting.best_tree import written_shape
 from experiments.run import run

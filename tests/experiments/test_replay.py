@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from experiments.app.replaying import named_verifiers
+from experiments.commands.replay import named_verifiers
 from experiments.replay import _overrides, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run

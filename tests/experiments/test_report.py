@@ -232,7 +232,7 @@ def test_an_interrupted_run_and_its_second_part_leave_the_texts_of_all_tokens(
         return len(shown["outputs"]), [text for text in shown["texts"].values() if re.fullmatch(r"<\d+>", text)]
 
     # No tokenizer comes to the rescue.
-    monkeypatch.setattr("experiments.app.token_texts._from_tokenizer", lambda name, tokens: {})
+    monkeypatch.setattr("experiments.session.token_texts._from_tokenizer", lambda name, tokens: {})
     with monkeypatch.context() as patch:
         Stop(patch, KeyboardInterrupt(), {3})
         with pytest.raises(KeyboardInterrupt):

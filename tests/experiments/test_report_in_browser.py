@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments.app.token_texts import texts_of_run
 from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
 from experiments.results.runs import load_run
+from experiments.session.token_texts import texts_of_run
 from tests.experiments.showcase import HOSTILE, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install '.[dev]'")

@@ -141,8 +141,10 @@ def test_memory_is_planned_before_and_held_against_the_truth(
 def test_a_run_that_cannot_fit_loads_nothing(
     configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("experiments.app.memory.free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr("experiments.app.assembly.assemble", lambda *given, **more: pytest.fail("something is loaded"))
+    monkeypatch.setattr("experiments.session.memory.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr(
+        "experiments.session.measurement.assemble", lambda *given, **more: pytest.fail("something is loaded")
+    )
     said = r"^this run needs .* and cpu .* has 1 MiB free: give at most engine\.max_batch_size=\d+ with engine\.max_len"
     with pytest.raises(ValueError, match=said):
         run(configure("run", *tiny, *local(saved, "model"), "engine.max_batch_size=64"))

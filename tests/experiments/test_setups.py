@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.app.cli import launch
+from experiments.config.launch import launch
 from experiments.results.records import read_records
 from experiments.run import run
 from tests.experiments.runs import Configure, summary_file

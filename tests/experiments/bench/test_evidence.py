@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.app.config import CONF
 from experiments.bench.evidence import COMPARED, STUDIES, Evidence, block, placed
 from experiments.bench.gallery import Study
+from experiments.config.sections import CONF
 from tests.experiments.showcase import write_run
 
 ROOT = Path(__file__).parents[3]

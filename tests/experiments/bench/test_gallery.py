@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.app.config import CONF
 from experiments.bench.gallery import STUDIES, Study, run
+from experiments.config.sections import CONF
 
 ROOT = Path(__file__).parents[3]
 

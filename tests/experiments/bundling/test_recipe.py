@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.medusa_heads import MedusaHeads
-from experiments.app.config import plain, typed
 from experiments.bundle import bundle
 from experiments.bundling.config import LlamaSize, Recipe
 from experiments.bundling.fitting import Windows, fit
 from experiments.bundling.losses import distance, next_token
 from experiments.bundling.text import interleave
+from experiments.config.sections import plain, typed
 from experiments.datasets.sources import stdlib_root
 from experiments.training.fitting import Schedule
 from specdec.engine.engine import Engine

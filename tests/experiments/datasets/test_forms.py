@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from omegaconf import DictConfig
 
-from experiments.app.config import build
+from experiments.config.sections import build
 from experiments.datasets import files
 from experiments.datasets.jsonl import Jsonl
 from experiments.datasets.prompt import Prompt, fingerprint

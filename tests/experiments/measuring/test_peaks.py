@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.app.accounting import better_peaks
 from experiments.measuring.peaks import Peaks, measure_peaks
+from experiments.session.accounting import better_peaks
 from specdec.physics.devices import read_devices, row_of
 
 DEVICES = read_devices()
@@ -38,7 +38,7 @@ def test_the_peaks_of_a_processor_are_numbers() -> None:
 
 def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = Peaks(copy=2e9, read=3e9, flops=5e9, cache_bytes=1)
-    monkeypatch.setattr("experiments.app.accounting.brief_peaks", lambda *of: quiet)
+    monkeypatch.setattr("experiments.session.accounting.brief_peaks", lambda *of: quiet)
     target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "printed_flops": 9e9}
     found = better_peaks(before, target)

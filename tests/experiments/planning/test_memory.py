@@ -7,8 +7,8 @@ import pytest
 from experiments.bench.chapter.models import ROUND_8B
 from experiments.planning.memory import RunMemory
 from specdec.physics.capacity import Served
-from specdec.physics.shape import nominal
 from specdec.physics.precision import Precision
+from specdec.physics.shape import nominal
 
 KV = 131_072
 SMALL = nominal(1_000_000_000, layers=32, heads=32, kv_heads=8)

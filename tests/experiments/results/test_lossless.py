@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.app.session import NotLosslessError, check_lossless
 from experiments.reporting import markdown
 from experiments.reporting.run_plots import acceptance_plot
 from experiments.reporting.run_tables import comparison_table, run_table
@@ -20,6 +19,7 @@ from experiments.results.plain_json import json_text
 from experiments.results.records import Record, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
+from experiments.session.session import NotLosslessError, check_lossless
 
 
 def record(prompt: str, method: str = "fast", **more: object) -> Record:

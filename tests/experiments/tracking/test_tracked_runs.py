@@ -12,12 +12,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.app.checking import check_settings
-from experiments.app.cli import launch
-from experiments.app.config import CONF, plain
-from experiments.app.settings import RUN
-from experiments.app.tracked import name_of, sweep_name, tracked_run
+from experiments.config.checking import check_settings
+from experiments.config.launch import launch
+from experiments.config.sections import CONF, plain
+from experiments.config.settings import RUN
 from experiments.run import run
+from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.engine.engine import Engine
 from specdec.tree import TreeShape
 from tests.experiments.tracking.datastore import Datastore

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from experiments.app.earlier import json_like
+from experiments.session.earlier import json_like
 from experiments.train import train
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison
@@ -146,7 +146,7 @@ def test_the_best_weights_are_those_of_the_greatest_served_length(
     training: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = iter([1.5, 2.5, 2.0])
-    monkeypatch.setattr("experiments.app.training.served", lambda *_, **__: {"served_length": next(lengths)})
+    monkeypatch.setattr("experiments.commands.train.served", lambda *_, **__: {"served_length": next(lengths)})
     train(training("evaluate_every=4"))
     told = json.loads((tmp_path / "out" / "best" / "training.json").read_text())
     assert told["step"] == 8 and told["figures"]["served_length"] == 2.5

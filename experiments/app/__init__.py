@@ -1,1 +1,0 @@
-"""Composing a configuration, checking it, and building and running what it describes. The only room that sees Hydra."""

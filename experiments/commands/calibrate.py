@@ -1,0 +1,98 @@
+"""A calibration of step costs from its configuration, and what is printed and written of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.config.pairs import check_files
+from experiments.config.sections import build, plain
+from experiments.measuring.calibrating import Plan, calibrate
+from experiments.measuring.forwards import Grid
+from experiments.reporting import terminal
+from experiments.reporting.calibration import constants_table, document, errors_table, remarks
+from experiments.reporting.calibration_plot import predicted_plot
+from experiments.session.components import check_components
+from experiments.session.engines import settle
+from specdec.interfaces import Drafter
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.target.target import Target
+
+PICTURE, TEXT = "predicted.png", "calibration.md"
+_ENGINE = ("attention", "optimize", "kv_cache", "invariant")
+_TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
+
+
+def run_calibration(config: DictConfig) -> CalibratedRounds:
+    """Calibrate by a checked configuration, print what was found, and write it.
+
+    Raises:
+        ValueError: The grid does not fit the model, or what was measured is faster than physics.
+    """
+    settle(config)
+    drafts = config.drafter.get("_target_") is not None
+    check_components(config, {"": "drafter"} if drafts else {}, ("target", "verifier", "sampling"))
+    check_files(config)
+    target: Target = build(config, "target")
+    drafter: Drafter | None = build(config, "drafter") if drafts else None
+    plan = plan_of(config, target, drafter)
+    options = {name: value for name, value in plain(config, "engine").items() if name in _ENGINE}
+    prompt = [1] if target.tokenizer is None else target.tokenizer.encode(_TEXT)
+    with Console(stderr=True).status("calibrating") as status:
+        found = calibrate(
+            target,
+            drafter,
+            build(config, "verifier") if drafts else None,
+            prompt,
+            plan,
+            sampling=build(config, "sampling"),
+            progress=status.update,
+            **options,
+        )
+    console = terminal.console()
+    for table in (constants_table(found), errors_table(found)):
+        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.say(console, *remarks(found))
+    path = Path(config.costs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save(path)
+    picture = Path(config.out) / PICTURE
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    text = picture.with_name(TEXT)
+    text.write_text(document(found), encoding="utf-8")
+    terminal.list_written(console, [path, text, predicted_plot(found, picture)])
+    return found
+
+
+def plan_of(config: DictConfig, target: Target, drafter: Drafter | None) -> Plan:
+    """Returns what is measured: the grid as far as the model has room for it, the drafter's largest tree included.
+
+    Raises:
+        ValueError: The model has no room for any context.
+    """
+    grid, held_out = plain(config, "grid"), plain(config, "held_out")
+    drafted = {*grid["drafted"]} | ({drafter.max_nodes} if drafter is not None else set())
+    room = target.max_length - max(*drafted, *held_out["drafted"]) - 1
+    made = []
+    for name, given in (("grid", {**grid, "drafted": drafted}), ("held_out", held_out)):
+        context = [length for length in given["context"] if length <= room]
+        if not context:
+            raise ValueError(
+                f"{name}.context={given['context']}: {target.name} has {target.max_length} positions, which leaves "
+                f"{room} behind drafts: give contexts of at most that"
+            )
+        made.append(Grid(**{key: _ascending(values) for key, values in {**given, "context": context}.items()}))
+    return Plan(
+        grid=made[0],
+        held_out=made[1],
+        ranges=None if config.ranges is None else tuple(config.ranges),
+        seconds=config.seconds,
+        rounds=config.rounds,
+        seed=config.seed,
+    )
+
+
+def _ascending(values: Any) -> Sequence[int]:
+    return tuple(sorted({int(value) for value in values}))

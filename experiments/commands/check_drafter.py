@@ -1,0 +1,68 @@
+"""A drafter tried against its contract, and what is printed about it."""
+
+from collections import Counter
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
+from experiments.config.pairs import check_files
+from experiments.config.sections import build, plain
+from experiments.reporting import terminal
+from experiments.reporting.drafter import drafter_table
+from experiments.session.components import check_components
+from experiments.session.engines import settle
+from experiments.session.pacing import paced
+from specdec.drafter_checks import Finding, Status, check_drafter
+from specdec.interfaces import Drafter
+from specdec.target.target import Target
+
+
+def try_drafter(config: DictConfig) -> list[Finding]:
+    """Try the drafter of a checked configuration, and print a line per check and the verdict.
+
+    Raises:
+        ValueError: A check failed, or there is no drafter.
+    """
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target", "sampling"))
+    name = config.drafter.get("_target_")
+    if name is None:
+        raise ValueError("drafter=none drafts nothing, so there is nothing to check: give another drafter")
+    check_files(config)
+    engine = plain(config, "engine")
+    sampling = build(config, "sampling")
+    target: Target = build(config, "target")
+
+    def make() -> Drafter:
+        drafter = paced(build(config, "drafter"), build(config, "policy"))
+        assert drafter is not None, "refused above"
+        return drafter
+
+    screen = Console(stderr=True)
+    with screen.status("drafter") as status:
+        findings = check_drafter(
+            make,
+            target,
+            rules=None if config.every_rule else (),
+            prompts=config.prompts,
+            sampling=sampling,
+            tokens=config.tokens,
+            rounds=config.rounds,
+            draws=config.draws,
+            max_length=engine["max_length"],
+            options={name: engine.get(name) for name in ("attention", "optimize", "kv_cache")},
+            progress=status.update,
+        )
+    drafter = name.removesuffix(".from_pretrained").rpartition(".")[2]
+    console = terminal.console()
+    console.print(terminal.render(drafter_table(drafter, target.name, findings), terminal.Frame.NARROW))
+    counts = Counter(finding.status for finding in findings)
+    wrong = [finding for finding in findings if finding.failed]
+    if wrong:
+        checks = "; ".join(f"{finding.check}: {finding.detail}" for finding in wrong)
+        many = "1 check" if len(wrong) == 1 else f"{len(wrong)} checks"
+        raise ValueError(f"{drafter} breaks its contract in {many}: {checks}")
+    other = f"{counts[Status.NOT_APPLICABLE]} more do not apply"
+    terminal.say(console, f"{drafter} keeps its contract: it passes {counts[Status.PASSED]} checks, and {other}.")
+    return findings

@@ -1,0 +1,117 @@
+"""A rule tried on tables, and what is printed about it."""
+
+from collections.abc import Callable, Sequence
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.config.sections import build
+from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
+from experiments.measuring.work import check_time, work_of, work_of_shared
+from experiments.reporting import terminal
+from experiments.reporting.exactness import Progress, exactness_table, shared_table
+from experiments.results.checked import remember, ships, stated_exactness
+from specdec.engine.doors import check_verifier
+from specdec.interfaces import Verifier
+from specdec.types import DraftSampling, Exactness, Noise
+
+NARROW = 80
+"""Characters per line in a file or pipe: the tables are that narrow."""
+
+
+def try_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
+    """Try the verifier of a checked configuration on every case that it takes, and print the verdict.
+
+    Raises:
+        ValueError: It says that it is exact, and is not.
+    """
+    rule: Verifier = build(config, "verifier")
+    if rule is None:
+        raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
+    check_verifier(rule)
+    name = type(rule).__name__
+    if rule.noise is Noise.SHARED:
+        return _check_shared(rule, config)
+    temperatures = list(config.temperatures)
+    work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    check_time(work, config.vocab, config.max_minutes)
+    with Progress(work) as progress:
+        done = list(cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance))
+    if not done:
+        raise ValueError(f"{name} takes none of the drafts that are tried: chains and trees, {_words(list(LAWS))}")
+    console = terminal.console(NARROW)
+    console.print(terminal.render(exactness_table(rule, done), terminal.Frame.TIGHT))
+    worst = max(done, key=lambda case: case.tv)
+    exact = worst.tv < config.threshold
+    where = f"{worst.shape}, {worst.law.name}, {worst.rows} tables, temperature {worst.temperature:g}"
+    if rule.exactness is not Exactness.LOSSY and not exact:
+        raise ValueError(
+            f"{name} says that it is {rule.exactness.value} and is not: total variation {worst.tv:.3g} ({where})"
+        )
+    found = "exact" if exact else f"not exact: total variation up to {worst.tv:.3g} ({where})"
+    if exact and rule.exactness is Exactness.EXACT_WRT:
+        distance = max(case.target_tv for case in done)
+        found = (
+            f"exact with respect to the distribution that it states, which is up to {distance:.3g} from the target's"
+        )
+    console.print(f"{name} is {found}, over {len(done)} cases. It says of itself: {rule.exactness.value}.")
+    if rule.exactness is Exactness.EXACT:
+        _remember(rule, config, console, cases=len(done), largest_total_variation=worst.tv)
+    return done
+
+
+def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
+    """Try a rule with shared noise, and print the verdict."""
+    name = type(rule).__name__
+    temperatures, streams = list(config.temperatures), config.streams
+    work = work_of_shared(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    check_time(work, config.vocab, config.max_minutes)
+    settings = (config.vocab, config.tables, config.seed, temperatures, streams)
+    with Progress(work) as progress:
+        done = list(shared_cases(rule, *settings, advance=progress.advance))
+    console = terminal.console(NARROW)
+    console.print(terminal.render(shared_table(rule, done), terminal.Frame.TIGHT))
+    differing = sum(case.differing for case in done)
+    p_value = min(case.p_value for case in done)
+    if differing or p_value < SHARED_LEVEL:
+        raise ValueError(
+            f"{name} says that its noise is shared, and {differing} outputs are not those of plain decoding, whose "
+            f"law fits the target's with a p-value of {p_value:.2g}"
+        )
+    console.print(
+        f"{name} is exact by its own check: over {len(done)} cases of {config.streams} seeds each, no output differs "
+        f"from plain decoding's, which follows the target (smallest p-value {p_value:.2g}). "
+        f"It says of itself: {rule.exactness.value}, noise {rule.noise.value}."
+    )
+    _remember(rule, config, console, cases=len(done), smallest_p_value=p_value)
+    return done
+
+
+def _remember(rule: Verifier, config: DictConfig, console: Console, **found: object) -> None:
+    """Remember that a rule which does not ship with the package has passed, if the check was not a weak one."""
+    if ships(rule):
+        return
+    name = type(rule).__name__
+    weak = [f"{key}={config[key]:g}" for key, enough in STRENGTH.items() if not enough(config[key])]
+    if weak:
+        say = f"A check with {', '.join(weak)} is a weak one and is not remembered"
+        terminal.say(console, f"{say}: results call {name} {stated_exactness(rule)}.")
+        return
+    how = {key: config[key] for key in ("vocab", "tables", "seed", "threshold", "streams")}
+    file = remember(rule, temperatures=list(config.temperatures), **how, **found)
+    if file is None:
+        terminal.say(console, f"The source of {name} cannot be read, so it is not remembered: put it into a file.")
+        return
+    terminal.say(console, f"Remembered in {terminal.short(file)}: results call {name} exact until its code changes.")
+
+
+STRENGTH: dict[str, Callable[[float], bool]] = {
+    "vocab": lambda value: value >= 3,
+    "threshold": lambda value: value <= 1e-9,
+    "streams": lambda value: value >= 1000,
+}
+"""What a check needs so that a rule which passes it is called exact in results."""
+
+
+def _words(laws: Sequence[DraftSampling]) -> str:
+    return ", ".join(law.name.lower() for law in laws)

@@ -1,0 +1,82 @@
+"""A drafter exported as a configuration says, and what is printed about it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from transformers.utils import logging as transformers_logging
+
+import specdec
+from drafters.heads.served_for import ServedFor
+from experiments.config.sections import plain, typed
+from experiments.exporting.kinds import DSPARK, MTP, TITLES, check_format, kind_of
+from experiments.exporting.reading import Found, Source, config_of, notes_of, read
+from experiments.exporting.serving import commands, most_tokens, tokens_of
+from experiments.exporting.writing import Destination, write
+from experiments.reporting import terminal
+from experiments.reporting.exporting import facts_of
+from experiments.results.revision import revision_of
+from specdec import bundled
+
+
+def export_drafter(config: DictConfig) -> list[Path]:
+    """Export the drafter of a checked configuration, print what it is and how it is served, and return the files.
+
+    Raises:
+        ValueError: There is no such drafter, or the format cannot say what it is.
+    """
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    source = typed(Source, plain(config, "drafter"), "drafter")
+    folder = Path(config.out).expanduser()
+    to = Destination(folder=folder, format=config.format, overwrite=config.overwrite)
+    to.check(source.name)  # before anything is read
+    kind = kind_of(source.name)
+    check_format(kind, source.name, config.format)
+    given = plain(config, "target").get("name")
+    target = given or str(notes_of(source.name).get("target") or "")
+    if config.format == "speculators" and not target:
+        raise ValueError("format=speculators names the target, and the drafter's files do not: give target.name=NAME")
+    target_config = config_of(target)
+    if given is not None and target_config is None and Path(given).exists():
+        raise ValueError(f"target.name={given}: there is no config.json of a model that transformers knows")
+    found = read(source, kind, target_config)
+    most = most_tokens(found)
+    if config.tokens is not None and most is not None and config.tokens > most:
+        raise ValueError(f"tokens={config.tokens}: {source.name} drafts {most} tokens per round, give at most as many")
+    served = ServedFor(
+        target=bundled.resolve(target),
+        architectures=tuple(getattr(target_config, "architectures", None) or ()),
+        tokens=config.tokens,
+    )
+    notes: dict[str, Any] = {"exported_from": source.name, "exported_by": f"specdec {specdec.__version__}"}
+    if target:
+        notes |= {"target": target, "target_revision": revision_of(target)}
+    written = write(found, to, served, target=target_config, notes=notes)
+    _say(found, to, served, written, known=target_config is not None)
+    return written
+
+
+def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], *, known: bool) -> None:
+    out = terminal.console()
+    title = TITLES[found.kind].removeprefix("an ").removeprefix("a ")
+    terminal.say(out, f"{title[0].upper()}{title[1:]}: {facts_of(found)}")
+    if not served.target:
+        terminal.say(out, "its files name no target, so it was compared with none: give target.name=NAME to do so")
+    elif not known:
+        terminal.say(
+            out, f"the configuration of {served.target} is not on this machine, so it was not compared with it"
+        )
+    module: Any = found.module
+    if found.kind == DSPARK and to.format == "speculators" and module.config.markov_head_type != "vanilla":
+        terminal.say(out, f"vLLM serves vanilla Markov heads, and this one is {module.config.markov_head_type}")
+    if found.kind == MTP:
+        terminal.say(
+            out, "engines read MTP modules from the target's own folder; vLLM takes this one for Qwen3-Next only"
+        )
+    terminal.list_written(out, written)
+    terminal.say(out, "read back and compared: equal")
+    tokens = served.tokens or tokens_of(found)
+    for engine, line in commands(found, layout=to.format, folder=to.folder, target=served.target, tokens=tokens):
+        out.print(f"{engine}: {line}", highlight=False, markup=False, soft_wrap=True)

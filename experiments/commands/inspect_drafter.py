@@ -1,0 +1,88 @@
+"""A drafter inspected, and what is printed about it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from drafters.heads.files import Checkpoint
+from experiments.config.pairs import check_files
+from experiments.config.sections import build, plain
+from experiments.inspecting.acceptance import prompts_of
+from experiments.inspecting.facts import facts_of, trained_on
+from experiments.inspecting.kinds import USUAL, kind_of
+from experiments.inspecting.search import Inspection, inspect
+from experiments.reporting import terminal
+from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
+from experiments.session.components import check_components
+from experiments.session.engines import settle
+from specdec.interfaces import Drafter
+from specdec.target.target import Target
+
+_WHERE = ("subfolder", "revision", "token", "cache_dir", "local_files_only")
+_OVERRIDES = ("hidden_layers", "mask_token_id")
+"""Settings that stand in place of what a checkpoint says."""
+_DEEPEST = 7
+"""The longest chain that is drafted, unless another length is wanted."""
+
+
+def inspect_drafter(config: DictConfig) -> Inspection:
+    """Inspect the drafter of a checked configuration, and print facts, acceptance by depth, and the verdict.
+
+    Raises:
+        ValueError: There is no drafter, or none with a trained head, or it does not load, or does not fit the target.
+    """
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target",))
+    options = plain(config, "drafter")
+    if options.get("_target_") is None:
+        raise ValueError("drafter=none drafts nothing, so there is nothing to inspect: give another drafter")
+    check_files(config)
+    first: Drafter = build(config, "drafter")
+    kind = kind_of(first)
+    chain = {"shape": config.depths or min(first.max_depth, _DEEPEST), "sampling": "iid"}
+    given = [name for name in _OVERRIDES if options.get(name) is not None]
+    target: Target = build(config, "target")
+
+    def make(settings: Mapping[str, Any]) -> Drafter:
+        changed = OmegaConf.to_container(config.drafter)
+        assert isinstance(changed, dict)
+        return build(OmegaConf.create({**config, "drafter": {**changed, **chain, **settings}}), "drafter")
+
+    with Console(stderr=True).status("the target writes") as status:
+        prompts = prompts_of(target, config.prompts, config.seed)
+        found = inspect(
+            make,
+            target,
+            prompts,
+            tokens=config.tokens,
+            seed=config.seed,
+            given=given,
+            progress=lambda text: status.update(f"trying: {text}"),
+        )
+    checkpoint = _checkpoint(options, target)
+    trained = None if checkpoint is None else trained_on(checkpoint)
+    title = f"{type(first).__name__} {options.get('name') or ''}".strip()
+    usual = USUAL.get(kind)
+    console = terminal.console()
+    for table in (
+        facts_table(f"{title}, inspected with {target.name}", facts_of(found.drafter, target, checkpoint)),
+        predictions_table(found, usual),
+        *([tried_table(found)] if found.tried or found.refused else []),
+    ):
+        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.say(console, *verdict(title, target.name, found, usual, trained))
+    return found
+
+
+def _checkpoint(options: dict[str, Any], target: Target) -> Checkpoint | None:
+    """Returns the files that a drafter was loaded from; None if there are none with a ``config.json``."""
+    name = options.get("name") or target.model.config.name_or_path
+    if not name or (Path(name).exists() and not Path(name).is_dir()):
+        return None
+    try:
+        return Checkpoint(name, **{key: options[key] for key in _WHERE if options.get(key) is not None})
+    except ValueError:
+        return None

@@ -1,0 +1,197 @@
+"""The best tree shapes of a trace: rates, costs, shapes, and what they bring when they are run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.commands.traced import Traced, changed_run, old_shape, read_traces
+from experiments.config.sections import bootstrap_of, build
+from experiments.config.settings import SHAPES
+from experiments.datasets.prompt import choose
+from experiments.measuring.tree_costs import Setting, measure_tree_costs, shapes_to_measure
+from experiments.reporting import terminal
+from experiments.reporting.best_tree import (
+    Measured,
+    Optimized,
+    measured_table,
+    print_advice,
+    print_found,
+    write_figures,
+    write_found,
+)
+from experiments.reporting.run_plots import RUN_PLOTS
+from experiments.reporting.run_tables import comparison_table
+from experiments.results.manifest import device_name
+from experiments.results.records import Record
+from experiments.results.runs import records_of
+from experiments.results.statistics import Bootstrap, ratio_of_sums
+from experiments.results.summary import Summary
+from experiments.session.components import check_components
+from experiments.session.engines import new_engine, settle
+from experiments.session.measurement import Report, measure_methods
+from experiments.session.warming import encode_warmup
+from experiments.tracing.rates import record
+from specdec.drafting.best_shapes import best_shapes
+from specdec.drafting.tree_costs import TreeCosts, fastest
+from specdec.engine.engine import Engine
+from specdec.physics.calibrated import CalibratedRounds, is_calibrated
+from specdec.shape import TreeShape
+from specdec.target.target import Target
+
+MEASURE, NO_COSTS = "measure", "none"
+NEW, OLD = "new", "old"
+
+
+def optimize(config: DictConfig) -> list[Optimized]:
+    """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
+    bootstrap = bootstrap_of(config)
+    given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config.costs)
+    traced = read_traces(config)
+    rows = int(changed_run(config, traced, 0.0).engine.max_batch_size)
+    costs_given = given.trees(rows=rows) if isinstance(given, CalibratedRounds) else given
+    old = old_shape(config.old, traced.config)
+    if costs_given is not None and config.measure:
+        check_costs(costs_given, config.costs, changed_run(config, traced, 0.0))
+    settle(config)
+    if config.measure or config.costs == MEASURE:
+        parts = ("target", "verifier", "sampling", "dataset")
+        check_components(changed_run(config, traced, 0.0), {"": "drafter"}, parts)
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    console = terminal.console()
+    status = Console(stderr=True)
+    found: list[Optimized] = []
+    for temperature in sorted(traced.sets):
+        with status.status(f"T={temperature:g}: reading the rounds"):
+            recorded = record(traced.sets[temperature], traced.rule)
+        rates = recorded.rates()
+        depth = rates.max_depth if config.max_depth is None else config.max_depth
+        planned = best_shapes(rates, max_nodes=config.max_nodes, max_depth=depth)
+        changed = changed_run(config, traced, temperature)
+        costs = costs_given
+        if config.costs == MEASURE:
+            with status.status("costs of rounds") as shown:
+                costs = _measured_costs(changed, shapes_to_measure(planned), config.rounds, shown.update)
+            costs.save(out / f"tree_costs_T{temperature:g}.json")
+        best = fastest(planned, costs) if costs is not None else max(planned, key=lambda each: each.tokens)
+        optimized = Optimized(
+            temperature=temperature, recorded=recorded, rates=rates, planned=planned, costs=costs, best=best, old=old
+        )
+        print_found(console, optimized, bootstrap)
+        about = _about(traced, costs)
+        written = [*write_found(optimized, out, about), write_figures(optimized, out, bootstrap, about)]
+        terminal.list_written(console, written)
+        if config.measure:
+            optimized = replace(optimized, measured=_measured(changed, optimized, out, bootstrap))
+            console.print(terminal.render(measured_table(optimized, bootstrap), terminal.Frame.NARROW))
+            print_advice(console, optimized)
+            write_figures(optimized, out, bootstrap, about)
+        found.append(optimized)
+    return found
+
+
+def _read_costs(path: str) -> TreeCosts | CalibratedRounds:
+    """The costs of trees in a file, which may be one of ``experiments.calibrate``."""
+    return CalibratedRounds.load(path) if is_calibrated(path) else TreeCosts.load(path)
+
+
+def _with_shape(drafter: DictConfig, shape: Any) -> dict[str, Any]:
+    """A drafter's section with another tree."""
+    made: dict[str, Any] = OmegaConf.to_container(drafter, resolve=True)  # type: ignore[assignment]
+    return {**made, "shape": [list(path) for path in shape.paths] if isinstance(shape, TreeShape) else shape}
+
+
+def _measured_costs(
+    changed: DictConfig, shapes: Sequence[TreeShape], rounds: int, say: Callable[[str], None]
+) -> TreeCosts:
+    """The costs of rounds of what is going to run, measured here."""
+    target: Target = build(changed, "target")
+    sampling = build(changed, "sampling")
+
+    def make(shape: TreeShape) -> Engine:
+        section = OmegaConf.create({**changed, "drafter": _with_shape(changed.drafter, shape)})
+        return new_engine(changed, target, build(section, "drafter"), build(changed, "verifier"))
+
+    chosen, _ = choose(build(changed, "dataset"))
+    length = changed.engine.max_length or target.max_length
+    prompts = encode_warmup([prompt.turns[0] for prompt in chosen[:4]], target, sampling, length)
+    return measure_tree_costs(make, shapes, Setting(prompts=prompts, sampling=sampling, rounds=rounds), progress=say)
+
+
+def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:
+    """Refuse costs that were measured on something else than what is going to run.
+
+    Args:
+        costs: What a file holds.
+        path: The file.
+        changed: What is going to run.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    wanted = str(changed.target.get("device") or "auto")
+    on_gpu = torch.cuda.is_available() and wanted != "cpu"
+    device = torch.device(wanted if wanted != "auto" else "cuda") if on_gpu else torch.device("cpu")
+    drafter = str(changed.drafter.get("_target_")).removesuffix(".from_pretrained").rpartition(".")[2]
+    here = {"device": device_name(device), "drafter": drafter, "rows": changed.engine.max_batch_size}
+    different = [name for name, value in here.items() if getattr(costs, name) != value]
+    if different:
+        said = ", ".join(f"{name} is {getattr(costs, name)} there and {here[name]} here" for name in different)
+        raise ValueError(
+            f"costs={path} were measured on something else ({said}): give costs=measure, or measure=false to plan for "
+            f"where the file is from"
+        )
+
+
+def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: Bootstrap) -> dict[str, Measured]:
+    """What the old and the new tree bring on the traced run's prompts, by name."""
+    methods = {NEW: _with_shape(changed.drafter, optimized.best.shape)}
+    if not optimized.same:
+        methods = {OLD: _with_shape(changed.drafter, optimized.old), **methods}
+    settings = {name: changed[name] for name in changed if name in SHAPES}
+    folder = out / f"measured_T{optimized.temperature:g}"
+    config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
+    summary = measure_methods(
+        config,
+        known=SHAPES,
+        methods={name: f"methods.{name}" for name in methods},
+        report=Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS),
+    )
+    records = records_of(folder)
+    return {name: _of_method(name, summary, records, bootstrap) for name in methods}
+
+
+def _of_method(name: str, summary: Summary, records: Sequence[Record], bootstrap: Bootstrap) -> Measured:
+    """Figures of a method; tokens per round over those rounds alone whose drafts the output's end did not cut."""
+    found = next(method for method in summary.methods if method.method == name)
+    own = [record for record in records if record.method == name and record.error is None]
+    deepest = max((depth for record in own for depth in record.proposed_depth), default=0)
+    prompts: list[str] = []
+    emitted: list[float] = []
+    for each in own:
+        for expected, depth in zip(each.expected_accepted, each.proposed_depth, strict=True):
+            if depth == deepest:
+                prompts.append(each.prompt)
+                emitted.append(1 + expected)
+    ones = [1.0] * len(emitted)
+    return Measured(
+        tokens=sum(emitted) / len(emitted),
+        tokens_interval=bootstrap.over_prompts(ratio_of_sums, prompts, [emitted, ones]),
+        prompts=len(set(prompts)),
+        speedup=found.speedup,
+        speedup_interval=found.speedup_interval,
+    )
+
+
+def _about(traced: Traced, costs: TreeCosts | None) -> str:
+    """Target, drafter and device, for titles."""
+    drafter = str(traced.config.drafter.get("_target_")).removesuffix(".from_pretrained").rpartition(".")[2]
+    rule = type(traced.rule).__name__
+    where = f"costs on {costs.device}, {costs.rows} rows" if costs is not None else "without costs"
+    where = where.replace(" 1 rows", " 1 row")
+    return f"{traced.manifest['target']['name']} with {drafter}, {rule}; {where}"

@@ -1,0 +1,146 @@
+"""A plan for a checked configuration: what it asks, and what is printed and written about it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from experiments.config.sections import plain
+from experiments.planning.drafting import drafter_class, plan_drafter
+from experiments.planning.formats import choose_formats, inflated
+from experiments.planning.measured import ChainCosts, check_file, device_of
+from experiments.planning.plan import Plan
+from experiments.planning.question import Question
+from experiments.planning.sources import read_config, shape_of
+from experiments.reporting import terminal
+from experiments.reporting.plan import tables
+from experiments.reporting.plan_figures import figures_of
+from experiments.reporting.plan_words import head_lines, tail_lines
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.physics.devices import TABLE, Device, find_device, read_devices
+from specdec.physics.shape import ModelShape
+
+CONTEXT = 4096
+"""Positions per row where nobody says."""
+DEVICE = "h100"
+"""The device where nobody says."""
+
+
+def print_plan(config: DictConfig) -> Plan:
+    """Plan, print the tables, write ``plan.json`` and the pictures, and return the plan."""
+    made = Plan(question_of(config))
+    console = terminal.console()
+    terminal.say(console, *head_lines(made))
+    for table in tables(made):
+        console.print(terminal.render(table, terminal.Frame.NARROW))
+    terminal.say(console, *tail_lines(made))
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "plan.json"
+    path.write_text(json.dumps(figures_of(made), indent=1) + "\n", encoding="utf-8")
+    written = [path]
+    if config.pictures:
+        from experiments.reporting.plan_plot import draw  # it imports matplotlib
+
+        written += draw(made, out)
+    terminal.list_written(console, written)
+    return made
+
+
+def question_of(config: DictConfig) -> Question:
+    """Returns what a configuration asks.
+
+    Raises:
+        ValueError: The target is no decoder, the device is not in the table, or a value does not fit.
+    """
+    target, engine = plain(config, "target"), plain(config, "engine")
+    costs = None if config.costs is None else CalibratedRounds.load(config.costs)
+    devices = _devices(config.devices)
+    device = _device(config, costs, devices)
+    name = str(target["name"])
+    given = inflated(read_config(name), target["inflate"])
+    name += f" inflated to {target['inflate']}" if target["inflate"] is not None else ""
+    shape = shape_of(given, f"target.name={name}")
+    context = _context(config.context, shape, costs)
+    if config.output >= context:
+        raise ValueError(
+            f"output={config.output} leaves no prompt in a context of {context}: raise context or lower output"
+        )
+    dtype = str(target["dtype"])
+    formats = choose_formats(
+        given,
+        dtype=costs.conditions.dtype if costs is not None and dtype == "auto" else dtype,
+        quantization=target["quantization"],
+        kv_cache=engine["kv_cache"],
+    )
+    if config.measured and device.measured is None:
+        raise ValueError(f"measured=true: the row of {device.name} has no measured figures")
+    if costs is not None:
+        check_file(
+            costs,
+            str(config.costs),
+            device=device,
+            own=device_of(costs, devices, memory=device.memory),
+            dtype=formats.computes,
+            quantization=target["quantization"],
+            kv_cache=engine["kv_cache"],
+            model=name,
+            shape=shape,
+            drafter=drafter_class(plain(config, "drafter")),
+        )
+    return Question(
+        name=name,
+        shape=shape,
+        precision=formats.precision,
+        formats=formats.words,
+        device=device,
+        roof=device.roof(formats.computes, measured=config.measured),
+        measured=config.measured or device.name not in devices,
+        batches=_listed(config.batch),
+        context=context,
+        output=config.output,
+        drafter=plan_drafter(plain(config, "drafter"), shape, formats, target_name=name),
+        acceptance=_acceptance(config.acceptance),
+        longest=config.longest,
+        usable=config.usable * (device.memory if config.memory is None else config.memory),
+        prefill_chunk=engine["prefill_chunk"],
+        page=config.page,
+        overhead=config.overhead,
+        price=config.price,
+        costs=None if costs is None else ChainCosts(costs),
+    )
+
+
+def _devices(file: str | None) -> dict[str, Device]:
+    return read_devices(TABLE) | ({} if file is None else read_devices(Path(file)))
+
+
+def _device(config: DictConfig, costs: CalibratedRounds | None, devices: Mapping[str, Device]) -> Device:
+    """Returns the device that was asked for; by default the one of the cost file, or the first of the table."""
+    if config.device is not None and (costs is None or config.device != costs.conditions.device):
+        return find_device(config.device, devices)
+    if costs is None:
+        return find_device(DEVICE, devices)
+    import psutil  # only where a file is of a processor, whose memory it may not say
+
+    return device_of(costs, devices, memory=psutil.virtual_memory().total)
+
+
+def _context(asked: int | None, shape: ModelShape, costs: CalibratedRounds | None) -> int:
+    longest = shape.max_length
+    if asked is None:
+        known = CONTEXT if costs is None else costs.box.context[1]
+        return min(known, longest or known)
+    if longest is not None and asked > longest:
+        raise ValueError(f"context={asked}: the model has {longest} positions, give at most so many")
+    return asked
+
+
+def _listed(value: Any) -> list[int]:
+    return [value] if isinstance(value, int) else [int(each) for each in value]
+
+
+def _acceptance(value: Any) -> float | list[float]:
+    return float(value) if isinstance(value, int | float) else [float(each) for each in value]

@@ -1,0 +1,66 @@
+"""A replay assembled: the traced runs, the rules that are asked, and the report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from experiments.config.groups import sections
+from experiments.config.sections import build
+from experiments.reporting.replay import report_replay
+from experiments.results.comparison import distinguishing
+from experiments.results.origin import read_manifest
+from experiments.results.statistics import Bootstrap
+from experiments.tracing.draft_sets import find_drafts
+from experiments.tracing.figures import RAN, DraftSetFigures, figures
+from experiments.tracing.orderings import orderings
+from experiments.tracing.scoring import score
+from specdec.interfaces import Verifier
+
+
+def replay_runs(
+    folders: Sequence[Path], rules: Mapping[str, Verifier], out: Path, *, baseline: str, bootstrap: Bootstrap
+) -> list[DraftSetFigures]:
+    """Ask rules about the drafts of traced runs; print and write what they say.
+
+    Args:
+        folders: Folders of runs with traces.
+        rules: The rules, by name.
+        out: Folder for ``replay.md``, ``.csv``, ``.json``, ``.png`` and the folder ``reach``.
+        baseline: Name of the rule that differences are over.
+        bootstrap: Settings of the intervals.
+
+    Raises:
+        ValueError: A folder has no trace, or no rule fits.
+    """
+    manifests = [read_manifest(folder) for folder in folders]
+    done: list[DraftSetFigures] = []
+    scored = []
+    for folder, manifest, settings in zip(folders, manifests, distinguishing(manifests), strict=True):
+        parts = [part for part in settings if not part.startswith("sampling.temperature=")]
+        ran = build(OmegaConf.create({"verifier": manifest["config"]["verifier"]}), "verifier")
+        for drafts in find_drafts(folder, parts, ran):
+            scores, bound = score(drafts, {**rules, RAN: ran})
+            scored += [found for found in scores if found.rule != RAN]
+            done.append(figures(drafts, scores, bound, baseline=baseline, bootstrap=bootstrap))
+    done.sort(key=lambda each: each.drafts.temperature)
+    if not any(row for each in done for row in each.rows):
+        raise ValueError(f"none of {', '.join(rules)} fits these drafts: {done[0].refused[0][1]}")
+    found = orderings(scored, bootstrap)
+    report_replay(done, found, out, baseline=baseline, confidence=bootstrap.confidence, manifests=manifests)
+    return done
+
+
+def named_verifiers(given: Any, searchpath: Sequence[str] | None = None) -> dict[str, Verifier]:
+    """Rules by name: those that ``sections`` describes, made.
+
+    Args:
+        given: Names, or dictionaries with arguments; None for every rule along Hydra's search path.
+        searchpath: Further folders, as in ``hydra.searchpath``; None for those of the job that runs.
+
+    Raises:
+        ValueError: There is no such rule, or it refuses its arguments.
+    """
+    found = sections("verifier", given, searchpath)
+    return {label: build(OmegaConf.create({"verifier": section}), "verifier") for label, section in found.items()}

@@ -1,0 +1,75 @@
+"""The outputs of a run on the terminal: which ones, and how."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.text import Text
+
+from experiments.commands.showing import choose_records, prompts_of
+from experiments.reporting import terminal
+from experiments.reporting.table import Column, Table
+from experiments.reporting.token_lines import colored, output_view, round_view
+from experiments.results.origin import read_manifest
+from experiments.results.records import RECORDS, Record, read_records
+from experiments.results.runs import jobs_of
+from experiments.session.token_texts import texts_of_run
+from experiments.tracing.outputs import outputs_of
+
+
+def print_outputs(config: DictConfig) -> None:
+    """Print the outputs that a checked configuration names.
+
+    Raises:
+        ValueError: There is no such run, prompt, method or round.
+    """
+    folder = Path(config.run)
+    jobs = jobs_of(folder)
+    if len(jobs) > 1:
+        raise ValueError(f"{folder} is a sweep of {len(jobs)} jobs: give the folder of one, such as {jobs[0]}")
+    manifest = read_manifest(jobs[0])
+    path = jobs[0] / RECORDS
+    records = read_records(path) if path.is_file() else []
+    if not records:
+        raise ValueError(f"{folder} has no results: no prompt of that run has finished")
+    console = terminal.console()
+    if config.prompt is None:
+        console.print(terminal.render(_prompt_table(records)))
+        return
+    chosen = choose_records(
+        records,
+        prompt=config.prompt,
+        method=config.method,
+        temperature=config.temperature,
+        turn=config.turn,
+        sample=config.sample,
+    )
+    outputs, notes = outputs_of(jobs[0], chosen)
+    drafted = [odds.token for each in outputs for round_ in each.rounds for odds in round_.tokens()]
+    tokens = {token for record in chosen for token in record.token_ids}.union(drafted)
+    texts = texts_of_run(jobs[0], manifest, tokens)
+    colors = colored(console)
+    for output in outputs:
+        if config.round is None:
+            console.print(output_view(output, texts, colors=colors), highlight=False)
+        elif config.round >= len(output.record.accepted):
+            raise ValueError(f"round={config.round}: the output has rounds 0 to {len(output.record.accepted) - 1}")
+        elif output.rounds:
+            console.print(Text(f"{output.record.method} on {output.record.prompt}", "bold"))
+            console.print(round_view(output.rounds[config.round], texts, colors=colors), highlight=False)
+        else:
+            reason = (
+                notes[0][0].lower() + notes[0][1:].rstrip(".") if notes else "the output has no drafts in the trace"
+            )
+            raise ValueError(f"round={config.round}: {reason}")
+    terminal.say(console, *notes)
+
+
+def _prompt_table(records: list[Record]) -> Table:
+    table = Table(
+        [Column("number"), Column("prompt", "left", fold=True), Column("category", "left"), Column("turns")],
+        "Prompts: add prompt=NUMBER or prompt=ID",
+    )
+    for number, prompt in enumerate(prompts_of(records)):
+        own = [record for record in records if record.prompt == prompt]
+        table.add(str(number), prompt, own[0].category, str(len({record.turn for record in own})))
+    return table

@@ -1,0 +1,257 @@
+"""A training assembled from its configuration."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from omegaconf import DictConfig
+
+from experiments.config import job
+from experiments.config.sections import build, component_of, plain, typed
+from experiments.reporting.progress import Every
+from experiments.reporting.training import TrainingProgress, say_result
+from experiments.results.manifest import write_manifest
+from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.resume import difference
+from experiments.session.earlier import json_like
+from experiments.session.engines import settle
+from experiments.session.measurement import plain_whole
+from experiments.session.tracked import tracked_run
+from experiments.tracking.base import NullTracker, Tracker
+from experiments.training.comparison import Comparison
+from experiments.training.data.document import Document, Documents, Source
+from experiments.training.data.packing import Rows, token_counts
+from experiments.training.data.regenerate import RegenerateConfig, prompts_of, regenerate, with_originals
+from experiments.training.fitting import FitConfig
+from experiments.training.heads.base import TrainedHead
+from experiments.training.loop import BEST, LAST, Plan, Training
+from experiments.training.losses import Loss
+from experiments.training.served import ServedConfig, served
+from experiments.training.served import prompts_of as served_prompts
+from experiments.training.states import FrozenTarget
+from experiments.training.weights import Weights
+from specdec.engine.engine import Engine
+from specdec.machine import dtype_name
+from specdec.target.target import Target
+from verifiers.rejection import RejectionVerifier
+
+_KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
+
+
+def train_head(config: DictConfig) -> Path:
+    """Train a head, and return the folder of its best weights.
+
+    Raises:
+        ValueError: Something in the configuration does not fit, or the training diverged.
+    """
+    folder = Path(config.out)
+    resumed = _begun(config, folder)
+    settle(config)
+    # All that needs no model is checked before one is loaded.
+    fit = typed(FitConfig, plain(config, "fit"), "fit")
+    trial = typed(ServedConfig, plain(config, "served"), "served")
+    writing = plain(config, "regenerate")
+    drafter = writing.pop("drafter", None)
+    rewritten = typed(RegenerateConfig, writing, "regenerate") if writing.get("file") is not None else None
+    component_of(config, "target")
+    parts = {name: _made(config, name) for name in _KINDS}
+    head, loss, weights, source = (parts[name] for name in _KINDS)
+    source.check(unanswered=rewritten is not None)
+    tracker: Tracker = build(config, "tracker") or NullTracker()
+    accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    if config.target.get("device") == "auto":
+        config.target.device = str(accelerator.device)
+    target: Target = build(config, "target")
+    if fit.length > target.max_length:
+        raise ValueError(f"fit.length={fit.length}: the target {target.name} has {target.max_length} positions")
+    FrozenTarget(target)  # refuses targets that nothing can be trained for, before text is read and written
+    documents = source.load(target, unanswered=rewritten is not None)
+    if rewritten is not None:
+        engine = _engine(target, rewritten, _drafter(config, drafter))
+        documents = _rewritten(documents, engine, rewritten, config.seed, accelerator)
+        # The engine has packed this target's weights, which rounds differently; what is trained must not depend on it.
+        target = build(config, "target")
+    rows = Rows(documents.training, length=fit.length, batch_size=fit.batch_size, seed=config.seed)
+    held_out = Rows(documents.held_out, length=fit.length, batch_size=1, seed=config.seed)
+    prompts = served_prompts(documents.held_out, trial)
+    torch.manual_seed(config.seed)
+    counts = token_counts(documents.training, target.vocab_size) if head.draft_columns is not None else None
+    head.begin(target, counts)
+    frozen = FrozenTarget(target, head.hidden_layers)
+    head.to(accelerator.device)
+    facts = {
+        "head": type(head).__name__,
+        "target": target.name,
+        "loss": plain(config, "loss"),
+        "weights": plain(config, "weights"),
+        "documents": len(documents.training),
+        "tokens": sum(len(document.tokens) for document in documents.training),
+        "parameters": sum(p.numel() for p in head.parameters() if p.requires_grad),
+        "seed": config.seed,
+    }
+    main = accelerator.is_main_process
+    if main:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            write_manifest(folder, plain_whole(config), overrides=job.overrides(), exactness={}, training=facts)
+        tracker.start(tracked_run(folder, read_manifest(folder)))
+    accelerator.wait_for_everyone()
+    progress = TrainingProgress(
+        fit.steps,
+        title=_title(facts, rows, held_out, fit),
+        every=Every.of(config.progress_every),
+        shown=main,
+        measured_every=config.evaluate_every,
+    )
+    exit_code = 1
+    try:
+        with progress:
+            watcher = _Told(progress, tracker if main else NullTracker())
+            training = Training(
+                Comparison(head, loss, weights, chunk=fit.chunk),
+                frozen,
+                rows,
+                fit,
+                Plan(
+                    folder=folder,
+                    seed=config.seed,
+                    evaluate_every=config.evaluate_every,
+                    held_out=held_out,
+                    held_out_rows=config.held_out_rows,
+                    serve=(lambda: served(head, target, prompts, trial, seed=config.seed)) if prompts else None,
+                    facts=facts,
+                ),
+                accelerator=accelerator,
+                watcher=watcher,
+                vocab_size=target.vocab_size,
+            )
+            progress.begin(training.done)
+            training.run()
+        exit_code = 0
+    except KeyboardInterrupt:
+        exit_code = 130
+        if main:
+            print(f"interrupted: go on with resume=true out={folder}", file=sys.stderr)
+        raise
+    finally:
+        if main:
+            tracker.summary(progress.last)
+            tracker.finish(exit_code)
+    if main:
+        say_result(progress, folder, [folder / BEST, folder / LAST])
+    return folder / BEST
+
+
+class _Told:
+    """Passes on what the loop tells."""
+
+    def __init__(self, progress: TrainingProgress, tracker: Tracker):
+        self._progress, self._tracker = progress, tracker
+
+    def step(self, done: int, figures: Mapping[str, float]) -> None:
+        self._progress.step(done, figures)
+        if figures:
+            self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
+
+    def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
+        self._progress.evaluated(done, figures, best)
+        self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
+
+
+def _begun(config: DictConfig, folder: Path) -> bool:
+    """Returns whether the folder holds the training that this one goes on from.
+
+    Raises:
+        ValueError: It holds one that is not to be resumed, or another one, or none.
+    """
+    there = (folder / MANIFEST).exists()
+    if not config.resume:
+        if there:
+            raise ValueError(f"{folder} holds another training: give another out, or go on with resume=true")
+        return False
+    if not there:
+        raise ValueError(f"resume=true: there is no training in {folder}, give the interrupted one's as out=FOLDER")
+    manifest = read_manifest(folder)
+    if config.seed is None:
+        config.seed = manifest["config"].get("seed")
+    before, now = manifest["config"], json_like(config)
+    for each in (before, now):
+        each.get("target", {}).pop("device", None)
+    found = difference(before, now)
+    if found is not None:
+        key, was, given = found
+        raise ValueError(
+            f"resume=true: the training in {folder} had {key}={was}, and this one has {key}={given}: give what it was "
+            f"begun with"
+        )
+    return True
+
+
+def _made(config: DictConfig, section: str) -> Any:
+    """Returns a component of the right kind.
+
+    Raises:
+        ValueError: The section names something else.
+    """
+    made = build(config, section)
+    kind = _KINDS[section]
+    if not isinstance(made, kind):
+        named = config[section].get("_target_")
+        raise ValueError(f"{section}._target_={named!r} is no {kind.__module__}.{kind.__name__}: give a subclass of it")
+    return made
+
+
+def _drafter(config: DictConfig, options: Any) -> Any:
+    """Returns the drafter that speeds the target's writing up; None without one."""
+    if not options or options.get("_target_") is None:
+        return None
+    return build(config, "regenerate.drafter")
+
+
+def _engine(target: Target, settings: RegenerateConfig, drafter: Any) -> Engine:
+    rule = RejectionVerifier() if drafter is not None else None
+    return Engine(target, drafter, rule, max_batch_size=settings.batch_size)
+
+
+def _rewritten(
+    documents: Documents, engine: Engine, settings: RegenerateConfig, seed: int, accelerator: Accelerator
+) -> Documents:
+    """Returns the documents with the target's own responses. The main process writes them, the others read them."""
+    with engine:
+        prompts = prompts_of(documents.training, settings, seed)
+        if settings.prompt_tokens + settings.max_new_tokens > engine.max_length:
+            raise ValueError(
+                f"regenerate.prompt_tokens={settings.prompt_tokens} and max_new_tokens={settings.max_new_tokens} are "
+                f"more than the {engine.max_length} positions of the target: lower them"
+            )
+
+        def told(done: int, total: int) -> None:
+            if accelerator.is_main_process:
+                print(f"regenerate: {done} of {total} documents", file=sys.stderr, flush=True)
+
+        made_with = {"target": engine.target.name, "dtype": dtype_name(engine.target.dtype)}
+
+        def write() -> list[Document]:
+            return regenerate(prompts, engine, settings, seed=seed, made_with=made_with, told=told)
+
+        made: list[Document] = []
+        if accelerator.is_main_process:
+            made = write()
+        accelerator.wait_for_everyone()
+        if not accelerator.is_main_process:
+            made = write()
+    originals = with_originals(made, documents.training, settings.original, seed)
+    return Documents(originals, documents.held_out)
+
+
+def _title(facts: Mapping[str, Any], rows: Rows, held_out: Rows, fit: FitConfig) -> str:
+    epochs = fit.steps / rows.steps_per_epoch
+    left = f", {rows.left_out} pieces with nothing to learn from left out" if rows.left_out else ""
+    return (
+        f"{facts['head']}, {facts['parameters']:,} parameters, for {facts['target']}: {facts['tokens']:,} tokens in "
+        f"{facts['documents']} documents, {len(rows)} rows of {fit.length}, {epochs:.1f} epochs{left}; "
+        f"{len(held_out)} rows held out"
+    )

@@ -1,0 +1,128 @@
+"""Well-known targets with their drafters: ``pair=llama31_8b_eagle3``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.config import job
+from experiments.reporting.table import Column, Table
+
+_GROUPS = ("target", "drafter")
+
+
+def check_choices() -> None:
+    """Refuse another target or drafter beside a pair, whose names would be given to it.
+
+    Raises:
+        ValueError: Something else chooses one.
+    """
+    pair = job.choice("pair")
+    file = None if pair is None else _file_of(pair)
+    if file is None:
+        return
+    for group, wanted in overrides_of(file).items():
+        if job.choice(group) != wanted:
+            raise ValueError(
+                f"pair={pair} brings its own {group}, and {group}={job.choice(group)} is chosen beside it: leave "
+                f"one out (target=hf target.name=… takes the pair's target for another drafter)"
+            )
+
+
+def overrides_of(file: Path) -> dict[str, str]:
+    """Returns which options of target and drafter a pair's file chooses, by group."""
+    found: dict[str, str] = {}
+    for entry in OmegaConf.to_container(OmegaConf.load(file)).get("defaults", ()):  # pyright: ignore
+        for key, option in entry.items() if isinstance(entry, dict) else ():
+            group = str(key).removeprefix("override ").strip("/")
+            if group in _GROUPS:
+                found[group] = option
+    return found
+
+
+def check_files(config: DictConfig) -> None:
+    """Refuse a pair whose files are neither on this machine nor to be had, before anything is loaded.
+
+    Raises:
+        ValueError: Says how they are downloaded.
+    """
+    pair = job.choice("pair")
+    if pair is not None:
+        names = dict.fromkeys(config[group].get("name") for group in _GROUPS)
+        check_reachable(pair, [name for name in names if name is not None])
+
+
+def check_reachable(pair: str, names: Sequence[str]) -> None:
+    """Look for the files of a pair, on this machine and on the hub.
+
+    Args:
+        pair: Its name.
+        names: Its folders, or names on the hub.
+
+    Raises:
+        ValueError: The hub has to be asked, and cannot be reached or refuses.
+    """
+    from experiments.results.revision import revision_of  # it imports the hub's client
+
+    away = [name for name in names if revision_of(name) is None]
+    for name in away:
+        error = _asked(name)
+        if error is None:
+            continue
+        if _refused(error):
+            raise ValueError(
+                f"pair={pair}: the hub has no {name} for you: accept its terms at huggingface.co/{name} and log in "
+                f"with 'hf auth login', or correct the name"
+            )
+        commands = " and ".join(f"'hf download {each}'" for each in away)
+        raise ValueError(
+            f"pair={pair}: {' and '.join(away)} {'is' if len(away) == 1 else 'are'} not on this machine, and the hub "
+            f"cannot be reached: download with {commands} where it can, or give folders as target.name=… drafter.name=…"
+        )
+
+
+def pair_table(conf: Path) -> Table:
+    """Returns all pairs of a configuration folder, a row each, for the documentation.
+
+    Args:
+        conf: The folder.
+    """
+    table = Table([Column(title, "left") for title in ("`pair=`", "target", "drafter", "what it is")])
+    for path in sorted((conf / "pair").glob("*.yaml")):
+        given: Any = OmegaConf.to_container(OmegaConf.load(path))
+        kind = overrides_of(path)["drafter"]
+        head = (given.get("drafter") or {}).get("name")
+        note = path.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ").removesuffix(".")
+        shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
+        table.add(f"`{path.stem}`", given["target"]["name"], shown, note)
+    return table
+
+
+def _asked(name: str) -> Exception | None:
+    """Returns what went wrong when the hub was asked for the smallest file of a model; None if nothing did."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        hf_hub_download(name, "config.json")
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        return error
+    return None
+
+
+def _refused(error: Exception) -> bool:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    return isinstance(error, GatedRepoError | RepositoryNotFoundError)
+
+
+def _file_of(pair: str) -> Path | None:
+    """Returns the file of a pair, the user's own folders first; None if it is in none that is on disk."""
+    sources: Any = HydraConfig.get().runtime.config_sources
+    for source in sources:
+        path = Path(source.path) / "pair" / f"{pair}.yaml"
+        if source.schema == "file" and path.is_file():
+            return path
+    return None

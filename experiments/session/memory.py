@@ -1,0 +1,235 @@
+"""The memory of a run from its configuration: planned, printed and checked before anything is loaded."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from transformers import AutoConfig, PreTrainedConfig
+
+from drafters.medusa import DEFAULT_SHAPE
+from experiments.config.job import in_sweep
+from experiments.config.sections import build, plain
+from experiments.planning.drafting import Planned, drafter_class, plan_drafter
+from experiments.planning.formats import Formats, choose_formats, inflated
+from experiments.planning.memory import RunMemory
+from experiments.planning.sources import shape_of
+from experiments.reporting import terminal
+from experiments.reporting.memory import memory_table
+from experiments.results.manifest import device_name
+from experiments.results.records import PLAIN
+from experiments.session.setups import configuration_of, same_setup
+from specdec import bundled
+from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
+from specdec.engine.engine import DEFAULT_MAX_LENGTH
+from specdec.execution.half_weights import half_products
+from specdec.machine import choose_dtype, dtype_name, prefers_packed
+from specdec.memory import free_memory
+from specdec.physics.capacity import Served
+from specdec.physics.precision import Precision
+from specdec.physics.shape import ModelShape
+from specdec.quantization.checkpoint import stored_scheme
+from specdec.target.loading import hub_options, resolve_device, resolve_dtype
+
+_SHARE = 0.5
+"""The share of the free memory that copies of the weights may take (``specdec.execution.packing``)."""
+
+
+def plan_memory(config: DictConfig, methods: Mapping[str, str]) -> RunMemory | str:
+    """Returns what a run will take; a sentence that says why not if that cannot be told.
+
+    Args:
+        config: The whole configuration.
+        methods: Names, and the configuration sections of their drafters.
+    """
+    options = plain(config, "target")
+    for setting in ("device_map", "tensor_parallel"):
+        if options.get(setting):
+            return f"memory is not planned with target.{setting}: the model is on several devices"
+    if not str(options.get("_target_")).endswith("Target.from_pretrained"):
+        return f"memory is not planned for target._target_={options.get('_target_')}"
+    try:
+        return _planned(config, methods)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        # Loading says what is wrong, if anything is: a plan is no reason to refuse what it does not understand.
+        return f"memory is not planned: {' '.join(str(error).split())}"
+
+
+def show_planned(planned: RunMemory | str) -> None:
+    """Print what a run will take, and refuse it if there is no room.
+
+    Raises:
+        ValueError: Says what takes how much, how much there is, and what would fit.
+    """
+    if isinstance(planned, str):
+        return
+    planned.check()
+    if not in_sweep():
+        console = terminal.console()
+        console.print(terminal.render(memory_table(planned), terminal.Frame.NARROW))
+
+
+def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:
+    served: dict[str, Served] = {}
+    copies: dict[object, float] = {}
+    unknown, weights_of, own_rows = [], {}, {}
+    engine, shared = plain(config, "engine"), _Here.of(config)
+    sections: dict[str, str | None] = {**methods}
+    if not same_setup(config, PLAIN, next(iter(methods))):
+        sections[PLAIN] = None
+    for method, section in sections.items():
+        own = configuration_of(config, method)
+        here = shared if own is config else _Here.of(own)
+        rows = own.engine.max_batch_size
+        weights_of[method] = json.dumps(plain(own, "target"), sort_keys=True, default=str)
+        own_rows |= {method: rows} if rows != engine["max_batch_size"] else {}
+        served[method], known = here.served(own, section)
+        unknown += [] if known else [method]
+        if own.engine.optimize:
+            copies[weights_of[method]] = here.copies(here.shape, here.formats.precision)
+            copies[method] = here.copies(served[method].drafter, served[method].drafter_precision)
+    limit = min(shared.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+    return RunMemory(
+        target=shared.name,
+        methods=served,
+        rows=engine["max_batch_size"],
+        length=engine["max_length"] or limit,
+        free=shared.free,
+        place=f"{shared.device} ({device_name(shared.device)})",
+        copies=sum(copies.values()),
+        unknown=tuple(unknown),
+        is_sure=shared.shape.is_counted,
+        weights_of=weights_of,
+        own_rows=own_rows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Here:
+    """A target as it will be on this machine.
+
+    Attributes:
+        name: Its name.
+        device: Where it will run.
+        free: Bytes that are free there.
+        shape: Its shape.
+        formats: Bytes of its numbers.
+        half: Whether float32 weights are numbers that 16 bits hold, which are then copied in 16 bits.
+    """
+
+    name: str
+    device: torch.device
+    free: int
+    shape: ModelShape
+    formats: Formats
+    half: bool
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "_Here":
+        """Returns the target of a configuration."""
+        options = plain(config, "target")
+        name, device = str(options["name"]), resolve_device(options["device"])
+        stored: PreTrainedConfig = AutoConfig.from_pretrained(bundled.resolve(name), **hub_options(options))
+        given = inflated(stored.to_dict(), options.get("inflate"))
+        scheme = stored_scheme(stored)
+        formats = choose_formats(
+            {key: value for key, value in given.items() if key != "quantization_config" or scheme is None},
+            dtype=_dtype(options["dtype"], stored, device),
+            quantization=options.get("quantization") or scheme,
+            kv_cache=plain(config, "engine")["kv_cache"],
+        )
+        sixteen = str(getattr(stored, "dtype", None) or "").endswith("float16")
+        return cls(
+            name=name,
+            device=device,
+            free=free_memory(device),
+            shape=shape_of(given, name),
+            formats=formats,
+            half=sixteen and options.get("inflate") is None and half_products(),
+        )
+
+    def served(self, config: DictConfig, section: str | None) -> tuple[Served, bool]:
+        """Returns what a method's engine serves, and whether its drafter is known.
+
+        Args:
+            config: The configuration as the method has it.
+            section: That of its drafter; None for plain decoding.
+        """
+        drafter = {} if section is None else plain(config, section)
+        nodes, shown = (0, None) if section is None else _nodes(config, section, drafter)
+        planned, known = None, True
+        try:
+            planned = _planned_drafter(drafter, self.shape, self.formats, self.name)
+        except ValueError:
+            known = False
+        model = None if planned is None else planned.model
+        longest = (planned.longest if planned is not None else None) or 0
+        served = Served(
+            shape=self.shape,
+            precision=self.formats.precision,
+            drafter=None if model is None else model.shape,
+            drafter_precision=None if model is None else model.precision,
+            drafted=nodes if nodes >= 0 else longest,
+            shown=shown if planned is None or planned.shown is None else planned.shown,
+            prefill_chunk=plain(config, "engine")["prefill_chunk"],
+        )
+        return served, known
+
+    def copies(self, shape: ModelShape | None, precision: Precision | None) -> float:
+        """Returns the bytes of a model's copies in the layout of the processor's products; 0 where none are made."""
+        dtype = getattr(torch, self.formats.computes)
+        if shape is None or precision is None or self.device.type != "cpu" or dtype is torch.float16:
+            return 0.0
+        output = 0 if shape.borrowed else shape.output_weights
+        weights = shape.layer_weights - shape.expert_weights + shape.other_weights + output
+        stored = weights * precision.weights
+        if precision.weights != precision.tables or not prefers_packed(dtype) or stored > _SHARE * self.free:
+            return 0.0
+        return 2.0 * weights if self.half else stored
+
+
+def _planned_drafter(
+    options: Mapping[str, Any], shape: ModelShape, formats: Formats, target_name: str
+) -> Planned | None:
+    """Returns what a drafter takes; of one that is made of two, its model does."""
+    if isinstance(options.get("model"), Mapping):
+        return plan_drafter(options["model"], shape, formats, target_name=target_name)
+    return plan_drafter(options, shape, formats, target_name=target_name)
+
+
+def _nodes(config: DictConfig, section: str, options: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Returns how many nodes a drafter may draft, and how many positions its own cache has for nodes.
+
+    The first is below 0 where that follows from a head's files.
+    """
+    owner = drafter_class(options)
+    if owner is None:
+        return 0, None
+    if not str(options["_target_"]).endswith(".from_pretrained"):
+        parts = [f"{section}.{part}" for part in ("lookup", "model") if isinstance(options.get(part), Mapping)]
+        if not parts:
+            return build(config, section).max_nodes, None  # a look-up: nothing is loaded
+        found = [_nodes(config, part, plain(config, part)) for part in parts]
+        counts = [nodes for nodes, _ in found]
+        return (max(counts) if owner == "ChoiceDrafter" else sum(counts)), found[-1][1]
+    shape = options.get("shape")
+    if owner == "BlockDrafter" and shape is None:
+        return -1, None
+    usual = ExpansionTree() if owner == "EagleDrafter" else DEFAULT_SHAPE
+    tree: TreeBuilder = tree_of(usual if shape is None else instantiate(shape) if isinstance(shape, Mapping) else shape)
+    if owner in ("EagleDrafter", "MTPDrafter"):
+        return tree.max_nodes, max(tree.max_shown, tree.max_depth + 1)
+    return tree.max_nodes, tree.max_shown
+
+
+def _dtype(asked: Any, stored: PreTrainedConfig, device: torch.device) -> str:
+    """Returns the type that the target will compute in."""
+    found = resolve_dtype(asked)
+    if isinstance(found, torch.dtype):
+        return dtype_name(found)
+    own = getattr(stored.get_text_config(decoder=True), "dtype", None) or getattr(stored, "dtype", None)
+    own = getattr(torch, own.removeprefix("torch."), None) if isinstance(own, str) else own
+    return dtype_name(choose_dtype(own, device).dtype if isinstance(own, torch.dtype) else torch.float32)

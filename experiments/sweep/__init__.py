@@ -1,0 +1,1 @@
+"""Sweeps: a line per finished job, and the comparison of all jobs at the end."""

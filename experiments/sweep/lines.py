@@ -1,0 +1,108 @@
+"""One line per finished job of a sweep: a Hydra callback, named in the configuration."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from experiments.config.job import in_sweep
+from experiments.reporting.durations import duration
+from experiments.results.lossless import promises_exact
+
+SUMMARY = "summary.json"
+_BASELINE = "plain"
+_COUNTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
+
+
+class JobLines(Callback):
+    """Says a line about every job of a sweep when it has ended: its main figures, and about how long the rest takes.
+
+    A job's tables are in its folder.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._job_began = time.monotonic()
+        self._total: int | None = None
+        self._fixed: set[str] = set()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Count the jobs, and say where they go."""
+        # The launchers log a line or two per job, which say what these lines say.
+        for name in ("hydra", "hydra_plugins"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._began = time.monotonic()
+        self._total, self._fixed = jobs_of(config)
+        count = "a sweep" if self._total is None else f"{self._total} jobs"
+        print(f"{count} into {config.hydra.sweep.dir}", flush=True)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Start its clock."""
+        self._job_began = time.monotonic()
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
+        """Say what came of it."""
+        if not in_sweep():
+            return
+        number, now = int(config.hydra.job.num), time.monotonic()
+        took = duration(now - self._job_began)
+        label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)
+        of, left = "", ""
+        if self._total is not None:
+            rest = self._total - number - 1
+            of = f" of {self._total}"
+            left = f", about {duration((now - self._began) / (number + 1) * rest)} left" if rest > 0 else ""
+        print(f"job {number + 1}{of}, {label}: {_figures(Path(str(config.out)))}; {took}{left}", flush=True)
+
+
+def jobs_of(config: DictConfig) -> tuple[int | None, set[str]]:
+    """How many jobs a sweep has, if that is known beforehand, and the overrides that all of them share."""
+    sweeper = config.hydra.sweeper
+    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    given = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+    last = {override.get_key_element(): override for override in given}  # later ones win
+    fixed = {override.input_line or "" for override in last.values() if not override.is_sweep_override()}
+    total = 1
+    for override in last.values():
+        if override.value_type in _COUNTED:
+            total *= sum(1 for _ in override.sweep_iterator())
+        elif override.is_sweep_override():
+            return sweeper.get("n_trials"), fixed  # a search, or a pattern over files
+    return sweeper.get("n_trials", total), fixed
+
+
+def _figures(folder: Path) -> str:
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        methods = summary["methods"]
+        said = [_method(method, several=len(methods) > 2) for method in methods if method["method"] != _BASELINE]
+        said = said or [f"{method['tokens_per_second']:.1f} tokens/s" for method in methods]
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return "NO RESULT"
+    failed = sum(method["failed"] for method in methods)
+    warnings = [f"{failed} prompts FAILED"] if failed else []
+    warnings += [] if summary["complete"] else ["INCOMPLETE"]
+    warnings += ["NOISY TIMINGS"] if (summary.get("noise") or {}).get("noisy") else []
+    return "; ".join([*said, *warnings])
+
+
+def _method(method: Mapping[str, Any], *, several: bool) -> str:
+    parts = []
+    if method["mean_acceptance_length"] is not None:
+        parts.append(f"length {method['mean_acceptance_length']:.2f}")
+    if method["speedup"] is not None:
+        parts.append(f"speedup {method['speedup']:.2f}x")
+    if method["tokens_per_second"] is not None:
+        parts.append(f"{method['tokens_per_second']:.1f} tokens/s")
+    if method["exactness"] is not None and not promises_exact(method["exactness"]):
+        parts.append(str(method["exactness"]))
+    if (method.get("lossless") or {}).get("verdict") == "not lossless":
+        parts.append("NOT LOSSLESS")
+    name = f"{method['method']} at T={method['temperature']:g}: " if several else ""
+    return name + (", ".join(parts) or "no figures")

@@ -1,0 +1,80 @@
+"""The options of a group: the package's, those of the user's folders, and classes that have no file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+from experiments.config.groups import option_names, sections
+from experiments.config.sections import CONF
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's configuration with a rule that is new and one that takes the place of the package's."""
+    conf = tmp_path / "my conf"  # with a space, as folders have
+    (conf / "verifier").mkdir(parents=True)
+    (conf / "verifier" / "mine.yaml").write_text("_target_: verifiers.LenientVerifier\nlenience: 0.25\n")
+    (conf / "verifier" / "empty.yaml").write_text("lenience: 0.25\n")
+    return conf
+
+
+@pytest.fixture
+def searching(folder: Path) -> Iterator[str]:
+    """A job that was started with a folder in ``hydra.searchpath``."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("run", [f"hydra.searchpath=['file://{folder}']"], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        yield "verifier"
+    HydraConfig.instance().cfg = None
+
+
+def test_without_an_application_the_package_has_its_own() -> None:
+    names = option_names("verifier")
+    assert names == sorted(path.stem for path in (CONF / "verifier").glob("*.yaml"))
+    assert list(sections("verifier", None)) == names
+    assert sections("verifier", "block")["block"]._target_ == "verifiers.block.BlockVerifier"
+
+
+def test_the_search_path_of_the_job_counts(searching: str) -> None:
+    assert {"mine", "block"} <= set(option_names(searching))
+    found = sections(searching, ["block", "mine", {"name": "mine", "lenience": 0.5}])
+    assert list(found) == ["block", "mine", "mine, lenience=0.5"]
+    assert [section.get("lenience") for section in found.values()] == [None, 0.25, 0.5]
+
+
+def test_a_search_path_may_be_given(folder: Path) -> None:
+    assert "mine" in option_names("verifier", [f"file://{folder}"])
+    assert sections("verifier", ["mine"], [f"file://{folder}"])["mine"].lenience == 0.25
+    assert "mine" not in option_names("verifier"), "and is forgotten"
+
+
+def test_a_class_needs_no_file() -> None:
+    found = sections("verifier", [{"_target_": "verifiers.LenientVerifier", "lenience": 0.5}])
+    assert list(found) == ["LenientVerifier, lenience=0.5"]
+    assert found["LenientVerifier, lenience=0.5"] == {"_target_": "verifiers.LenientVerifier", "lenience": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("blok", "there is no verifier 'blok': did you mean block?"),
+        ({"name": "lenient", "lenence": 1}, "verifier lenient has no 'lenence': did you mean lenience?"),
+        ({"name": "block", "size": 1}, "verifier block has no 'size', and nothing else can be set here"),
+        ({"name": "block", "_target_": "verifiers.BlockVerifier"}, "is no verifier: give a name"),
+        (3, "3 is no verifier: give a name"),
+        ({}, "{} is no verifier"),
+        ({"_target_": "nowhere.Rule"}, "there is no module 'nowhere'"),
+    ],
+)
+def test_a_wrong_entry_is_one_sentence(entry: object, message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        sections("verifier", [entry])
+    assert message in str(error.value)
+
+
+def test_an_option_without_a_class_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="verifier empty has no _target_"):
+        sections("verifier", ["empty"], [f"file://{folder}"])

@@ -1,0 +1,77 @@
+"""The demo's model is as large as this machine can carry in the time that a reader has."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from experiments.commands import pace
+from experiments.commands.pace import fit_to_machine, seconds_needed
+from experiments.demo import demo
+
+Configure = Callable[..., DictConfig]
+
+
+def small(configure: Configure, tiny: list[str], *more: str) -> DictConfig:
+    return configure("demo", *tiny, "engine.max_length=128", *more)
+
+
+def test_a_fast_machine_keeps_the_larger_cost(
+    configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(configure, tiny)
+    monkeypatch.setattr(pace, "seconds_needed", lambda config: 149.0)
+    assert fit_to_machine(config) is None
+    assert config.target.inflate == "110m"
+
+
+def test_a_slow_one_takes_the_model_at_its_own_size_and_says_so(
+    configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(configure, tiny)
+    monkeypatch.setattr(pace, "seconds_needed", lambda config: 151.2)
+    said = fit_to_machine(config)
+    assert said is not None
+    assert "At the cost of a 110m model this would take about 151 s here, more than time_limit=150" in said
+    assert config.target.inflate is None
+
+
+def test_without_a_limit_nothing_is_tried(
+    configure: Configure, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(config: DictConfig) -> float:
+        raise AssertionError
+
+    monkeypatch.setattr(pace, "seconds_needed", tried)
+    assert fit_to_machine(small(configure, tiny, "time_limit=null")) is None
+    assert fit_to_machine(small(configure, tiny, "target.inflate=null")) is None
+
+
+def test_the_estimate_grows_with_the_work(configure: Configure, tiny: list[str]) -> None:
+    few = seconds_needed(small(configure, tiny, "target.inflate=null", "temperatures=[0]", "~methods.medusa"))
+    many = seconds_needed(small(configure, tiny, "target.inflate=null", "sampling.max_new_tokens=12000"))
+    assert 0 < few < many  # a thousand times the tokens, twice the temperatures, one method more
+
+
+def test_a_race_with_a_method_that_is_not_there_is_refused(configure: Configure, tiny: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"race='lookahead': give one of ngram, model, medusa, eagle, or null"):
+        demo(small(configure, tiny, "race=lookahead"))
+
+
+def test_resuming_keeps_what_was_decided(
+    configure: Configure, saved: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "seconds_needed", lambda config: 1000.0)
+    more = [
+        "target.dtype=float32",
+        "dataset.count=1",
+        "~methods.medusa",
+        "~methods.eagle",
+        f"methods.model.name={saved / 'drafter'}",
+    ]
+    assert demo(small(configure, tiny, *more)).complete
+    monkeypatch.setattr(pace, "seconds_needed", lambda config: 1.0)
+    config = small(configure, tiny, *more, "resume=true")
+    assert demo(config).complete
+    assert config.target.inflate is None
