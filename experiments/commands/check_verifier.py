@@ -6,8 +6,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.config.sections import build
-from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases
-from experiments.measuring.work import check_time, work_of, work_of_shared
+from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase, cases, shared_cases, work_of
 from experiments.reporting import terminal
 from experiments.reporting.exactness import Progress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
@@ -34,7 +33,7 @@ def try_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
         return _check_shared(rule, config)
     temperatures = list(config.temperatures)
     work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
-    check_time(work, config.vocab, config.max_minutes)
+    work.check_time(config.vocab, config.max_minutes)
     with Progress(work) as progress:
         done = list(cases(rule, config.vocab, config.tables, config.seed, temperatures, advance=progress.advance))
     if not done:
@@ -64,8 +63,8 @@ def _check_shared(rule: Verifier, config: DictConfig) -> list[SharedCase]:
     """Try a rule with shared noise, and print the verdict."""
     name = type(rule).__name__
     temperatures, streams = list(config.temperatures), config.streams
-    work = work_of_shared(rule, config.vocab, config.tables, temperatures, seed=config.seed)
-    check_time(work, config.vocab, config.max_minutes)
+    work = work_of(rule, config.vocab, config.tables, temperatures, seed=config.seed)
+    work.check_time(config.vocab, config.max_minutes)
     settings = (config.vocab, config.tables, config.seed, temperatures, streams)
     with Progress(work) as progress:
         done = list(shared_cases(rule, *settings, advance=progress.advance))

@@ -3,17 +3,20 @@
 There is no sampling noise, except for rules with shared noise, which are tried over many seeds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from specdec.exactness.drafts import enumerate_drafts
+import torch
+
+from specdec.exactness.drafts import MOST_NUMBERS, enumerate_drafts, num_drafts, sample_drafts
 from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.shared import check_shared, expected_coupled
 from specdec.exactness.tables import ROW_KINDS, Tables
 from specdec.interfaces import Verifier
 from specdec.tree import TreeShape
-from specdec.types import DraftSampling
+from specdec.types import DraftSampling, Noise
 from verifiers import (
     BlockVerifier,
     GreedyMultiPathVerifier,
@@ -51,8 +54,18 @@ LAWS = {
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
 """The ways of drafting, with the table's words, where drafter and target share their noise."""
 ROWS = {"dense": ("dense",), "mixed": ROW_KINDS, "one-hot": ("one_hot",)}
+Part = tuple[str, DraftSampling]
+"""A shape's name and a law: drafts of one kind."""
 SHARED_LEVEL = 1e-6
 """p-values below this are taken for a bias, not for chance, over all cases."""
+
+
+_FEW = 50_000
+"""Drafts that take no time worth estimating, unless a rule is very slow."""
+_FEW_SAMPLES, _SAMPLES = 32, 1024
+"""Drafts in the samples by which a rule's pace is measured."""
+_SLOW = 1.0
+"""Seconds for the few samples from which on a rule is too slow to be measured on more."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def cases(
     seed: int,
     temperatures: Sequence[float],
     *,
-    advance: Callable[[str, DraftSampling], object] = lambda shape, law: None,
+    advance: Callable[[Part], object] = lambda part: None,
 ) -> Iterator[Case]:
     """Every combination of a shape, a law, tables and a temperature that the rule takes.
 
@@ -122,32 +135,24 @@ def cases(
         tables: Tables of every kind.
         seed: Seed of the tables.
         temperatures: The temperatures at which p and q are taken from the tables.
-        advance: Called with the shape's name and the law when one table of a case is done.
+        advance: Called when one table of a part is done.
     """
-    for shape_name, shape in SHAPES.items():
-        for law in LAWS:
-            if not takes(rule, shape, law):
-                continue
-            known = {name: other for name, other in KNOWN.items() if takes(other, shape, law)}
-            for rows, kinds in ROWS.items():
-                # One-hot rows stand for temperature 0, so other temperatures make no difference.
-                for temperature in temperatures if rows != "one-hot" else (0.0,):
-                    results: dict[str, list[float]] = {other: [] for other in ("", *known)}
-                    tv = target_tv = 0.0
-                    for number in range(tables):
-                        made = _tables(vocab, shape.max_depth, seed + number, kinds)
-                        made = made.tempered(temperature) if temperature else made
-                        drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
-                        for other, verifier in (("", rule), *known.items()):
-                            result = outcome(verifier, made, drafts)
-                            results[other].append(result.expected_accepted)
-                            if not other:
-                                # NaN counts as infinitely wrong.
-                                tv = max(tv, result.tv) if result.tv == result.tv else float("inf")
-                                target_tv = max(target_tv, result.target_tv)
-                        advance(shape_name, law)
-                    means = {other: sum(values) / len(values) for other, values in results.items()}
-                    yield Case(shape_name, law, rows, temperature, tv, target_tv, means.pop(""), means)
+    for part, rows, temperature in _combinations(rule, LAWS, temperatures):
+        shape, law = SHAPES[part[0]], part[1]
+        rules = {"": rule, **{name: other for name, other in KNOWN.items() if takes(other, shape, law)}}
+        accepted = dict.fromkeys(rules, 0.0)
+        tv = target_tv = 0.0
+        for number in range(tables):
+            made = _tables(vocab, shape.max_depth, seed + number, rows, temperature)
+            drafts = enumerate_drafts(made, shape, law, leaf_probs=rule.needs_leaf_probs)
+            for name, verifier in rules.items():
+                result = outcome(verifier, made, drafts)
+                accepted[name] += result.expected_accepted / tables
+                if not name:  # NaN counts as infinitely wrong
+                    tv = max(tv, result.tv) if result.tv == result.tv else float("inf")
+                    target_tv = max(target_tv, result.target_tv)
+            advance(part)
+        yield Case(part[0], law, rows, temperature, tv, target_tv, accepted.pop(""), accepted)
 
 
 def shared_cases(
@@ -158,38 +163,44 @@ def shared_cases(
     temperatures: Sequence[float],
     streams: int,
     *,
-    advance: Callable[[str, DraftSampling], object] = lambda shape, law: None,
+    advance: Callable[[Part], object] = lambda part: None,
 ) -> Iterator[SharedCase]:
     """Every combination for a rule with shared noise, with all ways of drafting; arguments as for ``cases``."""
-    for shape_name, shape in SHAPES.items():
-        for law in SHARED_LAWS:
-            if not takes(rule, shape, law):
-                continue
-            for rows, kinds in ROWS.items():
-                for temperature in temperatures if rows != "one-hot" else (0.0,):
-                    differing, p_value, accepted, rejection = 0, 1.0, 0.0, 0.0
-                    for number in range(tables):
-                        made = _tables(vocab, shape.max_depth, seed + number, kinds)
-                        made = made.tempered(temperature) if temperature else made
-                        result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
-                        differing += result.differing
-                        p_value = min(p_value, result.p_value)
-                        coupled = law is DraftSampling.COUPLED
-                        accepted += expected_coupled(made, shape) if coupled else result.accepted
-                        independent = enumerate_outcome(
-                            KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT
-                        )
-                        rejection += independent.expected_accepted
-                        advance(shape_name, law)
-                    yield SharedCase(
-                        shape_name, law, rows, temperature, differing, p_value, accepted / tables, rejection / tables
-                    )
+    for part, rows, temperature in _combinations(rule, SHARED_LAWS, temperatures):
+        shape, law = SHAPES[part[0]], part[1]
+        differing, p_value, accepted, rejection = 0, 1.0, 0.0, 0.0
+        for number in range(tables):
+            made = _tables(vocab, shape.max_depth, seed + number, rows, temperature)
+            result = check_shared(rule, made, shape, law, samples=streams, seed=seed)
+            differing += result.differing
+            p_value = min(p_value, result.p_value)
+            accepted += expected_coupled(made, shape) if law is DraftSampling.COUPLED else result.accepted
+            independent = enumerate_outcome(KNOWN["rejection"], made, shape, DraftSampling.WITHOUT_REPLACEMENT)
+            rejection += independent.expected_accepted
+            advance(part)
+        means = accepted / tables, rejection / tables
+        yield SharedCase(part[0], law, rows, temperature, differing, p_value, *means)
+
+
+def _combinations(
+    rule: Verifier, laws: Iterable[DraftSampling], temperatures: Sequence[float]
+) -> Iterator[tuple[Part, str, float]]:
+    """Yields parts, kinds of rows and temperatures; one-hot rows stand for temperature 0 alone."""
+    for part in _parts(rule, laws):
+        for rows in ROWS:
+            for temperature in temperatures if rows != "one-hot" else (0.0,):
+                yield part, rows, temperature
+
+
+def _parts(rule: Verifier, laws: Iterable[DraftSampling]) -> list[Part]:
+    return [(name, law) for name, shape in SHAPES.items() for law in laws if takes(rule, shape, law)]
 
 
 @lru_cache(maxsize=16)
-def _tables(vocab: int, depth: int, seed: int, kinds: tuple[str, ...]) -> Tables:
-    """The same tables for all laws and temperatures: large ones take long to make, row by row."""
-    return Tables.random(vocab, depth, seed=seed, kinds=kinds)
+def _tables(vocab: int, depth: int, seed: int, rows: str, temperature: float) -> Tables:
+    """The same tables for all laws: large ones take long to make, row by row."""
+    made = Tables.random(vocab, depth, seed=seed, kinds=ROWS[rows])
+    return made.tempered(temperature) if temperature else made
 
 
 def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
@@ -197,3 +208,143 @@ def takes(rule: Verifier, shape: TreeShape, law: DraftSampling) -> bool:
     return law in rule.samplings and (
         shape.is_chain or not (rule.chain_only or (rule.paths_only and not shape.is_paths))
     )
+
+
+# How much work a check is, known before it begins.
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a check.
+
+    Attributes:
+        drafts: The number of drafts that every part enumerates per table.
+        turns: The number of tables that every part goes through: kinds of rows, temperatures and tables of each.
+        pace: Seconds per draft, measured on a sample, by part; empty where there is little work.
+        kinds: The drafts that are enumerated for each part.
+    """
+
+    drafts: Mapping[Part, int]
+    turns: int
+    pace: Mapping[Part, float]
+    kinds: Mapping[Part, Part]
+
+    @property
+    def total(self) -> int:
+        """Drafts in all."""
+        return self.turns * sum(self.drafts.values())
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated time; None where there is little work."""
+        return self.turns * sum(map(self.turn_seconds, self.drafts)) if self.pace else None
+
+    def turn_seconds(self, part: Part) -> float:
+        """The estimated time of one table of a part; where nothing was measured, its drafts."""
+        return self.pace.get(part, 1.0) * self.drafts[part]
+
+    def check_time(self, vocab: int, max_minutes: float) -> None:
+        """Refuse work that takes too long.
+
+        Raises:
+            ValueError: Names a vocabulary that fits into the time.
+        """
+        if self.seconds is None or self.seconds <= 60 * max_minutes:
+            return
+
+        def seconds(size: int) -> float:
+            counts = {part: num_drafts(SHAPES[name], law, size) for part, (name, law) in self.kinds.items()}
+            return self.turns * sum(self.pace[part] * count for part, count in counts.items())
+
+        smaller = [size for size in range(2, vocab) if seconds(size) <= 60 * max_minutes]
+        advice = f"give vocab={max(smaller)} or less" if smaller else "give fewer tables or temperatures"
+        raise ValueError(
+            f"vocab={vocab}: {self.total:,} drafts are to be verified, which takes about {roughly(self.seconds)} and "
+            f"more than max_minutes={max_minutes:g} allows: {advice}, or raise max_minutes"
+        )
+
+
+def work_of(rule: Verifier, vocab: int, tables: int, temperatures: Sequence[float], *, seed: int = 0) -> Work:
+    """Returns the work of ``cases``, or of ``shared_cases`` for a rule with shared noise.
+
+    The latter takes long because of the known rule that it is compared with, over all drafts.
+
+    Raises:
+        ValueError: One kind of drafts is too many to be enumerated; names the largest vocabulary that is not.
+    """
+    timed, kinds = rule, {part: part for part in _parts(rule, LAWS)}
+    if rule.noise is Noise.SHARED:
+        without = DraftSampling.WITHOUT_REPLACEMENT
+        timed, kinds = KNOWN["rejection"], {part: (part[0], without) for part in _parts(rule, SHARED_LAWS)}
+    check_size(list(kinds.values()), vocab)
+    drafts = {part: num_drafts(SHAPES[name], law, vocab) for part, (name, law) in kinds.items()}
+    turns = tables * (len(temperatures) * (len(ROWS) - 1) + 1)
+    work = Work(drafts, turns, {}, kinds)
+    if work.total <= _FEW:
+        return work
+    paces = {kind: pace_of(timed, kind, vocab, seed) for kind in set(kinds.values())}
+    return replace(work, pace={part: paces[kind] for part, kind in kinds.items()})
+
+
+def check_size(parts: Sequence[Part], vocab: int) -> None:
+    """Refuse drafts, or outputs, that are too many to be enumerated.
+
+    Raises:
+        ValueError: Names the largest vocabulary that can be.
+    """
+
+    def numbers(part: Part, size: int) -> int:
+        shape = SHAPES[part[0]]
+        return max(num_drafts(shape, part[1], size) * (shape.num_nodes + 1) * size, size ** (shape.max_depth + 1))
+
+    def fits(size: int) -> bool:
+        return all(numbers(part, size) <= MOST_NUMBERS for part in parts)
+
+    if fits(vocab):
+        return
+    name, law = max(parts, key=lambda part: num_drafts(SHAPES[part[0]], part[1], vocab))
+    count = num_drafts(SHAPES[name], law, vocab)
+    raise ValueError(
+        f"vocab={vocab}: a tree of shape {name}, drafted {law.name.lower()}, has {count:.3g} drafts, and enumerating "
+        f"them takes too much memory: give vocab={next(filter(fits, range(vocab, 0, -1)))} or less"
+    )
+
+
+def pace_of(rule: Verifier, part: Part, vocab: int, seed: int, clock: Callable[[], float] = time.thread_time) -> float:
+    """Seconds per draft that a rule and the known ones take together, from a sample of drafts.
+
+    Args:
+        rule: The rule.
+        part: The drafts.
+        vocab: Tokens of the tables.
+        seed: Seed of tables and sample.
+        clock: Tells the time in seconds; the processor's own by default, which other programs do not disturb.
+    """
+    shape, law = SHAPES[part[0]], part[1]
+    made = Tables.random(vocab, shape.max_depth, seed=seed)
+    rules = [rule, *(known for known in KNOWN.values() if takes(known, shape, law))]
+
+    def seconds(count: int, sample: int) -> float:
+        drafts = sample_drafts(made, shape, law, count, seed=sample, leaf_probs=rule.needs_leaf_probs)
+        begin = clock()
+        for each in rules:
+            laws = each.laws(drafts.tree, drafts.target_probs)
+            for node in range(drafts.tree.width):
+                laws.after(torch.full((count,), node))
+        return clock() - begin
+
+    # What a rule computes once and keeps (a linear program, say) falls into the first sample, and what a call costs
+    # however many drafts it has cancels out of the difference of the other two.
+    first = seconds(_FEW_SAMPLES, 0)
+    if first > _SLOW:
+        return first / _FEW_SAMPLES
+    few, many = seconds(_FEW_SAMPLES, 1), min(seconds(_SAMPLES, 2), seconds(_SAMPLES, 3))
+    return max(many - few, 0.1 * many) / (_SAMPLES - _FEW_SAMPLES)
+
+
+def roughly(seconds: float) -> str:
+    """A time in words that are precise enough for an estimate."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 1):.0f} seconds"

@@ -81,7 +81,7 @@ class Optimized:
         return self.old_tree == self.best.shape
 
     def speedups(self) -> tuple[str, dict[str, float]]:
-        """Returns ``"measured"`` or ``"predicted"``, and these speedups of the old and the new tree, as far as known."""
+        """Returns ``"measured"`` or ``"predicted"``, and these speedups of the old and the new tree if known."""
         measured = {name: each.speedup for name, each in self.measured.items() if each.speedup is not None}
         if "new" in measured:
             return "measured", measured

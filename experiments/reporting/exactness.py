@@ -8,13 +8,12 @@ from typing import Self
 import rich.progress
 from rich.console import Console
 
-from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, SharedCase
-from experiments.measuring.work import Work, roughly
+from experiments.measuring.exactness import LAWS, SHARED_LAWS, Case, Part, SharedCase, Work, roughly
 from experiments.reporting import terminal
 from experiments.reporting.cells import NOTHING
 from experiments.reporting.table import Column, Table
 from specdec.interfaces import Verifier
-from specdec.types import DraftSampling, Exactness
+from specdec.types import Exactness
 
 _LONG = 10.0
 """Seconds from which on a check shows its progress."""
@@ -118,9 +117,9 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def advance(self, shape: str, law: DraftSampling) -> None:
-        """Note that one table of a shape and a law is done."""
-        self._done += self._work.turn_seconds((shape, law))
+    def advance(self, part: Part) -> None:
+        """Note that one table of a part is done."""
+        self._done += self._work.turn_seconds(part)
         self._bar.update(self._task, completed=self._done)
         tenths = int(10 * self._done / self._total + 1e-9)
         if self._long and not self._console.is_terminal and tenths > self._shown:

@@ -6,8 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.measuring.exactness import LAWS, SHAPES, cases, shared_cases
-from experiments.measuring.work import Work, check_size, check_time, pace_of, roughly, work_of, work_of_shared
+from experiments.measuring.exactness import (
+    LAWS,
+    SHAPES,
+    Part,
+    Work,
+    cases,
+    check_size,
+    pace_of,
+    roughly,
+    shared_cases,
+    work_of,
+)
 from experiments.reporting.exactness import Progress
 from specdec.exactness.drafts import enumerate_drafts, num_drafts
 from specdec.exactness.tables import Tables
@@ -30,8 +40,8 @@ def test_drafts_are_counted_without_making_them(shape: str, law: DraftSampling, 
 def test_the_work_is_what_the_check_does() -> None:
     """Every part is advanced once per table, and there are as many drafts as announced."""
     work = work_of(BlockVerifier(), 3, 2, [1, 0.5])
-    done: list[tuple[str, DraftSampling]] = []
-    list(cases(BlockVerifier(), 3, 2, 0, [1, 0.5], advance=lambda shape, law: done.append((shape, law))))
+    done: list[Part] = []
+    list(cases(BlockVerifier(), 3, 2, 0, [1, 0.5], advance=done.append))
     assert sorted(set(done)) == sorted(work.drafts)
     assert {done.count(part) for part in work.drafts} == {work.turns} == {10}
     assert work.total == sum(work.drafts[part] for part in done)
@@ -40,9 +50,9 @@ def test_the_work_is_what_the_check_does() -> None:
 
 def test_the_work_of_a_rule_with_shared_noise() -> None:
     rule = SharedNoiseVerifier()
-    work = work_of_shared(rule, 2, 1, [1])
-    done: list[tuple[str, DraftSampling]] = []
-    list(shared_cases(rule, 2, 1, 0, [1], 100, advance=lambda shape, law: done.append((shape, law))))
+    work = work_of(rule, 2, 1, [1])
+    done: list[Part] = []
+    list(shared_cases(rule, 2, 1, 0, [1], 100, advance=done.append))
     assert sorted(set(done)) == sorted(work.drafts)
     assert {done.count(part) for part in work.drafts} == {work.turns} == {3}
     assert work.drafts["2", DraftSampling.COUPLED] == 2, "the known rule beside it gets two tokens in either order"
@@ -71,18 +81,18 @@ def test_outputs_have_to_fit_too() -> None:
 
 def work_at(pace: float, vocab: int) -> Work:
     part = ("chain 3", IID)
-    return Work({part: vocab**3}, 10, {part: pace})
+    return Work({part: vocab**3}, 10, {part: pace}, {part: part})
 
 
 def test_what_takes_too_long_is_refused_with_a_size_that_works() -> None:
     """1,000 drafts of 0.1 s in 10 turns take 17 minutes; 5 minutes are enough for a vocabulary of 6 (216 drafts)."""
-    check_time(work_at(0.1, 10), 10, max_minutes=17)
+    work_at(0.1, 10).check_time(10, max_minutes=17)
     with pytest.raises(
         ValueError, match=r"10,000 drafts .* about 17 minutes .*max_minutes=5 .* give vocab=6 or less, or"
     ):
-        check_time(work_at(0.1, 10), 10, max_minutes=5)
+        work_at(0.1, 10).check_time(10, max_minutes=5)
     with pytest.raises(ValueError, match=r"give fewer tables or temperatures, or raise max_minutes$"):
-        check_time(work_at(100.0, 10), 10, max_minutes=1)
+        work_at(100.0, 10).check_time(10, max_minutes=1)
 
 
 class Clock:
@@ -120,7 +130,7 @@ def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pyte
     times = itertools.count(step=60)
     with Progress(work_at(0.1, 10), clock=lambda: float(next(times))) as progress:
         for _ in range(10):
-            progress.advance("chain 3", IID)
+            progress.advance(("chain 3", IID))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "about 10,000 drafts to verify, estimated at 17 minutes"
     assert lines[1] == "10% of the drafts verified in 60 seconds"
@@ -129,16 +139,8 @@ def test_a_long_check_says_how_far_it_is_where_there_is_no_terminal(capsys: pyte
 
 def test_a_short_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(work_at(1e-4, 10)) as progress:
-        progress.advance("chain 3", IID)
+        progress.advance(("chain 3", IID))
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "1 seconds"), (59, "59 seconds"), (200, "3 minutes"), (9000, "2 hours"), (1e6, "12 days")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert roughly(seconds) == words
 
 
 def test_estimates_are_made_where_there_are_many_drafts() -> None:
@@ -146,3 +148,4 @@ def test_estimates_are_made_where_there_are_many_drafts() -> None:
     work = work_of(BlockVerifier(), 12, 4, [1, 0.5])
     assert work.total > 50_000
     assert set(work.pace) == set(work.drafts) and work.seconds is not None and work.seconds > 0
+    assert [roughly(each) for each in (0.2, 59, 200, 9000)] == ["1 seconds", "59 seconds", "3 minutes", "2 hours"]
