@@ -13,7 +13,7 @@ from experiments.commands.traced import Traced, changed_run, old_shape, read_tra
 from experiments.config.sections import bootstrap_of, build
 from experiments.config.settings import SHAPES
 from experiments.datasets.prompt import choose
-from experiments.measuring.tree_costs import Setting, measure_tree_costs, shapes_to_measure
+from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
 from experiments.reporting.best_tree import (
     Measured,
@@ -120,7 +120,7 @@ def _measured_costs(
     chosen, _ = choose(build(changed, "dataset"))
     length = changed.engine.max_length or target.max_length
     prompts = encode_warmup([prompt.turns[0] for prompt in chosen[:4]], target, sampling, length)
-    return measure_tree_costs(make, shapes, Setting(prompts=prompts, sampling=sampling, rounds=rounds), progress=say)
+    return measure_tree_costs(make, shapes, prompts, sampling, rounds=rounds, progress=say)
 
 
 def check_costs(costs: TreeCosts, path: str, changed: DictConfig) -> None:

@@ -11,7 +11,7 @@ import torch
 from experiments.measuring.conditions import conditions_of, least_work
 from experiments.measuring.forwards import Grid, Timed, measure_forwards
 from experiments.measuring.peaks import Peaks, measure_peaks, printed_peaks
-from experiments.measuring.round_parts import TimedRound, measure_rounds
+from experiments.measuring.rounds import TimedRound, measure_rounds
 from experiments.results.manifest import versions
 from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
