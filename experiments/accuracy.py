@@ -1,8 +1,8 @@
-"""Are the answers as good as plain decoding's? ``python -m experiments.accuracy runs=outputs/one``.
+"""Are the answers as good as plain decoding's? ``python -m experiments.accuracy tasks=gsm8k drafter=model limit=100``.
 
-Grades the outputs of finished runs: GSM8K by the final number, HumanEval and MBPP by running the code, which needs
-``execute=true``. A lossless method has the accuracy of plain decoding, and the paired difference shows how well that
-is known.
+Runs benchmarks of lm-eval (the extra ``lm-eval``) twice on one engine, plainly and with drafts, and compares the scores
+of the same documents. A lossless method has the accuracy of plain decoding, and the paired difference shows how well
+that is known.
 """
 
 import os
@@ -11,55 +11,78 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from experiments.config.given import folders_of, formats_of, listed, tidy
+from experiments.config.given import formats_of, listed, tidy
 from experiments.config.launch import launch, rewrite_command_line
-from experiments.config.sections import bootstrap_of
+from experiments.config.sections import bootstrap_of, build, check_early, plain
 from experiments.config.settings import ACCURACY
 
 if TYPE_CHECKING:
-    from experiments.reporting.accuracy import GradedRun
+    from experiments.grading.accuracy import Accuracy
 
 
-def accuracy(config: DictConfig) -> "list[GradedRun]":
-    """Grade the configuration's runs; print and write what comes of it.
+def accuracy(config: DictConfig) -> "list[Accuracy]":
+    """Evaluate the configuration's method and plain decoding; print and write what comes of it.
 
     Raises:
-        ValueError: There is no such run, it has no right answers, or none that may be graded.
+        ValueError: lm-eval is not installed, a task does not exist or may not run, or there is nothing to compare.
     """
-    folders = folders_of(config, ACCURACY)
-    bootstrap = bootstrap_of(config)
-    from experiments.commands.grading import check_samples, references_of
-    from experiments.grading.accuracy import accuracies
-    from experiments.grading.grade import grade
-    from experiments.grading.sandbox import Limits
-    from experiments.reporting.accuracy import EXECUTE, GradedRun, report_accuracy
-    from experiments.results.comparison import distinguishing
-    from experiments.results.origin import read_manifest
-    from experiments.results.runs import records_of
+    check_early(config, ACCURACY)
+    try:
+        from experiments.grading.harness import SpecdecLM, evaluate
+    except ImportError as error:
+        raise ValueError(f"accuracy needs lm-eval ({error}): pip install '.[lm-eval]'") from error
+    from experiments.grading.accuracy import accuracies, scores_of
+    from experiments.measuring.measure import Contender
+    from experiments.reporting.accuracy import report_accuracy
+    from experiments.results.metrics import mean_acceptance_length
+    from experiments.session.components import check_components
+    from experiments.session.engines import new_engine, settle
+    from experiments.session.pacing import paced
 
-    ks = listed(config, "k")
-    manifests = [read_manifest(folder) for folder in folders]
-    check_samples(manifests, max(ks))
-    references = [
-        references_of(folder, manifest, config.answers) for folder, manifest in zip(folders, manifests, strict=True)
-    ]
-    limits = Limits(seconds=config.seconds, memory_mb=config.memory_mb)
-    workers = config.workers or os.cpu_count() or 1
-    runs = []
-    for folder, settings, known in zip(folders, distinguishing(manifests), references, strict=True):
-        graded = grade(records_of(folder), known, execute=config.execute, limits=limits, workers=workers)
-        runs.append(GradedRun(folder, settings, graded, accuracies(graded.grades, ks, bootstrap)))
-    if not any(run.accuracies for run in runs):
-        waiting = sum(run.graded.not_executed for run in runs)
-        raise ValueError(f"all {waiting} answers are programs: {EXECUTE}" if waiting else "every prompt failed")
-    made = {f"{manifest['target']['name']}, {manifest['dtype']}" for manifest in manifests}
-    title = f"accuracy: {'; '.join(sorted(made))}"
-    report_accuracy(runs, Path(config.out), confidence=bootstrap.confidence, formats=formats_of(config), title=title)
-    return runs
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target", "verifier"))
+    if config.drafter.get("_target_") is None:
+        raise ValueError("drafter=none drafts nothing, so there is nothing to compare: give another drafter")
+    if config.execute:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # lm-eval's own graders of programs ask for it, too
+    options = {
+        "tasks": listed(config, "tasks"),
+        "limit": config.limit,
+        "num_fewshot": config.fewshot,
+        "apply_chat_template": config.chat,
+        "gen_kwargs": plain(config, "generation") or None,
+        "confirm_run_unsafe_code": config.execute,
+    }
+    verifier = build(config, "verifier")
+    drafter = paced(build(config, "drafter"), build(config, "policy"))
+    with new_engine(config, build(config, "target"), drafter, verifier) as engine:
+        models = {
+            speculate: SpecdecLM(engine, speculate=speculate, max_new_tokens=config.max_new_tokens, seed=config.seed)
+            for speculate in (False, True)
+        }
+        results = {
+            speculate: evaluate(model, include=config.include, seed=config.seed, **options)
+            for speculate, model in models.items()
+        }
+        title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}"
+    found = accuracies(scores_of(results[False]), scores_of(results[True]), bootstrap := bootstrap_of(config))
+    if not found:
+        raise ValueError(f"tasks={options['tasks']}: no task has a score for single documents, give another one")
+    report_accuracy(
+        found,
+        Path(config.out),
+        method=str(config.method),
+        exactness=Contender(str(config.method), engine).exactness,
+        length=mean_acceptance_length(models[True].steps),
+        confidence=bootstrap.confidence,
+        formats=formats_of(config),
+        title=title,
+    )
+    return found
 
 
 def main() -> None:
-    """Grade the runs that the command line names."""
+    """Evaluate what the command line names."""
     rewrite_command_line(tidy)
     launch(accuracy, "accuracy")
 

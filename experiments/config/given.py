@@ -48,4 +48,4 @@ def tidy(words: Sequence[str]) -> list[str]:
     if bare:
         raise ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'")
     # Hydra takes a bare comma for a sweep, which makes no sense here.
-    return [re.sub(r"^(format|k)=([\w,]*,[\w,]*)$", r"\1=[\2]", word) for word in words]
+    return [re.sub(r"^(format|tasks)=([\w,]*,[\w,]*)$", r"\1=[\2]", word) for word in words]

@@ -122,15 +122,19 @@ DEMO = {
 _FORMAT = one_or_more(one_of(*FORMATS), f"one or several of {', '.join(FORMATS)}")
 COMPARE: dict[str, Check] = {"runs": anything, "allow_mixed": flag, "format": _FORMAT, "out": text}
 ACCURACY: dict[str, Check] = {
-    "runs": anything,
-    "answers": optional_text,
+    **dict.fromkeys(("target", "drafter", "policy", "verifier", "engine", "bootstrap"), section),
+    "generation": optional_section,
+    "tasks": one_or_more(text, "a name of a task, or a list of them"),
+    "include": optional_text,
+    "limit": integer(1, optional=True),
+    "fewshot": integer(0, optional=True),
+    "chat": flag,
+    "max_new_tokens": integer(1),
     "execute": flag,
-    "seconds": integer(1),
-    "memory_mb": integer(64),
-    "workers": integer(1, optional=True),
-    "k": one_or_more(integer(1), "an integer of at least 1, or a list of them"),
-    "bootstrap": section,
+    "method": text,
+    "chat_template": optional_section,
     "seed": integer(0),
+    "threads": integer(1, optional=True),
     "format": _FORMAT,
     "out": text,
 }

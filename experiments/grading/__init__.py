@@ -1,1 +1,1 @@
-"""Are the answers right? Graded from the records of finished runs, as evidence that a method loses nothing."""
+"""Are the answers right? lm-eval's benchmarks on our engine, plainly and with drafts."""

@@ -1,0 +1,207 @@
+"""specdec as a model of lm-eval: https://github.com/EleutherAI/lm-evaluation-harness.
+
+The only file that imports lm-eval, which is an extra. Drafts matter to generated answers alone; tasks that compare the
+likelihoods of given answers run the target as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from rich.console import Console
+from rich.progress import Progress
+
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.types import Step
+
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class SpecdecLM(TemplateLM):
+    """An engine that answers lm-eval's requests.
+
+    Args:
+        engine: The engine; its target needs a tokenizer.
+        speculate: Whether it drafts.
+        max_new_tokens: Tokens of an answer, where a task does not say how many.
+        seed: Seed of sampled answers.
+
+    Attributes:
+        steps: All rounds of all answers.
+    """
+
+    def __init__(self, engine: Engine, *, speculate: bool = True, max_new_tokens: int = 256, seed: int = 0):
+        super().__init__()
+        if engine.target.tokenizer is None:
+            raise ValueError(f"the target {engine.target.name} has no tokenizer: lm-eval's tasks are text")
+        self.engine, self.speculate = engine, speculate
+        self.max_new_tokens, self.seed = max_new_tokens, seed
+        self.tokenizer: Any = engine.target.tokenizer
+        self.steps: list[Step] = []
+        self._requests = 0
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return self.tokenizer.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text without context."""
+        begin = self.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else begin
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the chat template in lm-eval's caches."""
+        return self.engine.target.name.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """The tokens of a text. A chat template has written the first special token already."""
+        if add_special_tokens is None:
+            begin = self.tokenizer.bos_token
+            add_special_tokens = begin is None or not string.startswith(begin)
+        return self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, by the tokenizer's own template."""
+        return self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The texts that continue the requests' contexts, up to a stop string, an end of text or the length.
+
+        A context that leaves no room for the answer loses its beginning, as in lm-eval's own models.
+
+        Raises:
+            ValueError: A task asks for a way of generating that there is not, or a decoding failed.
+        """
+        prompts, sampling = [], []
+        for request in requests:
+            context, options = request.args
+            # The same numbers for a prompt's sample, plainly and with drafts.
+            own = sampling_of(options, self.max_new_tokens, seed=self.seed, stream=self._requests + len(prompts))
+            room = self.engine.max_length - own.max_new_tokens
+            if room < 1:
+                raise ValueError(
+                    f"an answer of {own.max_new_tokens} tokens does not fit into engine.max_length="
+                    f"{self.engine.max_length}: give generation={{max_gen_toks: …}} or a greater engine.max_length"
+                )
+            prompts.append(self.tok_encode(context)[-room:] or [self.prefix_token_id])
+            sampling.append(own)
+        texts: dict[int, list[str]] = {}
+        stream = self.engine.stream(prompts, sampling, speculate=self.speculate)
+        screen = Console(stderr=True)
+        with Progress(console=screen, transient=True, disable=disable_tqdm or not screen.is_terminal) as shown:
+            bar = shown.add_task("drafted" if self.speculate else "plain", total=len(prompts))
+            for step in stream:
+                texts.setdefault(step.request, []).append(step.text)
+                self.steps.append(step)
+                if step.finish_reason == "error":
+                    raise ValueError(f"a decoding of {requests[0].task_name} failed: {step.error}")
+                shown.advance(bar, step.finish_reason is not None)
+        self._requests += len(prompts)
+        return ["".join(texts[number]) for number in sorted(texts)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihoods of whole texts, in windows of the engine's length."""
+        found = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(
+                self.tok_encode(text, add_special_tokens=False), self.prefix_token_id, self.engine.max_length, 1
+            )
+            parts = [("", *make_disjoint_window(window)) for window in windows]
+            found.append(sum(value for value, _ in self._loglikelihood_tokens(parts)))
+        return found
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """The log-likelihood of each continuation, and whether greedy decoding would write it."""
+        found = []
+        for _, context, continuation in requests:
+            ids = torch.tensor(
+                [*context, *continuation][-self.engine.max_length - 1 :], device=self.engine.target.device
+            )
+            logits = self.engine.target.model(ids[None, :-1]).logits[0, -len(continuation) :].float()
+            wanted = ids[-len(continuation) :]
+            likelihood = logits.log_softmax(-1).gather(-1, wanted[:, None]).sum()
+            found.append((float(likelihood), bool((logits.argmax(-1) == wanted).all())))
+        return found
+
+
+def evaluate(model: SpecdecLM, *, tasks: Sequence[str], include: str | None, seed: int, **options: Any) -> Any:
+    """lm-eval's results of a model, with the scores of single documents.
+
+    Args:
+        model: The model.
+        tasks: Names of tasks.
+        include: A folder with more tasks; None for lm-eval's own alone.
+        seed: Seed of the choice of worked examples.
+        options: More arguments of ``lm_eval.simple_evaluate``.
+
+    Raises:
+        ValueError: There is no such task, or it runs programs, and nobody has allowed that.
+    """
+    manager = TaskManager(include_path=include)
+    for name in tasks:
+        if name not in manager.all_tasks:
+            near = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those that there are"
+            raise ValueError(f"tasks: lm-eval has no task {name!r}: {hint}")
+    try:
+        return simple_evaluate(
+            model,
+            tasks=list(tasks),
+            task_manager=manager,
+            log_samples=True,
+            bootstrap_iters=0,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+            **options,
+        )
+    except ValueError as error:
+        if "confirm_run_unsafe_code" not in str(error):
+            raise
+        raise ValueError(
+            f"tasks={','.join(tasks)} runs programs that the model writes: allow it with execute=true, in a container"
+        ) from error
+
+
+def sampling_of(options: Mapping[str, Any], max_new_tokens: int, *, seed: int, stream: int) -> SamplingParams:
+    """The sampling that a task asks for in transformers' words; greedy unless it says otherwise.
+
+    Raises:
+        ValueError: It asks for something that our sampling has not, such as beams.
+    """
+    asked = {name: value for name, value in options.items() if value is not None}
+    until, drawn = asked.pop("until", []), asked.pop("do_sample", None)
+    lengths = [int(asked.pop(name)) for name in _LENGTHS if name in asked]
+    own = {name: asked.pop(name) for name in _SAMPLING if name in asked}
+    if asked:
+        raise ValueError(
+            f"a task generates with {', '.join(f'{name}={value}' for name, value in asked.items())}, which is not "
+            f"known here: give generation={{…}} with {', '.join((*_SAMPLING, 'do_sample', 'until', _LENGTHS[0]))}"
+        )
+    if drawn is False:
+        own["temperature"] = 0.0
+    elif drawn:
+        own.setdefault("temperature", 1.0)
+    stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
+    return SamplingParams(
+        **own, stop=stop, max_new_tokens=next(iter(lengths), max_new_tokens), seed=seed, stream=stream
+    )

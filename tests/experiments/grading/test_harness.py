@@ -1,0 +1,184 @@
+"""specdec as a model of lm-eval: its answers, its likelihoods, and what tasks ask for; and the command."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas
+import pytest
+import torch
+
+from drafters.ngram import NGramDrafter
+from experiments.accuracy import main
+from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from tests.experiments.conftest import byte_tokenizer
+from tests.models import tiny_model
+from verifiers.rejection import RejectionVerifier
+
+CONTEXTS = ["def main(", "a b a b a b a", "", "class A:\n" * 40]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    target = Target(tiny_model(vocab_size=257), byte_tokenizer())
+    with Engine(target, NGramDrafter(), RejectionVerifier(), max_batch_size=3, max_length=96) as made:
+        yield made
+
+
+def requests(*given: Any) -> list[Any]:
+    return [SimpleNamespace(args=each, task_name="t") for each in given]
+
+
+def test_answers_are_plain_decodings(engine: Engine) -> None:
+    """Greedy ones too long a context included, and sampled ones follow the seed."""
+    from experiments.grading.harness import SpecdecLM
+
+    plain, drafted = (SpecdecLM(engine, speculate=speculate, max_new_tokens=24) for speculate in (False, True))
+    asked = requests(*((context, {"until": ["\n\n"]}) for context in CONTEXTS))
+    texts = plain.generate_until(asked)
+    assert drafted.generate_until(asked) == texts
+    assert len(drafted.steps) < len(plain.steps), "it drafts"
+    begin = plain.tok_encode(CONTEXTS[0])
+    (one,) = engine.generate([begin], SamplingParams(max_new_tokens=24, stop=("\n\n",)), speculate=False)
+    assert texts[0] == one.text
+    sampled = requests(*(("a", {"do_sample": True}) for _ in range(2)))
+    again = [
+        SpecdecLM(engine, speculate=False, max_new_tokens=24, seed=seed).generate_until(sampled) for seed in (1, 1, 2)
+    ]
+    assert again[0] == again[1] != again[2]
+    assert again[0][0] != again[0][1], "each request has a stream of its own"
+
+
+def test_likelihoods_are_the_targets(engine: Engine) -> None:
+    from experiments.grading.harness import SpecdecLM
+
+    model = SpecdecLM(engine)
+    ids = torch.tensor([model.tok_encode("import os")])
+    with torch.inference_mode():
+        log_p = engine.target.model(ids).logits[0].float().log_softmax(-1)
+    wanted = sum(float(log_p[place - 1, ids[0, place]]) for place in (6, 7, 8))
+    ((found, greedy),) = model.loglikelihood(requests(("import", " os")))
+    assert found == pytest.approx(wanted, abs=1e-4)
+    assert greedy == bool((log_p[5:8].argmax(-1) == ids[0, 6:]).all())
+    (whole,) = model.loglikelihood_rolling(requests(("import os",)))
+    before = torch.cat([torch.tensor([[model.prefix_token_id]]), ids], 1)
+    with torch.inference_mode():
+        log_p = engine.target.model(before).logits[0].float().log_softmax(-1)
+    assert whole == pytest.approx(float(log_p[:-1].gather(1, ids[0, :, None]).sum()), abs=1e-3)
+
+
+def test_sampling_that_tasks_ask_for(engine: Engine) -> None:
+    from experiments.grading.harness import SpecdecLM, sampling_of
+
+    found = sampling_of(
+        {"until": ["\n", ""], "max_gen_toks": 7, "do_sample": False, "temperature": 1.0}, 9, seed=1, stream=2
+    )
+    assert found == SamplingParams(stop=("\n",), max_new_tokens=7, seed=1, stream=2), "greedy"
+    found = sampling_of({"until": "Q:", "do_sample": True, "top_p": 0.9}, 9, seed=1, stream=0)
+    assert found == SamplingParams(temperature=1.0, top_p=0.9, stop=("Q:",), max_new_tokens=9, seed=1, stream=0)
+    with pytest.raises(ValueError, match="num_beams=4"):
+        sampling_of({"num_beams": 4}, 9, seed=0, stream=0)
+    with pytest.raises(ValueError, match=r"200 tokens .* engine\.max_length=96"):
+        SpecdecLM(engine).generate_until(requests(("a", {"max_gen_toks": 200})))
+
+
+ROWS = [
+    {"question": "def f(", "answer": "?"},
+    {"question": "a b a b a", "answer": "?"},
+    {"question": "x", "answer": "?"},
+]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder with two tasks, one of which runs programs."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name in ("sums", "code"):
+        task: dict[str, Any] = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_text": "{{question}}",
+            "doc_to_target": "{{answer}}",
+            "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 8},
+            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        } | ({"unsafe_code": True} if name == "code" else {})
+        (folder / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+    return folder
+
+
+def command(monkeypatch: pytest.MonkeyPatch, saved: Path, out: Path, *words: str) -> None:
+    given = [
+        f"target.name={saved / 'target'}",
+        "drafter=ngram",
+        f"out={out}",
+        f"hydra.run.dir={out}-hydra",
+        "threads=1",
+    ]
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *given, "bootstrap.resamples=200", *words])
+    main()
+
+
+def test_a_greedy_exact_method_has_plain_decodings_scores(
+    tasks: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    words = [f"include={tasks}", "tasks=sums,code", "execute=true", "limit=2", "format=md,csv,parquet"]
+    command(monkeypatch, saved, tmp_path / "out", *words)
+    report = json.loads((tmp_path / "out" / "accuracy.json").read_text())
+    assert report["exactness"] == "exact"
+    assert report["mean_acceptance_length"] >= 1
+    assert [(row["task"], row["documents"], row["difference"], row["worse"]) for row in report["rows"]] == [
+        ("sums", 2, 0.0, 0),
+        ("code", 2, 0.0, 0),
+    ]
+    assert list(pandas.read_parquet(tmp_path / "out" / "accuracy.parquet").task) == ["sums", "code"]
+    assert "exact_match" in capsys.readouterr().out
+    assert (tmp_path / "out" / "accuracy.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tasks=sumz"], "tasks: lm-eval has no task 'sumz'"),
+        (["tasks=code"], "execute=true"),
+        (["tasks=sums", "drafter=none"], "drafter=none"),
+        (["tasks=sums", "limit=0"], "limit=0"),
+        (["tasks=sums", "generation={num_beams: 4}"], "num_beams=4"),
+        ([], "tasks"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    words: list[str],
+    message: str,
+    tasks: Path,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        command(monkeypatch, saved, tmp_path / "out", f"include={tasks}", *words)
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert message in error[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_lm_eval_that_is_not_installed(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "experiments.grading.harness", raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="1"):
+        command(monkeypatch, saved, tmp_path / "out", "tasks=sums")
+    assert "accuracy needs lm-eval" in capsys.readouterr().err
