@@ -25,7 +25,7 @@ from experiments.config.values import (
     text,
 )
 from experiments.reporting.formats import FORMATS
-from experiments.results.requests.limits import seconds_of
+from experiments.results.limits import seconds_of
 
 OBJECTIVES = ("speedup", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
 """Figures of a method that an optimizing sweeper may ask for: fields of ``MethodSummary``."""

@@ -17,7 +17,7 @@ from experiments.reporting.verdicts import warning
 from experiments.results.batch_sweep import Curve, curves
 from experiments.results.comparison import dataset_name
 from experiments.results.plain_json import json_text
-from experiments.results.requests.spread import Spread
+from experiments.results.requests import Spread
 from experiments.results.runs import Run
 
 COLUMNS = (

@@ -10,11 +10,12 @@ from experiments.reporting.cells import equality, lossiness, number, percent, ti
 from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
 from experiments.reporting.formats import USUAL, write_formats
 from experiments.reporting.requests import warnings_of
+from experiments.reporting.run_tables import BOLD
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.terminal import short
 from experiments.reporting.two_way import report_two_way
 from experiments.reporting.verdicts import counted, say_verdict, sentence
-from experiments.results.comparison import Row, commit_of, differences, leaders, make_rows, title
+from experiments.results.comparison import Row, best_of, commit_of, differences, make_rows, title
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.plain_json import json_text
 from experiments.results.runs import Run
@@ -34,7 +35,6 @@ COLUMNS = (
     Column("distinct\n4-grams"),
     Column("equal\nto plain"),
 )
-BOLD = "bold: the largest figure of the exact methods at a temperature, and figures whose interval reaches it"
 
 
 _TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
@@ -104,7 +104,7 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
     Args:
         rows: The rows.
         text: The title.
-        show_best: Make the best figures stand out, by temperature (``leaders``).
+        show_best: Make the best figures stand out, by temperature (``best_of``).
         notes: Further sentences below the table.
     """
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
@@ -144,32 +144,26 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
 
 def _best(rows: Sequence[Row]) -> dict[str, set[int]]:
     """Numbers of the rows that have the best figure of their temperature, by figure."""
-    found = {
-        "mean_acceptance_length": leaders(
-            rows, lambda m: m.mean_acceptance_length, lambda m: m.mean_acceptance_length_interval
-        ),
-        "speedup": leaders(rows, lambda m: m.speedup, lambda m: m.speedup_interval),
-    }
+    figures = ["mean_acceptance_length", "speedup"]
     if len({row.run.manifest["device"] for row in rows}) == 1:  # else the devices would win, not the methods
-        found["tokens_per_second"] = leaders(rows, lambda m: m.tokens_per_second, lambda m: None)
-    return found
+        figures.append("tokens_per_second")
+    return {figure: best_of(rows, figure) for figure in figures}
 
 
 def comparison_figures(rows: Sequence[Row]) -> "pandas.DataFrame":
     """The figures behind the table in full precision: the columns of ``results.load(…).runs``, and the row's name."""
     # Imported when asked for: pandas takes a while, and a sweep's jobs do not need it.
+    import pandas
+
     from experiments.results import schema
-    from experiments.results.frames import frame, method_columns, origin_columns
+    from experiments.results.data import method_rows, typed
 
     figures = [
-        {
-            "name": ", ".join(row.name),
-            **method_columns(asdict(row.run.summary), asdict(row.method)),
-            **origin_columns(row.run.folder, row.run.manifest),
-        }
+        {"name": ", ".join(row.name), **found}
         for row in rows
+        for found in method_rows(asdict(row.run.summary), row.run.folder, row.run.manifest, [asdict(row.method)])
     ]
-    return frame(figures, {"name": "string", **schema.RUNS})
+    return typed(pandas.DataFrame(figures), {"name": "string", **schema.RUNS})
 
 
 def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:

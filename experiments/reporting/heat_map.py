@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 
 from experiments.reporting import style
-from experiments.results.two_way import Grid
+from experiments.results.comparison import Grid
 
 _PANELS = (
     ("mean_acceptance_length", "mean acceptance length (tokens per target forward)", "cividis"),

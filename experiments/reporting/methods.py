@@ -18,10 +18,10 @@ from experiments.reporting.cells import (
 )
 from experiments.reporting.dots import length_and_speedup
 from experiments.reporting.run_plots import conditions, plot_title
+from experiments.reporting.run_tables import BOLD
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.verdicts import warning
 from experiments.results.comparison import commit_of, dataset_name
-from experiments.results.lossless import promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary, Summary
@@ -57,8 +57,6 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
     table = Table(columns, title, notes)
     for temperature in sorted({method.temperature for method in summary.methods}):
         rows = [method for method in summary.methods if method.temperature == temperature]
-        longest = _leader(rows, "mean_acceptance_length")
-        fastest = _leader(rows, "speedup")
         for method in rows:
             cells = [
                 f"{temperature:g}",
@@ -66,14 +64,14 @@ def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Ta
                 with_interval(
                     number(method.mean_acceptance_length),
                     method.mean_acceptance_length_interval if method.method != PLAIN else None,
-                    emphasis=Emphasis.BEST if method is longest else Emphasis.NONE,
+                    emphasis=_best(method, "mean_acceptance_length"),
                 ),
                 number(method.proposed_nodes_per_round, 1),
                 percent(drafting_share(method)) if method.method != PLAIN else NOTHING,
                 with_interval(
                     times(method.speedup),
                     method.speedup_interval,
-                    emphasis=Emphasis.BEST if method is fastest else Emphasis.NONE,
+                    emphasis=_best(method, "speedup"),
                 ),
                 number(method.tokens_per_second, 1),
             ]
@@ -196,17 +194,8 @@ def _gain(method: MethodSummary) -> Cell:
     return Cell(f"{method.gain.tokens:+.2f}", () if bounds is None else (f"[{bounds[0]:+.2f}, {bounds[1]:+.2f}]",))
 
 
-def _leader(rows: Sequence[MethodSummary], name: str) -> MethodSummary | None:
-    """Returns the exact method with the largest figure, where several compete."""
-    rivals = [
-        method
-        for method in rows
-        if method.method != PLAIN
-        and promises_exact(method.exactness)
-        and not method.not_lossless
-        and getattr(method, name) is not None
-    ]
-    return max(rivals, key=lambda method: getattr(method, name)) if len(rivals) > 1 else None
+def _best(method: MethodSummary, figure: str) -> Emphasis:
+    return Emphasis.BEST if figure in method.best_in else Emphasis.NONE
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -218,5 +207,6 @@ def _notes(summary: Summary) -> list[str]:
         f"acceptance rule: {', '.join(rules)}",
         "a round is one forward of the target; plain decoding emits one token in it",
         f"brackets: {summary.confidence:.0%} intervals over prompts",
+        *([BOLD] if any(method.best_in for method in summary.methods) else []),
         *(summary.noise.notes if summary.noise is not None else []),
     ]

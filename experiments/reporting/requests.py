@@ -11,8 +11,7 @@ from experiments.reporting import style
 from experiments.reporting.cells import NOTHING, lossiness, number, percent
 from experiments.reporting.run_plots import plot_title
 from experiments.reporting.table import Cell, Column, Table
-from experiments.results.requests.figures import RequestFigures
-from experiments.results.requests.spread import LEVELS, Spread
+from experiments.results.requests import LEVELS, RequestFigures, Spread
 from experiments.results.summary import MethodSummary, Summary
 
 TITLE = "What a user feels"

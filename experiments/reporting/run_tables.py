@@ -17,7 +17,6 @@ from experiments.reporting.cells import (
 )
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from experiments.reporting.verdicts import place
-from experiments.results.lossless import promises_exact
 from experiments.results.records import PLAIN
 from experiments.results.summary import MethodSummary, Summary
 
@@ -63,9 +62,13 @@ COMPARISON_COLUMNS = (
 )
 
 
+BOLD = "bold: the largest figure of the exact methods at a temperature, where chance does not explain its lead"
+
+
 def comparison_table(summary: Summary, title: str) -> Table:
     """Several methods, perhaps at several temperatures: a row each."""
-    table = Table(COMPARISON_COLUMNS, title, _notes(summary))
+    best = any("speedup" in method.best_in for method in summary.methods)
+    table = Table(COMPARISON_COLUMNS, title, [*_notes(summary), *([BOLD] if best else [])])
     for index, method in enumerate(summary.methods):
         last = index + 1 == len(summary.methods) or summary.methods[index + 1].temperature != method.temperature
         table.add(
@@ -83,7 +86,7 @@ def comparison_table(summary: Summary, title: str) -> Table:
             with_interval(
                 times(method.speedup),
                 method.speedup_interval,
-                emphasis=Emphasis.BEST if method is _fastest(summary, method.temperature) else Emphasis.NONE,
+                emphasis=Emphasis.BEST if "speedup" in method.best_in else Emphasis.NONE,
             ),
             number(method.tokens_per_second, 1),
             percent(method.draft_acceptance_rate),
@@ -92,17 +95,6 @@ def comparison_table(summary: Summary, title: str) -> Table:
             end_section=last,
         )
     return table
-
-
-def _fastest(summary: Summary, temperature: float) -> MethodSummary | None:
-    """The exact method of the largest speedup, where several are compared."""
-    rivals = [method for method in summary.methods if method.temperature == temperature and _may_win(method)]
-    return max(rivals, key=lambda method: method.speedup or 0.0) if len(rivals) > 1 else None
-
-
-def _may_win(method: MethodSummary) -> bool:
-    """Whether a speedup may be called the best: of a rule that is exact, and whose outputs do not show otherwise."""
-    return promises_exact(method.exactness) and not method.not_lossless and method.speedup is not None
 
 
 def print_divergences(console: Console, summary: Summary, limit: int = 5) -> None:

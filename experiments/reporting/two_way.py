@@ -9,10 +9,10 @@ from experiments.reporting import csv, markdown, terminal
 from experiments.reporting.cells import NOTHING, number, times, with_interval
 from experiments.reporting.heat_map import heat_map
 from experiments.reporting.table import Cell, Column, Emphasis, Table
-from experiments.results.comparison import Row
-from experiments.results.lossless import promises_exact
-from experiments.results.two_way import Figures, Grid, category_grids, grids
+from experiments.results.comparison import Grid, Row, category_grids, grids
+from experiments.results.summary import CategorySummary, MethodSummary
 
+BOLD = "bold: the largest speedup of the exact methods, where chance does not explain its lead over the next"
 _SHOWN = 4
 """Tables on a terminal; the file has them all."""
 
@@ -50,29 +50,29 @@ def report_two_way(rows: Sequence[Row], out: Path, subtitle: str, console: Conso
 
 
 def two_way_table(grid: Grid, confidence: float) -> Table:
-    """Mean acceptance length and speedup with their intervals; the fastest exact cell stands out."""
+    """Mean acceptance length and speedup with their intervals; the fastest exact cell stands out (``Grid.best``)."""
     heading = f"{grid.row} \\ {grid.column}"
     conditions = f", at {grid.conditions}" if grid.fixed else ""
     table = Table(
         [Column(heading, "left"), *(Column(value) for value in grid.columns)],
         f"{grid.row} by {grid.column}{conditions}",
-        ["mean acceptance length, then speedup", f"intervals at {confidence:.0%}"],
-    )
-    best = max(
-        (f.speedup for f in grid.cells.values() if f.speedup is not None and promises_exact(f.exactness)), default=None
+        [
+            "mean acceptance length, then speedup",
+            f"intervals at {confidence:.0%}",
+            *([BOLD] if grid.best is not None else []),
+        ],
     )
     for row in grid.rows:
-        table.add(row, *(_cell(grid.cells.get((row, column)), best) for column in grid.columns))
+        table.add(row, *(_cell(grid.cells.get((row, at)), best=(row, at) == grid.best) for at in grid.columns))
     return table
 
 
-def _cell(figures: Figures | None, best: float | None) -> Cell:
+def _cell(figures: MethodSummary | CategorySummary | None, *, best: bool) -> Cell:
     if figures is None:
         return Cell(NOTHING)
     length = with_interval(number(figures.mean_acceptance_length), figures.mean_acceptance_length_interval)
     speed = with_interval(times(figures.speedup), figures.speedup_interval)
-    stands_out = figures.speedup is not None and figures.speedup == best and promises_exact(figures.exactness)
-    return Cell(length.line, (speed.line,), joint="; ", emphasis=Emphasis.BEST if stands_out else Emphasis.NONE)
+    return Cell(length.line, (speed.line,), joint="; ", emphasis=Emphasis.BEST if best else Emphasis.NONE)
 
 
 def long_table(listed: Sequence[Grid]) -> Table:

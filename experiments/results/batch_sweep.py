@@ -109,7 +109,7 @@ class Curve:
 
 
 def curves(runs: Sequence[Run]) -> list[Curve]:
-    """Returns a curve per method and temperature, plain decoding's first; those with a single batch size are left out.
+    """Return a curve per method and temperature, plain decoding's first; those with a single batch size are left out.
 
     Where several runs have one batch size, each has measured plain decoding: the first one's is taken.
     """

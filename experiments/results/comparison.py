@@ -1,15 +1,18 @@
-"""Comparing runs: which ones may be compared, and a named row per method, temperature and run."""
+"""Comparing runs: which ones may be compared, a named row per method, temperature and run, and two-way grids."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.results.lossless import Verdict, promises_exact
+import pandas
+
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
-from experiments.results.statistics import Interval
-from experiments.results.summary import MethodSummary
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import CategorySummary, MethodSummary, entrant
+from experiments.results.timing import CALL, Entrant, winner
 
 _SAME: dict[str, Callable[[Run], str]] = {
     "target": lambda run: run.manifest["target"]["name"],
@@ -102,32 +105,30 @@ def make_rows(runs: Sequence[Run]) -> list[Row]:
     return sorted(rows, key=lambda row: row.method.temperature)
 
 
-def leaders(
-    rows: Sequence[Row],
-    value: Callable[[MethodSummary], float | None],
-    interval: Callable[[MethodSummary], Interval | None],
-) -> set[int]:
-    """Numbers of the rows with the largest value of their temperature, and of those that may be as good.
+def best_of(rows: Sequence[Row], figure: str) -> set[int]:
+    """Return the numbers of the best rows in a figure, at most one for each temperature (``timing.winner``).
 
-    A row may be as good if its interval reaches the largest value. Rules that are not exact do not compete, because
-    giving up exactness buys speed, nor do outputs that turned out not to be lossless. A single competitor leads nobody.
+    Rules that are not exact do not compete, because giving up exactness buys speed, nor do outputs that turned out not
+    to be lossless. A row is the best only where the paired interval of its lead over the next one leaves out 0.
+
+    Args:
+        rows: The rows.
+        figure: ``mean_acceptance_length``, ``speedup`` or ``tokens_per_second``.
     """
-    leading: set[int] = set()
+    found: set[int] = set()
     for temperature in {row.method.temperature for row in rows}:
-        rivals: dict[int, tuple[float, float]] = {}
-        for number, row in enumerate(rows):
-            method, found = row.method, value(row.method)
-            if method.temperature == temperature and found is not None and _competes(method):
-                rivals[number] = (found, (interval(method) or (found, found))[1])
-        if len(rivals) > 1:
-            best = max(found for found, _ in rivals.values())
-            leading |= {number for number, (found, high) in rivals.items() if found == best or high >= best}
-    return leading
+        rivals = [n for n, row in enumerate(rows) if row.method.temperature == temperature and row.method.competes]
+        best = winner(figure, [_entrant(rows[n], figure) for n in rivals], _bootstrap(rows))
+        found |= set() if best is None else {rivals[best]}
+    return found
 
 
-def _competes(method: MethodSummary) -> bool:
-    broken = method.lossless is not None and method.lossless.verdict is Verdict.NOT_LOSSLESS
-    return promises_exact(method.exactness) and not broken
+def _entrant(row: Row, figure: str) -> Entrant:
+    return entrant(row.method, figure, row.run.of(row.method), row.run.plain(row.method))
+
+
+def _bootstrap(rows: Sequence[Row]) -> Bootstrap:
+    return Bootstrap(**rows[0].run.manifest["config"]["bootstrap"])
 
 
 def distinguishing(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -146,3 +147,155 @@ def commit_of(manifest: Mapping[str, Any]) -> str:
     """The code that made a run, in short."""
     git = manifest.get("git")
     return f"{git['commit'][:10]}{' with changes' if git['dirty'] else ''}" if git else "unknown"
+
+
+# ---------------------------------------------------------------- figures by two settings
+
+DRAFTER, TEMPERATURE, CATEGORY = "drafter", "temperature", "category"
+
+_FILLED = 0.5
+"""A grid of which less than this share is known says nothing."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Figures by two settings.
+
+    Attributes:
+        row: Name of the setting of the rows.
+        column: Name of the setting of the columns.
+        rows: Its values, from top to bottom.
+        columns: Its values, from left to right.
+        fixed: The other settings in which the runs differ, with their value in this grid.
+        cells: The figures, by row and column; a combination that was not run has none.
+        best: The row and column of the largest speedup; None where chance may have made it the largest (``best_of``).
+    """
+
+    row: str
+    column: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    fixed: tuple[tuple[str, str], ...]
+    cells: dict[tuple[str, str], MethodSummary | CategorySummary]
+    best: tuple[str, str] | None = None
+
+    @property
+    def conditions(self) -> str:
+        """The fixed settings in words; empty if there are none."""
+        return ", ".join(f"{name}={value}" for name, value in self.fixed)
+
+
+def grids(rows: Sequence[Row]) -> list[Grid]:
+    """The grids of a comparison; none if its runs differ in fewer than two settings, or do not fill a grid.
+
+    The two settings with the most values are the rows and the columns. For every combination of the others there is
+    a grid of its own: nothing is averaged over settings.
+    """
+    named = _settings_of(rows)
+    return _grids([(settings, row.method, row, "") for settings, row in zip(named, rows, strict=True)], _axes(named))
+
+
+def category_grids(rows: Sequence[Row]) -> list[Grid]:
+    """The same with the prompts' categories as rows; none unless every category has several prompts in every run."""
+    named = _settings_of(rows)
+    axes = _axes(named)
+    entries = [
+        ({**settings, CATEGORY: category}, found, row, category)
+        for settings, row in zip(named, rows, strict=True)
+        for category, found in sorted(row.method.by_category.items())
+    ]
+    # One prompt gives no interval, and says nothing of its category.
+    if not axes or not entries or any(figures.mean_acceptance_length_interval is None for _, figures, _, _ in entries):
+        return []
+    return _grids(entries, [CATEGORY, *axes], first=CATEGORY)
+
+
+def _settings_of(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """For every row, the settings in which any two differ, by name."""
+    runs = list({row.run.folder: row.run for row in rows}.values())
+    given = distinguishing([run.manifest for run in runs])
+    overrides = {
+        run.folder: {name: value for name, _, value in (text.lstrip("+").partition("=") for text in own)}
+        for run, own in zip(runs, given, strict=True)
+    }
+    names = list(dict.fromkeys(name for own in overrides.values() for name in own))
+    names = [name for name in names if name not in (DRAFTER, f"sampling.{TEMPERATURE}", "method")]
+    return [
+        {
+            DRAFTER: row.method.label,
+            **{name: overrides[row.run.folder].get(name) or _value(row.run.manifest["config"], name) for name in names},
+            TEMPERATURE: f"{row.method.temperature:g}",
+        }
+        for row in rows
+    ]
+
+
+def _value(config: Mapping[str, Any], name: str) -> str:
+    """The value of a setting in a run that was not given it on the command line."""
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return "null" if value is None else str(value).replace(" ", "")
+
+
+def _axes(named: Sequence[Mapping[str, str]]) -> list[str]:
+    """Settings of at least two values, the one with the most values first."""
+    names = list(dict.fromkeys(name for settings in named for name in settings))
+    sizes = {name: len({settings.get(name) for settings in named}) for name in names}
+    return sorted((name for name in names if sizes[name] > 1), key=lambda name: -sizes[name])
+
+
+Entry = tuple[dict[str, str], MethodSummary | CategorySummary, Row, str]
+"""Settings, figures, the row that they are of, and its category; empty for all."""
+
+
+def _grids(entries: Sequence[Entry], axes: Sequence[str], first: str = "") -> list[Grid]:
+    if len(axes) < 2:
+        return []
+    row, column, *others = [first, *(name for name in axes if name != first)] if first else axes
+    values = {name: _ordered([settings[name] for settings, *_ in entries]) for name in axes}
+    places = [tuple(settings[name] for name in axes) for settings, *_ in entries]
+    if len(set(places)) < len(places):
+        return []  # the runs differ in something besides: two would share a cell
+    made = []
+    for combination in itertools.product(*(values[name] for name in others)):
+        fixed = dict(zip(others, combination, strict=True))
+        own = {
+            (entry[0][row], entry[0][column]): entry
+            for entry in entries
+            if all(entry[0][name] == value for name, value in fixed.items())
+        }
+        if own:
+            cells = {place: found for place, (_, found, _, _) in own.items()}
+            made.append(Grid(row, column, values[row], values[column], tuple(fixed.items()), cells, _best_cell(own)))
+    size = len(values[row]) * len(values[column])
+    full = made and sum(len(grid.cells) for grid in made) >= _FILLED * size * len(made)
+    return made if full else []
+
+
+def _best_cell(own: Mapping[tuple[str, str], Entry]) -> tuple[str, str] | None:
+    """The place of the largest speedup among exact methods; None where chance may have made it the largest."""
+    rivals = [place for place, (_, _, row, _) in own.items() if row.method.competes]
+    entrants = []
+    for _, found, row, category in (own[place] for place in rivals):
+        frames = (row.run.of(row.method), row.run.plain(row.method))
+        if category:
+            frames = tuple(None if each is None else _of_category(each, category) for each in frames)
+        entrants.append(Entrant(value=found.speedup, interval=found.speedup_interval, own=frames[0], plain=frames[1]))
+    best = winner("speedup", entrants, _bootstrap([row for _, _, row, _ in own.values()]))
+    return None if best is None else rivals[best]
+
+
+def _of_category(own: pandas.DataFrame, category: str) -> pandas.DataFrame:
+    """The calls of one category alone: the time of a mixed one belongs to none."""
+    alone = own.groupby(CALL).category.transform("nunique") == 1
+    return own[alone & (own.category == category)]
+
+
+def _ordered(values: Sequence[str]) -> tuple[str, ...]:
+    """Each value once: numbers by size, anything else as it came."""
+    distinct = list(dict.fromkeys(values))
+    try:
+        return tuple(sorted(distinct, key=float))
+    except ValueError:
+        return tuple(distinct)

@@ -7,21 +7,24 @@
 import glob
 import json
 import os
+import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas
 
-from experiments.results import schema
-from experiments.results.frames import frame, method_columns, origin_columns, prompt_columns, round_columns
-from experiments.results.origin import MANIFEST, read_manifest
-from experiments.results.records import RECORDS, Record, read_records
+from experiments.results import metrics, schema
+from experiments.results.frame import frame_of, rounds_of
+from experiments.results.origin import MANIFEST, flatten, read_manifest
+from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import SUMMARY, by_number, load_run
 from experiments.results.summary import MethodSummary
+
+Read = TypeVar("Read")
 
 _KEPT = {field.name for field in fields(MethodSummary)}
 
@@ -43,7 +46,7 @@ class Results:
         return len(self.manifests)
 
     def only(self, runs: Iterable[str]) -> "Results":
-        """These runs alone, by their names in the frames' column ``run``.
+        """Return these runs alone, by their names in the frames' column ``run``.
 
         Raises:
             ValueError: There is no run of such a name.
@@ -58,44 +61,27 @@ class Results:
     @cached_property
     def runs(self) -> pandas.DataFrame:
         """A row for every method at every temperature in every run."""
-        rows: list[dict[str, Any]] = []
-        unreadable: dict[Path, str] = {}
-        for folder, manifest in self.manifests.items():
-            try:
-                summary = _summary(folder)
-            except (OSError, ValueError) as error:
-                unreadable[folder] = str(error)
-                continue
-            origin = origin_columns(folder, manifest)
-            rows += [method_columns(summary, method) | origin for method in summary["methods"]]
-        _warn(unreadable)
-        return frame(rows, schema.RUNS)
+        found = _readable(self.manifests, lambda folder: method_rows(_summary(folder), folder, self.manifests[folder]))
+        return typed(pandas.DataFrame([row for rows in found for row in rows]), schema.RUNS)
 
     @cached_property
     def prompts(self) -> pandas.DataFrame:
         """A row for every record: one output of one method."""
-        return frame((prompt_columns(run, record) for run, record in self._records()), schema.PROMPTS)
+        return self._of_records(_prompts, schema.PROMPTS)
 
     @cached_property
     def rounds(self) -> pandas.DataFrame:
         """A row for every round of every output that did not fail."""
-        columns: dict[str, list[Any]] = {name: [] for name in schema.ROUNDS}
-        for run, record in self._records():
-            if not record.failed:
-                for name, values in round_columns(run, record).items():
-                    columns[name] += values
-        return frame(columns, schema.ROUNDS)
+        return self._of_records(rounds_of, schema.ROUNDS)
 
-    def _records(self) -> Iterable[tuple[str, Record]]:
-        unreadable: dict[Path, str] = {}
-        for folder in self.manifests:
-            try:
-                # One run's records at a time: all of them together may not fit into memory.
-                for record in read_records(folder / RECORDS):
-                    yield folder.as_posix(), record
-            except (OSError, ValueError) as error:
-                unreadable[folder] = str(error)
-        _warn(unreadable)
+    def _of_records(self, view: Callable[[pandas.DataFrame], pandas.DataFrame], columns: Mapping[str, str]) -> Any:
+        # One run's records at a time: all of them together may not fit into memory.
+        def read(folder: Path) -> pandas.DataFrame:
+            found = view(frame_of(read_records(folder / RECORDS), folder.as_posix()))
+            return found[list(columns)].astype({name: "object" for name in columns if columns[name] == "category"})
+
+        found = _readable(self.manifests, read)
+        return typed(pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(), columns)
 
 
 def load(*patterns: str | os.PathLike[str]) -> Results:
@@ -111,17 +97,14 @@ def load(*patterns: str | os.PathLike[str]) -> Results:
     Raises:
         ValueError: There is no run at all.
     """
-    manifests: dict[Path, Mapping[str, Any]] = {}
-    unreadable: dict[Path, str] = {}
-    for folder in _folders([os.fspath(pattern) for pattern in patterns]):
-        try:
-            manifest = read_manifest(folder)
-            if not (folder / RECORDS).is_file():
-                raise ValueError(f"{folder} has a manifest and no {RECORDS}: not a run, or one that never began")
-            manifests[folder] = manifest
-        except (OSError, ValueError) as error:
-            unreadable[folder] = str(error)
-    _warn(unreadable)
+
+    def read(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+        manifest = read_manifest(folder)
+        if not (folder / RECORDS).is_file():
+            raise ValueError(f"{folder} has a manifest and no {RECORDS}: not a run, or one that never began")
+        return folder, manifest
+
+    manifests = dict(_readable(_folders([os.fspath(pattern) for pattern in patterns]), read))
     if not manifests:
         given = ", ".join(repr(os.fspath(pattern)) for pattern in patterns) or "nothing"
         raise ValueError(f"no run found in {given}: give folders of runs, or a pattern such as 'outputs/**'")
@@ -134,7 +117,7 @@ def _folders(patterns: Iterable[str]) -> list[Path]:
         literal = Path(pattern).exists() or not glob.has_magic(pattern)
         places = [pattern] if literal else glob.glob(pattern, recursive=True)
         below = [path.parent for place in places for path in _manifests(Path(place), deep=literal)]
-        found |= dict.fromkeys(sorted(below, key=lambda path: [by_number(each) for each in _steps(path)]))
+        found |= dict.fromkeys(sorted(below, key=lambda path: [by_number(Path(part)) for part in path.parts]))
     return list(found)
 
 
@@ -145,14 +128,18 @@ def _manifests(place: Path, *, deep: bool) -> Iterable[Path]:
     return place.rglob(MANIFEST) if deep and place.is_dir() else []
 
 
-def _steps(path: Path) -> list[Path]:
-    return [Path(part) for part in path.parts]
-
-
-def _warn(unreadable: Mapping[Path, str]) -> None:
+def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Read]:
+    """What was read from every folder; one warning lists those that cannot be read."""
+    found, unreadable = [], {}
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except (OSError, ValueError) as error:
+            unreadable[folder] = str(error)
     if unreadable:
         listed = "\n".join(f"  {folder}: {reason}" for folder, reason in unreadable.items())
-        warnings.warn(f"left out {len(unreadable)} folders that cannot be read:\n{listed}", stacklevel=3)
+        warnings.warn(f"left out {len(unreadable)} folders that cannot be read:\n{listed}", stacklevel=4)
+    return found
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -161,9 +148,130 @@ def _summary(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_mtime_ns >= (folder / RECORDS).stat().st_mtime_ns:
             summary = json.loads(path.read_text(encoding="utf-8"))
-            # An older version's summary may lack a figure; the records have everything.
+            # Another version's summary may lack a figure; the records have everything.
             if all(method.keys() >= _KEPT for method in summary["methods"]):
                 return summary
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         pass  # never written, or cut short: the records decide
     return asdict(load_run(folder).summary)
+
+
+def _prompts(frame: pandas.DataFrame) -> pandas.DataFrame:
+    sums = {name: frame[name].map(sum) for name in metrics.COLUMNS}
+    length = (1 + sums["accepted"] / frame.rounds).where(frame.rounds > 0)
+    return frame.assign(**sums, mean_acceptance_length=length, batch_seconds=frame.seconds)
+
+
+# ---------------------------------------------------------------- rows of ``runs``
+
+_FAMILIES = (
+    (r"_interval\.1$", "_low"),
+    (r"_interval\.2$", "_high"),
+    (r"^acceptance_by_position\.unconditional\.", "acceptance_at."),
+    (r"^acceptance_by_position\.conditional\.", "conditional_acceptance_at."),
+    (r"^acceptance_by_position\.rounds\.", "rounds_at."),
+    (r"^finish_reasons\.", "finish."),
+    (r"^lossless\.(unexplained|largest_margin|tie_bound)$", r"\1"),
+    (r"^utilization\.stages\.(\w+)\.(mbu|mfu)$", r"\2.\1"),
+    (r"^utilization\.prediction\.total_error$", "predicted_error"),
+    (r"^utilization\.(wasted|useful_mfu)$", r"\1"),
+    (r"^requests\.(phase|stage)_shares\.", r"\1_share."),
+    (r"^requests\.concurrency\.running$", "concurrency"),
+    (r"^requests\.concurrency\.waiting$", "waiting"),
+    (r"^requests\.goodput\.attainment$", "attainment"),
+    (r"^requests\.goodput\.per_second$", "goodput"),
+    (r"^requests\.(\w+_per_\w+|\w+\.(count|mean|p\d\d\w*))$", r"\1"),
+)
+"""What figures of a ``MethodSummary`` are called as columns, by the dotted names of their places in it."""
+
+
+@cache
+def _column(name: str) -> str:
+    for pattern, short in _FAMILIES:
+        name = re.sub(pattern, short, name)
+    return name
+
+
+def method_rows(
+    summary: Mapping[str, Any], folder: Path, manifest: Mapping[str, Any], methods: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return rows of the frame ``runs``, with further columns that the schema leaves out.
+
+    Args:
+        summary: A run's, as plain mappings.
+        folder: The run's.
+        manifest: What made it.
+        methods: Methods of it, as plain mappings; empty for all.
+    """
+    whole = {name: summary[name] for name in ("complete", "planned", "confidence")} | _origin(folder, manifest)
+    noise = summary.get("noise") or {}
+    whole |= {"noise_spread": noise.get("spread"), "other_cores": noise.get("other_cores"), "noisy": noise.get("noisy")}
+    rows = []
+    for method in methods or summary["methods"]:
+        row = flatten({name: value for name, value in method.items() if name != "divergences"}, lists=True)
+        row |= {f"{name}.{end}": None for name in row if name.endswith("_interval") for end in (1, 2)}
+        row = {_column(name): value for name, value in row.items()}
+        row["lossless"] = method["lossless"] and str(method["lossless"]["verdict"])
+        # How many divergences there are is known of lossy rules, too, which get no verdict.
+        row["divergences"] = len(method["divergences"]) if method["compared_with_plain"] is not None else None
+        rows.append(row | whole)
+    return rows
+
+
+def _origin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What made a run, from its manifest; what another version's manifest does not say is empty."""
+    machine, git, target = (manifest.get(name) or {} for name in ("machine", "git", "target"))
+    given = [str(text) for text in manifest.get("overrides") or []]
+    row = {
+        "run": folder.as_posix(),
+        "target": target.get("name"),
+        "parameters": target.get("parameters"),
+        **{name: manifest.get(name) for name in ("dtype", "device", "threads", "prompts", "prompts_hash", "started")},
+        "system": machine.get("system"),
+        "processor": machine.get("processor"),
+        "gpus": ", ".join(machine.get("gpus") or []) or None,
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+        "overrides": " ".join(given),
+    }
+    row |= {f"version.{name}": version for name, version in (manifest.get("versions") or {}).items()}
+    for name, assigned, value in (text.partition("=") for text in given):
+        if assigned:
+            row[f"override.{name.lstrip('+~')}"] = value
+    return row | {f"config.{name}": value for name, value in flatten(manifest["config"]).items()}
+
+
+def typed(frame: pandas.DataFrame, columns: Mapping[str, str]) -> pandas.DataFrame:
+    """Return a frame with the columns of a schema, and those of its families that occur, in the schema's order."""
+    found: dict[str, pandas.Series] = {}
+    for name, dtype in columns.items():
+        if name.endswith(".*"):
+            family = [column for column in frame.columns if column.startswith(name[:-1])]
+            family.sort(key=lambda column: by_number(Path(column.removeprefix(name[:-1]))))
+            found |= {column: _typed(frame[column], dtype) for column in family}
+        else:
+            column = frame[name] if name in frame else pandas.Series([None] * len(frame), dtype=object)
+            found[name] = _typed(column, dtype)
+    return pandas.DataFrame(found)
+
+
+def _typed(column: pandas.Series, dtype: str) -> pandas.Series:
+    if dtype == "any":
+        return _settings(column)
+    if dtype.startswith("datetime64"):
+        return pandas.to_datetime(column, utc=True, format="ISO8601").astype(dtype)
+    return column.astype(dtype)
+
+
+def _settings(column: pandas.Series) -> pandas.Series:
+    """A setting's values in the narrowest type that holds those of all runs; text where they are of several kinds."""
+    values = [None if isinstance(value, float) and value != value else value for value in column.astype(object)]
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) > 1 and kinds <= {int, float}:
+        return pandas.Series(values, column.index, dtype="float64")
+    dtype = {bool: "boolean", int: "Int64", float: "float64"}.get(next(iter(kinds), str)) if len(kinds) == 1 else None
+    if dtype is None:  # lists become their JSON text, so that runs can be grouped by them
+        values = [
+            each if each is None or isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values
+        ]
+    return pandas.Series(values, column.index, dtype=dtype or "string")

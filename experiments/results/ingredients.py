@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from math import prod
+
+import pandas
 
 from experiments.results import timing
-from experiments.results.records import Record
-from experiments.results.requests.timeline import timeline_of
-from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums
+from experiments.results.frame import Outputs, frame_of, rounds_of
+from experiments.results.metrics import mean_acceptance_length
+from experiments.results.records import GREEDY_BELOW
+from experiments.results.requests import percentile
+from experiments.results.statistics import Bootstrap, Interval
 
 LEVERS = ("target", "attention", "forwards", "weights", "dtype", "KV cache", "drafter", "batch", "threads", "engine")
 """All ingredients that are stated, in the order in which they are listed."""
@@ -120,34 +125,28 @@ class Ladder:
         """What the last rung's ratio would be if ingredients multiplied; None where one was not measured alone."""
         last = self.rungs[-1].ingredients
         found = [effect.alone for effect in self.effects if last[effect.lever] == effect.value]
-        if not found or any(each is None for each in found):
-            return None
-        product = 1.0
-        for each in found:
-            product *= each.value if each is not None else 1.0
-        return product
+        known = [each.value for each in found if each is not None]
+        return prod(known) if known and len(known) == len(found) else None
 
     def share_of(self, *, same_law: bool) -> float | None:
         """The product of the rungs' ratios that leave the output's law as it is, or of those that change it.
 
         The two multiply to the headline. A rung counts as changing the law if it changes it against the rung before.
         """
-        product = 1.0
-        for rung in self.rungs[1:]:
-            if rung.over_before is None:
-                return None
-            if same_law != any(name in CHANGES_LAW for name in rung.changed):
-                product *= rung.over_before.value
-        return product
+        steps = [
+            (rung.over_before, same_law != any(name in CHANGES_LAW for name in rung.changed)) for rung in self.rungs[1:]
+        ]
+        known = [(ratio.value, counts) for ratio, counts in steps if ratio is not None]
+        return prod(value for value, counts in known if counts) if len(known) == len(steps) else None
 
 
 def ladders(
-    records: Sequence[Record], ingredients: Mapping[str, Ingredients], order: Sequence[str], bootstrap: Bootstrap
+    outputs: Outputs, ingredients: Mapping[str, Ingredients], order: Sequence[str], bootstrap: Bootstrap
 ) -> list[Ladder]:
-    """Returns the ladder of every temperature.
+    """Return the ladder of every temperature.
 
     Args:
-        records: All records of a run.
+        outputs: All of a run.
         ingredients: The ingredients of every method.
         order: The rungs' methods, from the one with the fewest ingredients.
         bootstrap: Settings of the intervals.
@@ -156,14 +155,12 @@ def ladders(
         ValueError: A method of the order has no records, or as ``check_ladder``.
     """
     check_ladder(ingredients, order)
-    known = {record.method for record in records}
+    frame = frame_of(outputs)
+    known = sorted(set(frame.method))
     for method in order:
         if method not in known:
-            raise ValueError(f"ladder: the run has no records of {method!r}, it has {', '.join(sorted(known))}")
-    return [
-        _ladder(temperature, [r for r in records if r.temperature == temperature], ingredients, order, bootstrap)
-        for temperature in sorted({record.temperature for record in records})
-    ]
+            raise ValueError(f"ladder: the run has no records of {method!r}, it has {', '.join(known)}")
+    return [_ladder(float(at), own, ingredients, order, bootstrap) for at, own in frame.groupby("temperature")]
 
 
 def check_ladder(ingredients: Mapping[str, Ingredients], order: Sequence[str]) -> None:
@@ -178,42 +175,42 @@ def check_ladder(ingredients: Mapping[str, Ingredients], order: Sequence[str]) -
 
 
 def changed(before: Ingredients, after: Ingredients) -> tuple[str, ...]:
-    """Returns the names of the ingredients in which two methods differ."""
+    """Return the names of the ingredients in which two methods differ."""
     return tuple(name for name in LEVERS if before.get(name) != after.get(name))
 
 
 def _ladder(
     temperature: float,
-    records: Sequence[Record],
+    frame: pandas.DataFrame,
     ingredients: Mapping[str, Ingredients],
     order: Sequence[str],
     bootstrap: Bootstrap,
 ) -> Ladder:
-    own = {method: [r for r in records if r.method == method] for method in ingredients}
-    own = {method: rows for method, rows in own.items() if rows}
+    own = {method: rows for method in ingredients if len(rows := frame[frame.method == method])}
 
     def ratio(method: str, over: str) -> Ratio | None:
-        timed = timing.timed_batches(own[method], own[over])
+        timed = timing.timed_calls(own[method], own[over])
         value = timing.speedup(timed)
         return None if value is None else Ratio(value=value, interval=timing.speedup_interval(timed, bootstrap))
 
     first, last = order[0], order[-1]
     rungs = []
     for before, method in zip([None, *order], order, strict=False):
-        speed, interval = _speed(own[method], bootstrap)
+        timed = timing.timed_calls(own[method], None)
+        tpot = own[method].tpot[own[method].tpot > 0].to_numpy()
         rungs.append(
             Rung(
                 method=method,
                 ingredients=ingredients[method],
                 changed=() if before is None else changed(ingredients[before], ingredients[method]),
                 same_law=_same_law(ingredients[first], ingredients[method]),
-                tokens_per_second=speed,
-                interval=interval,
-                user_tokens_per_second=_user_speed(own[method]),
+                tokens_per_second=timing.tokens_per_second(timed),
+                interval=timing.tokens_per_second_interval(timed, bootstrap),
+                user_tokens_per_second=1 / percentile(tpot, 50) if len(tpot) else None,
                 over_before=None if before is None else ratio(method, before),
                 over_first=None if before is None else ratio(method, first),
                 sameness=None if before is None else _sameness(own[method], own[first]),
-                mean_acceptance_length=_tokens_per_round(own[method]),
+                mean_acceptance_length=mean_acceptance_length(rounds_of(own[method])),
             )
         )
     effects = []
@@ -258,44 +255,14 @@ def _same_law(one: Ingredients, other: Ingredients) -> bool:
     return not any(name in CHANGES_LAW for name in changed(one, other))
 
 
-def _speed(records: list[Record], bootstrap: Bootstrap) -> tuple[float | None, Interval | None]:
-    """Tokens per second, with the interval over prompts; what was timed together stays together."""
-    timed = timing.timed_batches(records, None)
-    columns = [[batch.tokens for batch in timed], [batch.seconds for batch in timed]]
-    interval = bootstrap.over_prompts(ratio_of_sums, [batch.ids for batch in timed], columns) if timed else None
-    return timing.tokens_per_second(timed), interval
-
-
-def _user_speed(records: Sequence[Record]) -> float | None:
-    lines = [timeline_of(record) for record in records if not record.failed]
-    values = sorted(line.tpot for line in lines if line is not None and line.tpot)
-    return 1 / values[(len(values) - 1) // 2] if values else None
-
-
-def _tokens_per_round(records: Sequence[Record]) -> float | None:
-    good = [record for record in records if not record.failed]
-    rounds = sum(len(record.accepted) for record in good)
-    return (sum(sum(record.accepted) for record in good) + rounds) / rounds if rounds else None
-
-
-def _sameness(records: Sequence[Record], first: Sequence[Record]) -> Sameness | None:
+def _sameness(own: pandas.DataFrame, first: pandas.DataFrame) -> Sameness | None:
     """How far the outputs are the first rung's; None where there is nothing to compare."""
-    theirs = {(r.prompt, r.turn, r.sample): r.token_ids for r in first if not r.failed and r.greedy and not r.turn}
-    pairs = [
-        (record.token_ids, theirs[key])
-        for record in records
-        if not record.failed and (key := (record.prompt, record.turn, record.sample)) in theirs
-    ]
+    keys = ["prompt", "turn", "sample"]
+    theirs = first[~first.failed & (first.temperature < GREEDY_BELOW) & (first.turn == 0)]
+    both = own[~own.failed].merge(theirs[[*keys, "token_ids"]], on=keys, suffixes=("", "_of_first"))
+    pairs = list(zip(both.token_ids, both.token_ids_of_first, strict=True))
     tokens = sum(len(other) for _, other in pairs)
     if not tokens:
         return None
-    kept = sum(_common(own, other) for own, other in pairs)
-    return Sameness(equal=sum(own == other for own, other in pairs), outputs=len(pairs), tokens=kept / tokens)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens before the first difference."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
+    kept = sum(len(list(takewhile(lambda two: two[0] == two[1], zip(*pair, strict=False)))) for pair in pairs)
+    return Sameness(equal=sum(one == other for one, other in pairs), outputs=len(pairs), tokens=kept / tokens)

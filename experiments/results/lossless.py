@@ -1,10 +1,12 @@
 """The verdict on an exact rule at temperature 0: is the output plain decoding's, token for token?"""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import pandas
+
+from experiments.results.frame import Outputs, frame_of
 from experiments.results.records import Record
 
 EXACT = "exact"
@@ -67,21 +69,6 @@ class Divergence:
     margin: float | None
     tie_bound: float | None = None
 
-    @classmethod
-    def of(cls, record: Record) -> "Divergence":
-        """The divergence of a record that has one."""
-        assert record.divergence is not None, "the record equals plain decoding's"
-        return cls(
-            prompt=record.prompt,
-            turn=record.turn,
-            sample=record.sample,
-            index=record.divergence,
-            tokens=record.tokens_at_divergence,
-            texts=record.texts_at_divergence,
-            margin=record.margin,
-            tie_bound=record.tie_bound,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lossless:
@@ -108,17 +95,18 @@ class Lossless:
     worst: Divergence | None = None
 
 
-def judge(records: Sequence[Record]) -> Lossless | None:
-    """The verdict over one method's records at one temperature; None where nothing could be compared.
+def judge(outputs: Outputs) -> Lossless | None:
+    """The verdict over one method's outputs at one temperature; None where nothing could be compared.
 
-    Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where an earlier
-    version of this program has left a margin without the bound that it is judged by.
+    Sampled outputs, outputs of lossy rules and failures are not compared. There is no verdict either where a margin
+    stands without the bound that it is judged by.
     """
-    compared = [r for r in records if not r.failed and r.equals_plain is not None and promises_equality(r.exactness)]
-    divergent = [record for record in compared if not record.equals_plain]
-    if not compared or any(record.margin is not None and record.tie_bound is None for record in divergent):
+    frame = frame_of(outputs)
+    compared = frame[~frame.failed & frame.equals_plain.notna() & frame.exactness.map(promises_equality).astype(bool)]
+    divergent = compared[~compared.equals_plain.astype(bool)]
+    if compared.empty or (divergent.margin.notna() & divergent.tie_bound.isna()).any():
         return None
-    if not divergent:
+    if divergent.empty:
         return Lossless(
             verdict=Verdict.EQUAL,
             compared=len(compared),
@@ -127,8 +115,9 @@ def judge(records: Sequence[Record]) -> Lossless | None:
             largest_margin=None,
             tie_bound=None,
         )
-    unexplained = sum(not explained(record) for record in divergent)
-    worst = max(divergent, key=lambda record: (not explained(record), _margin(record)))
+    listed = divergences_of(divergent)
+    unexplained = sum(not explained(each) for each in listed)
+    worst = max(listed, key=lambda each: (not explained(each), _margin(each)))
     return Lossless(
         verdict=Verdict.NOT_LOSSLESS if unexplained else Verdict.TIES,
         compared=len(compared),
@@ -136,18 +125,36 @@ def judge(records: Sequence[Record]) -> Lossless | None:
         unexplained=unexplained,
         largest_margin=worst.margin,
         tie_bound=worst.tie_bound,
-        worst=Divergence.of(worst),
+        worst=worst,
     )
 
 
-def explained(record: Record) -> bool:
+def divergences_of(frame: pandas.DataFrame) -> tuple[Divergence, ...]:
+    """Return where the outputs of a frame leave plain decoding's, as far as they do."""
+    found = frame[frame.divergence.notna()]
+    return tuple(
+        Divergence(
+            prompt=row.prompt,
+            turn=row.turn,
+            sample=row.sample,
+            index=int(row.divergence),
+            tokens=row.tokens_at_divergence,
+            texts=row.texts_at_divergence,
+            margin=None if pandas.isna(row.margin) else row.margin,
+            tie_bound=None if pandas.isna(row.tie_bound) else row.tie_bound,
+        )
+        for row in found.itertuples()
+    )
+
+
+def explained(divergence: Divergence | Record) -> bool:
     """Whether a divergence is within what the dtype explains at its place.
 
     A bound of 0 explains nothing: it comes from an invariant engine, where even a margin of 0 is no excuse, because
     equal logits are decided by the token's id.
     """
-    return bool(record.tie_bound) and _margin(record) <= record.tie_bound
+    return bool(divergence.tie_bound) and _margin(divergence) <= divergence.tie_bound
 
 
-def _margin(record: Record) -> float:
-    return math.inf if record.margin is None else record.margin
+def _margin(divergence: Divergence | Record) -> float:
+    return math.inf if divergence.margin is None else divergence.margin

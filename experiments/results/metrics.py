@@ -1,84 +1,59 @@
-"""The figures of a run: pure functions over rounds and tokens.
+"""The figures of rounds: functions of a frame with a row for every round.
 
-A round is a ``Step`` of the engine, or what a record keeps of one. Rounds that ended in an error decided nothing and
-are left out. A figure that has nothing to be computed from is None.
+The columns are those of the engine's ``Step``: ``accepted``, ``expected_accepted``, ``proposed_depth`` and
+``proposed_nodes``. The rounds of a run's records are ``frame.rounds_of``, those of the engine's steps ``of_steps``. A
+figure that has nothing to be computed from is None.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+import pandas
 
 if TYPE_CHECKING:
     from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
 
-
-class Round(Protocol):
-    """What the figures need to know of a round; the fields mean what they mean in ``Step``."""
-
-    @property
-    def accepted(self) -> int: ...
-
-    @property
-    def expected_accepted(self) -> float: ...
-
-    @property
-    def proposed_depth(self) -> int: ...
-
-    @property
-    def proposed_nodes(self) -> int: ...
-
-    @property
-    def finish_reason(self) -> str | None: ...
-
-    @property
-    def error(self) -> str | None: ...
+COLUMNS = ("accepted", "expected_accepted", "proposed_depth", "proposed_nodes")
 
 
-AnyRound = TypeVar("AnyRound", bound=Round)
+def decided(steps: "Iterable[Step]") -> "list[Step]":
+    """Return the rounds that count: all but those that went wrong and decided nothing."""
+    return [step for step in steps if step.error is None and step.finish_reason != "error"]
 
 
-def total_tokens(steps: "Iterable[Step]") -> int:
-    """Tokens of the output: cut at EOS, a stop and the length, alike for every method."""
-    return sum(len(step.token_ids) for step in steps)
+def of_steps(steps: "Iterable[Step]") -> pandas.DataFrame:
+    """Return the frame of the engine's rounds, without those that decided nothing."""
+    return pandas.DataFrame([[getattr(step, name) for name in COLUMNS] for step in decided(steps)], columns=COLUMNS)
 
 
-def mean_acceptance_length(steps: Iterable[Round]) -> float | None:
+def mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
     """Emitted tokens per round before any cut, the recovered or bonus token included; plain decoding has 1.
 
     Three rounds that accept 2, 0 and 1 drafted tokens emit 3 + 1 + 2 tokens: the mean is 2.
     """
-    rounds = decided(steps)
-    return 1 + sum(step.accepted for step in rounds) / len(rounds) if rounds else None
+    return 1 + float(rounds.accepted.sum() / len(rounds)) if len(rounds) else None
 
 
-def expected_mean_acceptance_length(steps: Iterable[Round]) -> float | None:
+def expected_mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
     """The mean acceptance length with every round's expected accepted tokens, given its draft, in place of the drawn.
 
     It has less sampling noise than ``mean_acceptance_length`` and the same expectation. None also for an engine that
     does not say what it drafted (its rounds accept more than they proposed).
     """
-    rounds = decided(steps)
-    known = bool(rounds) and all(step.accepted <= step.proposed_depth for step in rounds)
-    return 1 + sum(step.expected_accepted for step in rounds) / len(rounds) if known else None
+    known = len(rounds) and (rounds.accepted <= rounds.proposed_depth).all()
+    return 1 + float(rounds.expected_accepted.sum() / len(rounds)) if known else None
 
 
-def draft_acceptance_rate(steps: Iterable[Round]) -> float | None:
+def draft_acceptance_rate(rounds: pandas.DataFrame) -> float | None:
     """Accepted tokens over proposed depth (of the longest branch); None if nothing was proposed."""
-    rounds = decided(steps)
-    depth = sum(step.proposed_depth for step in rounds)
-    return sum(step.accepted for step in rounds) / depth if depth else None
+    depth = rounds.proposed_depth.sum()
+    return float(rounds.accepted.sum() / depth) if depth else None
 
 
-def proposed_depth_per_round(steps: Iterable[Round]) -> float | None:
-    """Mean depth of the longest drafted branch; None if nothing was proposed."""
-    rounds = decided(steps)
-    return sum(step.proposed_depth for step in rounds) / len(rounds) or None if rounds else None
-
-
-def proposed_nodes_per_round(steps: Iterable[Round]) -> float | None:
-    """Mean number of drafted nodes that were verified, root not counted; None if nothing was proposed."""
-    rounds = decided(steps)
-    return sum(step.proposed_nodes for step in rounds) / len(rounds) or None if rounds else None
+def proposed_per_round(proposed: "pandas.Series") -> float | None:
+    """Mean of ``proposed_depth`` or ``proposed_nodes``; None if nothing was proposed."""
+    return float(proposed.mean()) or None if len(proposed) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +71,21 @@ class AcceptanceByPosition:
     rounds: tuple[int, ...]
 
 
-def acceptance_by_position(steps: Iterable[Round]) -> AcceptanceByPosition:
+def acceptance_by_position(rounds: pandas.DataFrame) -> AcceptanceByPosition:
     """Acceptance at every position that any round proposed.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,
     position 2 in 1 of 2; of the rounds that proposed it, only the first had accepted position 1: conditionally 1 of 1.
     """
-    rounds = decided(steps)
-    unconditional: list[float] = []
-    conditional: list[float | None] = []
-    counts: list[int] = []
-    for position in range(1, max((step.proposed_depth for step in rounds), default=0) + 1):
-        proposed = [step for step in rounds if step.proposed_depth >= position]
-        reached = sum(step.accepted >= position - 1 for step in proposed)
-        accepted = sum(step.accepted >= position for step in proposed)
-        unconditional.append(accepted / len(proposed))
-        conditional.append(accepted / reached if reached else None)
-        counts.append(len(proposed))
+    deepest = int(rounds.proposed_depth.max()) if len(rounds) else 0
+    proposed = [rounds.accepted[rounds.proposed_depth >= position] for position in range(1, deepest + 1)]
+    counts = [
+        (len(own), int((own >= place - 1).sum()), int((own >= place).sum())) for place, own in enumerate(proposed, 1)
+    ]
     return AcceptanceByPosition(
-        unconditional=tuple(unconditional), conditional=tuple(conditional), rounds=tuple(counts)
+        unconditional=tuple(accepted / count for count, _, accepted in counts),
+        conditional=tuple(accepted / reached if reached else None for _, reached, accepted in counts),
+        rounds=tuple(count for count, _, _ in counts),
     )
 
 
@@ -139,8 +110,3 @@ def distinct_n_gram_rate(token_ids: Sequence[int], n: int = 4) -> float | None:
     """
     grams = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
-
-
-def decided(steps: Iterable[AnyRound]) -> list[AnyRound]:
-    """The rounds that count: all but those that went wrong and decided nothing."""
-    return [step for step in steps if step.error is None and step.finish_reason != "error"]

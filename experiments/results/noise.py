@@ -1,11 +1,12 @@
 """How far a run's timings can be trusted: their spread between batches, and what else the machine was doing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas
+from scipy import stats
 
-from experiments.results.records import Record
+from experiments.results.frame import Outputs, frame_of
 
 SPREAD_LIMIT = 0.15
 """Timings that vary by more than this share between batches are called noisy."""
@@ -77,70 +78,60 @@ class Noise:
         )
 
 
-def noise_of(records: Sequence[Record], baseline: str) -> Noise | None:
+def noise_of(outputs: Outputs, baseline: str) -> Noise | None:
     """The noise in the timings of a run; None if nothing was timed, or nothing is known about it.
 
     Args:
-        records: The run's records, those of all methods and temperatures.
+        outputs: The run's records, those of all methods and temperatures.
         baseline: Name of plain decoding.
     """
-    timed = [record for record in records if record.seconds is not None and not record.failed]
-    spread = _spread([record for record in timed if record.method == baseline])
+    frame = frame_of(outputs)
+    timed = frame[frame.seconds.notna() & ~frame.failed]
+    spread = _spread(timed[timed.method == baseline])
     # What was timed together has one load: it counts once.
-    calls = {(r.method, r.temperature, r.batch, r.turn): r for r in timed if r.load}
-    seconds = [record.seconds or 0.0 for record in calls.values()]
-    if spread is None and not sum(seconds):
+    calls = timed[timed.load.map(bool).astype(bool)].drop_duplicates(["method", "temperature", "batch", "turn"])
+    if spread is None and not calls.seconds.sum():
         return None
+    load = pandas.DataFrame(list(calls.load), columns=["own", "others", "cores"])
     found = Noise(
         spread=spread,
-        own_cores=_mean([record.load["own"] for record in calls.values()], seconds),
-        other_cores=_mean([record.load["others"] for record in calls.values()], seconds),
-        cores=max((round(record.load["cores"]) for record in calls.values()), default=None),
+        own_cores=_mean(load.own, calls.seconds),
+        other_cores=_mean(load.others, calls.seconds),
+        cores=round(load.cores.max()) if len(load) else None,
         noisy=False,
     )
     return replace(found, noisy=found.is_loaded or (spread is not None and spread > SPREAD_LIMIT))
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
     """The mean over time, at least 0; None without any."""
-    if not sum(weights):
-        return None
-    return max(0.0, sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights))
+    return max(0.0, float(np.average(values, weights=weights))) if weights.sum() else None
 
 
-def _spread(records: Sequence[Record]) -> float | None:
-    relative: list[float] = []
-    for temperature in sorted({record.temperature for record in records}):
-        batches: dict[tuple[int, int], list[Record]] = {}
-        for record in records:
-            if record.temperature == temperature:
-                batches.setdefault((record.batch, record.turn), []).append(record)
-        relative += _deviations(list(batches.values()))
+def _spread(plain: pandas.DataFrame) -> float | None:
+    relative = [each for _, own in plain.groupby("temperature") for each in _deviations(own)]
     if len(relative) < _LEAST:
         return None
     low, high = np.quantile(relative, [0.25, 0.75])
     return float(0.7413 * (high - low))  # of a normal distribution, this is the standard deviation
 
 
-def _deviations(batches: Sequence[Sequence[Record]]) -> list[float]:
+def _deviations(own: pandas.DataFrame) -> list[float]:
     """How far each batch's time per round is from what its length explains, as a share of the median."""
-    lengths, times = [], []
-    for rows in batches[:: -(-len(batches) // _MOST)] if batches else []:
-        rounds = max(len(row.accepted) for row in rows)
-        if not rounds:
-            continue
-        # Prefill is one forward of the whole prompt, and no round.
-        times.append(((rows[0].seconds or 0.0) - rows[0].stage_seconds.get("prefill", 0.0)) / rounds)
-        lengths.append(float(np.mean([row.prompt_tokens + rounds / 2 for row in rows])))
+    batches = own.groupby(["batch", "turn"], sort=False).agg(
+        seconds=("seconds", "first"),
+        stages=("stage_seconds", "first"),
+        rounds=("rounds", "max"),
+        prompt_tokens=("prompt_tokens", "mean"),
+    )
+    batches = batches[:: -(-len(batches) // _MOST)]
+    batches = batches[batches.rounds > 0]
+    # Prefill is one forward of the whole prompt, and no round.
+    prefill = batches.stages.map(lambda stages: stages.get("prefill", 0.0))
+    times = ((batches.seconds - prefill) / batches.rounds).to_numpy(dtype=np.float64)
+    lengths = (batches.prompt_tokens + batches.rounds / 2).to_numpy()
     if len(times) < _LEAST or np.median(times) <= 0:
         return []
-    rest = np.array(times) - _slope(np.array(lengths), np.array(times)) * np.array(lengths)
+    slope = stats.theilslopes(times, lengths).slope if len(set(lengths)) > 1 else 0.0
+    rest = times - slope * lengths
     return list((rest - np.median(rest)) / np.median(times))
-
-
-def _slope(x: np.ndarray, y: np.ndarray) -> float:
-    """The median slope between two points (Theil 1950, Sen 1968), on which outliers have little influence."""
-    first, second = np.triu_indices(len(x), k=1)
-    across = x[second] - x[first]
-    apart = across != 0
-    return float(np.median((y[second] - y[first])[apart] / across[apart])) if apart.any() else 0.0

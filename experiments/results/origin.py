@@ -26,12 +26,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged: its config is not an object")
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted name."""
+def flatten(config: Mapping[str, Any], prefix: str = "", *, lists: bool = False) -> dict[str, Any]:
+    """Return the values by dotted name; with ``lists``, those of lists by number, from 1."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
+        if lists and isinstance(value, list | tuple):
+            value = {str(place): each for place, each in enumerate(value, start=1)}
         if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.", lists=lists)
         else:
             flat[f"{prefix}{key}"] = value
     return flat

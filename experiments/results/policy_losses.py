@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas
 
 from experiments.results import timing
-from experiments.results.records import Record
+from experiments.results.frame import Outputs, frame_of
 from experiments.results.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class PolicyLoss:
 
 
 def policy_losses(
-    records: Sequence[Record],
+    outputs: Outputs,
     *,
     fixed: Sequence[str],
     by_depth: Sequence[str],
@@ -55,13 +56,13 @@ def policy_losses(
     rows: int,
     bootstrap: Bootstrap,
 ) -> list[PolicyLoss]:
-    """Returns the losses by category, then those over all.
+    """Return the losses by category, then those over all.
 
     The best fixed length is chosen on the very prompts that it is compared on, which no policy could do: of several
     lengths that are equally good, the luckiest wins. So the loss by the clock is rather too large.
 
     Args:
-        records: Those of a run of all these methods.
+        outputs: Those of a run of all these methods.
         fixed: Methods of a fixed length.
         by_depth: Those, and policies, whose rounds cost what their depth says.
         others: The policies.
@@ -69,39 +70,32 @@ def policy_losses(
         rows: The batch size.
         bootstrap: Settings of the intervals.
     """
-    categories = sorted({record.category for record in records})
-    groups = [(name, {name}) for name in categories if len(categories) > 1] + [(EVERYTHING, set(categories))]
+    frame = frame_of(outputs)
+    categories = sorted(set(frame.category))
     found = []
-    for temperature in sorted({record.temperature for record in records}):
-        for name, members in groups:
-            of = {
-                method: [
-                    each
-                    for each in records
-                    if each.method == method and each.category in members and each.temperature == temperature
-                ]
-                for method in (*fixed, *others)
-            }
-            speeds = {method: timing.tokens_per_second(timing.timed_batches(of[method], None)) for method in fixed}
-            known = {method: speed for method, speed in speeds.items() if speed}
-            if not known:
+    for temperature in sorted(set(frame.temperature)):
+        for category in [*(categories if len(categories) > 1 else []), EVERYTHING]:
+            members = categories if category == EVERYTHING else [category]
+            chosen = frame[(frame.temperature == temperature) & frame.category.isin(members)]
+            of = {method: chosen[chosen.method == method] for method in (*fixed, *others)}
+            speeds = {method: timing.tokens_per_second(timing.timed_calls(of[method], None)) for method in fixed}
+            best = max(speeds, key=lambda method: speeds[method] or 0.0, default=None)
+            if best is None or not speeds[best]:
                 continue
-            best = max(known, key=lambda method: known[method])
             modelled = {method: _modelled(of[method], costs, rows) for method in by_depth if method in of}
-            fixed_modelled = {method: modelled[method] for method in fixed if modelled.get(method)}
-            modelled_best = max(fixed_modelled, key=lambda m: fixed_modelled[m] or 0.0) if fixed_modelled else None
+            modelled = {method: speed for method, speed in modelled.items() if speed}
+            modelled_best = max((m for m in fixed if m in modelled), key=lambda m: modelled[m] or 0.0, default=None)
             for policy in others:
-                timed = timing.timed_batches(of[policy], of[best])
-                ratio = timing.speedup(timed)
+                timed = timing.timed_calls(of[policy], of[best])
+                ratio, interval = timing.speedup(timed), timing.speedup_interval(timed, bootstrap)
                 if ratio is None:
                     continue
-                interval = timing.speedup_interval(timed, bootstrap)
-                own, top = modelled.get(policy), fixed_modelled.get(modelled_best or "")
-                depths = [depth for record in of[policy] for depth in record.proposed_depth]
+                own, top = modelled.get(policy), modelled.get(modelled_best or "")
+                depths = _depths(of[policy])
                 found.append(
                     PolicyLoss(
-                        category=name,
-                        temperature=temperature,
+                        category=category,
+                        temperature=float(temperature),
                         policy=policy,
                         best=best,
                         loss=1 - ratio,
@@ -114,11 +108,15 @@ def policy_losses(
     return found
 
 
-def _modelled(records: Sequence[Record], costs: "RoundCosts | None", rows: int) -> float | None:
-    """Returns the tokens per second of rounds that take what was measured for their depth."""
-    depths = [depth for record in records if not record.failed for depth in record.proposed_depth]
+def _depths(own: pandas.DataFrame) -> list[int]:
+    return [depth for depths in own.proposed_depth for depth in depths]
+
+
+def _modelled(own: pandas.DataFrame, costs: "RoundCosts | None", rows: int) -> float | None:
+    """Return the tokens per second of rounds that take what was measured for their depth."""
+    good = own[~own.failed]
+    depths = _depths(good)
     if costs is None or costs.nodes is not None or not depths or max(depths) > costs.max_depth:
         return None
     seconds = costs.seconds(rows, costs.max_depth)
-    tokens = sum(len(record.token_ids) for record in records if not record.failed)
-    return tokens / float(seconds[depths].sum())
+    return float(good.tokens.sum()) / float(seconds[depths].sum())

@@ -1,11 +1,13 @@
 """Four kinds of requests, by the length of their input and output: what each is about, and what drafters do there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.results.records import PLAIN, Record
-from experiments.results.requests.timeline import Timeline, timeline_of
+import pandas
+
+from experiments.results.frame import frame_of
+from experiments.results.records import PLAIN
 from experiments.results.runs import Run, records_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums
 from experiments.results.summary import MethodSummary
@@ -113,7 +115,7 @@ class Quadrant:
 
 
 def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
-    """Returns the quadrants of four runs, at every temperature, in the order SS, SL, LS, LL.
+    """Return the quadrants of four runs, at every temperature, in the order SS, SL, LS, LL.
 
     Args:
         runs: One for each pair of two input lengths and two output lengths; fewer, if some have failed.
@@ -133,29 +135,21 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
     found = []
     for run, (length, most) in zip(runs, lengths, strict=True):
         name = ("L" if length == inputs[1] else "S") + ("L" if most == outputs[1] else "S")
-        records = records_of(run.folder)
+        frame = frame_of(records_of(run.folder)) if run.frame is None else run.frame
         for temperature in sorted({method.temperature for method in run.summary.methods}):
-            found.append(_quadrant(name, run, temperature, records, bootstrap))
+            found.append(_quadrant(name, run, temperature, frame, bootstrap))
     order = list(METRICS)
     return sorted(found, key=lambda each: (each.temperature, order.index(each.name)))
 
 
-def _quadrant(name: str, run: Run, temperature: float, records: Sequence[Record], bootstrap: Bootstrap) -> Quadrant:
+def _quadrant(name: str, run: Run, temperature: float, frame: pandas.DataFrame, bootstrap: Bootstrap) -> Quadrant:
     summaries = [method for method in run.summary.methods if method.temperature == temperature]
-    good = [record for record in records if record.temperature == temperature and not record.failed]
-    own = {method.method: [record for record in good if record.method == method.method] for method in summaries}
-    shown = own.get(PLAIN) or good
-    inputs = _mean([record.prompt_tokens for record in shown]) or 0.0
-    outputs = _mean([len(record.token_ids) for record in shown]) or 0.0
+    good = _with_costs(frame[(frame.temperature == temperature) & ~frame.failed])
+    plain = good[good.method == PLAIN]
+    shown = good if plain.empty else plain
+    inputs, outputs = (_mean(shown[column]) or 0.0 for column in ("prompt_tokens", "tokens"))
     per_position = run.manifest["target"].get("kv_bytes_per_position")
-    figures = [_figures(method, own[method.method]) for method in summaries]
-    measure = _MEASURES[name]
-    compared = []
-    for each in figures:
-        gain, interval = (None, None)
-        if each.method != PLAIN:
-            gain, interval = _gain(measure, own[each.method], own.get(PLAIN, []), bootstrap)
-        compared.append(replace(each, own=_own(name, each), gain=gain, gain_interval=interval))
+    methods = [_figures(name, method, good[good.method == method.method], plain, bootstrap) for method in summaries]
     return Quadrant(
         name=name,
         run=run,
@@ -165,83 +159,49 @@ def _quadrant(name: str, run: Run, temperature: float, records: Sequence[Record]
         asked=_output(run),
         kv_begin=None if per_position is None else per_position * inputs,
         kv_end=None if per_position is None else per_position * (inputs + outputs),
-        methods=tuple(sorted(compared, key=lambda each: each.method != PLAIN)),
+        methods=tuple(sorted(methods, key=lambda each: each.method != PLAIN)),
     )
 
 
-def _figures(method: MethodSummary, records: Sequence[Record]) -> Figures:
-    lines = [line for line in map(timeline_of, records) if line is not None]
+def _with_costs(good: pandas.DataFrame) -> pandas.DataFrame:
+    """Add what a request costs by each quadrant's metric, where less is better, as columns of the quadrants' names."""
+    # A request's part of the time of its call: requests per minute are requests over the sum of these.
+    together = good.groupby(["method", "batch", "turn"]).prompt.transform("size")
+    return good.assign(SS=good.seconds.where(good.told) / together, SL=good.tpot, LS=good.ttft, LL=good.slot_time)
+
+
+def _figures(
+    name: str, method: MethodSummary, own: pandas.DataFrame, plain: pandas.DataFrame, bootstrap: Bootstrap
+) -> Figures:
     rate = None if method.requests is None else method.requests.requests_per_second
-    return Figures(
+    found = Figures(
         method=method.method,
         summary=method,
         requests_per_minute=None if rate is None else 60 * rate,
-        ttft=_mean([line.ttft for line in lines]),
-        tpot=_mean([line.tpot for line in lines]),
-        slot_time=_mean([_slot_time(line) for line in lines]),
+        ttft=_mean(own.ttft),
+        tpot=_mean(own.tpot),
+        slot_time=_mean(own.slot_time),
     )
+    field, scale = _OWN[name]
+    value = getattr(found, field)
+    gain, interval = (None, None) if method.method == PLAIN else _gain(name, own, plain, bootstrap)
+    return replace(found, own=None if value is None else scale * value, gain=gain, gain_interval=interval)
 
 
-def _own(name: str, figures: Figures) -> float | None:
-    """The quadrant's own metric, in its unit."""
-    value, scale = {
-        "SS": (figures.requests_per_minute, 1.0),
-        "SL": (figures.tpot, 1e3),
-        "LS": (figures.ttft, 1e3),
-        "LL": (figures.slot_time, 1.0),
-    }[name]
-    return None if value is None else scale * value
-
-
-Measure = Callable[[Record, Timeline, int], float | None]
-"""What a request costs by a quadrant's metric: less is better. Given its record, its moments, and how many requests
-were timed together with it."""
-
-
-def _slot_time(line: Timeline) -> float | None:
-    return None if line.finished is None else line.finished - line.admitted
-
-
-def _share(record: Record, line: Timeline, together: int) -> float | None:
-    """Its part of the time of its batch: requests per minute are requests over the sum of these."""
-    return None if record.seconds is None else record.seconds / together
-
-
-_MEASURES: dict[str, Measure] = {
-    "SS": _share,
-    "SL": lambda record, line, together: line.tpot,
-    "LS": lambda record, line, together: line.ttft,
-    "LL": lambda record, line, together: _slot_time(line),
-}
+_OWN = {"SS": ("requests_per_minute", 1.0), "SL": ("tpot", 1e3), "LS": ("ttft", 1e3), "LL": ("slot_time", 1.0)}
+"""By quadrant: the figure that it is about, and what takes it to its unit."""
 
 
 def _gain(
-    measure: Measure, own: Sequence[Record], plain: Sequence[Record], bootstrap: Bootstrap
+    name: str, own: pandas.DataFrame, plain: pandas.DataFrame, bootstrap: Bootstrap
 ) -> tuple[float | None, Interval | None]:
-    """The mean of plain decoding over a method's, on the requests that both have, with its interval."""
-    ours, theirs = _costs(measure, own), _costs(measure, plain)
-    keys = [key for key in ours if key in theirs]
-    if not keys:
+    """The mean cost of plain decoding over a method's, on the requests that both have, with its interval."""
+    keys = ["prompt", "turn", "sample"]
+    both = own.dropna(subset=[name]).merge(plain.dropna(subset=[name])[[*keys, name]], on=keys, suffixes=("", "_plain"))
+    if not both[name].sum():
         return None, None
-    columns = [[theirs[key][1] for key in keys], [ours[key][1] for key in keys]]
-    groups = [ours[key][0] for key in keys]
-    if not sum(columns[1]):
-        return None, None
-    return sum(columns[0]) / sum(columns[1]), bootstrap.over_prompts(ratio_of_sums, groups, columns)
-
-
-def _costs(measure: Measure, records: Sequence[Record]) -> dict[tuple[str, int, int], tuple[int, float]]:
-    """By prompt, turn and sample: the batch, and the cost."""
-    sizes: dict[tuple[int, int], int] = {}
-    for record in records:
-        sizes[record.batch, record.turn] = sizes.get((record.batch, record.turn), 0) + 1
-    found = {}
-    for record in records:
-        line = timeline_of(record)
-        value = None if line is None else measure(record, line, sizes[record.batch, record.turn])
-        if value is not None:
-            found[record.prompt, record.turn, record.sample] = (record.batch, value)
-    return found
+    columns = [both[f"{name}_plain"], both[name]]
+    return float(columns[0].sum() / columns[1].sum()), bootstrap.over_prompts(ratio_of_sums, both.batch, columns)
 
 
 def _input(run: Run) -> int:
@@ -262,6 +222,5 @@ def _listed(values: Sequence[Any]) -> str:
     return ",".join(map(str, values))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def _mean(values: pandas.Series) -> float | None:
+    return float(values.mean()) if values.notna().any() else None

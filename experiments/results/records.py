@@ -1,4 +1,4 @@
-"""Records: one JSON line per prompt, turn, sample and method, from which every figure can be computed again."""
+"""Records: one JSON line per prompt, turn, sample and method. They are the rows of the frame (``frame.py``)."""
 
 import json
 import os
@@ -15,18 +15,6 @@ PLAIN = "plain"
 
 GREEDY_BELOW = 1e-5
 """Below this temperature decoding is greedy: the engine's own limit (a test compares the two)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedRound:
-    """What a record keeps of a round; the fields mean what they mean in the engine's ``Step``."""
-
-    accepted: int
-    expected_accepted: float
-    proposed_depth: int
-    proposed_nodes: int
-    finish_reason: str | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,16 +116,13 @@ class Record:
         return self.finish_reason == "error"
 
     @property
+    def mean_acceptance_length(self) -> float | None:
+        """Emitted tokens per round of this output; None without rounds."""
+        return 1 + sum(self.accepted) / len(self.accepted) if self.accepted else None
+
+    @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
-
-    def steps(self) -> list[RecordedRound]:
-        """The rounds again, as ``experiments.results.metrics`` takes them (without tokens and times)."""
-        columns = (self.accepted, self.expected_accepted, self.proposed_depth, self.proposed_nodes)
-        return [
-            RecordedRound(accepted=accepted, expected_accepted=expected, proposed_depth=depth, proposed_nodes=nodes)
-            for accepted, expected, depth, nodes in zip(*columns, strict=True)
-        ]
 
 
 class RecordWriter:
@@ -187,7 +172,7 @@ def read_records(path: str | Path) -> list[Record]:
     """Read a run's records again; a last line that a crash left unfinished is left out.
 
     Raises:
-        ValueError: A line is not a record (with its number).
+        ValueError: A line is not a record, or one of another version (with its number).
     """
     records = []
     text = Path(path).read_text(encoding="utf-8")
@@ -200,5 +185,7 @@ def read_records(path: str | Path) -> list[Record]:
             row = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
             records.append(Record(**row))
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}, line {number} is not a record: {error}") from error
+            raise ValueError(
+                f"{path}, line {number} is not a record, or one of another version of this program: {error}"
+            ) from error
     return records

@@ -2,16 +2,20 @@
 
 import glob
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas
+
+from experiments.results.frame import frame_of
+from experiments.results.limits import Terms
 from experiments.results.origin import MANIFEST, read_manifest
-from experiments.results.records import RECORDS, Record, read_records
-from experiments.results.requests.figures import Terms
+from experiments.results.records import PLAIN, RECORDS, Record, read_records
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
+from experiments.results.summary import MethodSummary, Summary, summarize
 
 SUMMARY = "summary.json"
 
@@ -24,11 +28,26 @@ class Run:
         folder: The folder.
         manifest: What made the results.
         summary: All figures, computed again from the records.
+        frame: The records; None for a run that was put together by hand.
     """
 
     folder: Path
     manifest: dict[str, Any]
     summary: Summary
+    frame: pandas.DataFrame | None = field(default=None, repr=False, compare=False)
+
+    def of(self, method: MethodSummary) -> pandas.DataFrame | None:
+        """Return the outputs of one of its methods, at the method's temperature."""
+        return self._outputs(method.method, method.temperature)
+
+    def plain(self, method: MethodSummary) -> pandas.DataFrame | None:
+        """Return plain decoding's outputs, at the method's temperature."""
+        return self._outputs(PLAIN, method.temperature)
+
+    def _outputs(self, method: str, temperature: float) -> pandas.DataFrame | None:
+        if self.frame is None:
+            return None
+        return self.frame[(self.frame.method == method) & (self.frame.temperature == temperature)]
 
 
 def load_run(folder: Path) -> Run:
@@ -38,10 +57,10 @@ def load_run(folder: Path) -> Run:
         ValueError: The folder holds none, or none with a result, or one of another version.
     """
     manifest = read_manifest(folder)
-    records = records_of(folder)
+    frame = frame_of(records_of(folder), folder.as_posix())
     try:
         summary = summarize(
-            records,
+            frame,
             planned=manifest["planned"],
             series=manifest["series"],
             bootstrap=Bootstrap(**manifest["config"]["bootstrap"]),
@@ -51,7 +70,7 @@ def load_run(folder: Path) -> Run:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} was made by another version of this program: run it again ({error})") from error
-    return Run(folder, manifest, summary)
+    return Run(folder, manifest, summary, frame)
 
 
 def records_of(folder: Path) -> list[Record]:
@@ -76,7 +95,7 @@ def complete(folder: Path) -> bool:
 
 
 def find_folders(given: Sequence[str]) -> list[Path]:
-    """The folders of runs that some paths stand for, in order and each once.
+    """Return the folders of runs that some paths stand for, in order and each once; those given twice are said.
 
     Args:
         given: Folders of runs; folders of sweeps, for all jobs that have begun; or glob patterns of either.
@@ -84,7 +103,8 @@ def find_folders(given: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: A pattern matches no folder.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
+    twice: dict[Path, None] = {}
     for text in given:
         folders = [Path(text)]
         if not folders[0].exists() and any(character in text for character in "*?["):
@@ -92,8 +112,13 @@ def find_folders(given: Sequence[str]) -> list[Path]:
             if not folders:
                 raise ValueError(f"no folder matches {text!r}: give folders of runs, or a pattern that matches some")
         for folder in sorted(folders, key=by_number):
-            found |= dict.fromkeys(jobs_of(folder))
-    return list(found)
+            for job in jobs_of(folder):
+                if job.resolve() in found:
+                    twice[found[job.resolve()]] = None
+                found.setdefault(job.resolve(), job)
+    if twice:
+        print(f"given more than once, and taken once: {', '.join(map(str, twice))}", file=sys.stderr)
+    return list(found.values())
 
 
 def jobs_of(folder: Path) -> list[Path]:

@@ -3,160 +3,77 @@
 A name with ``*`` stands for as many columns as the runs have: one per position of the draft, package or setting.
 """
 
-import re
 
-RUNS = {
-    "run": "string",
-    "method": "string",
-    "exactness": "string",
-    "temperature": "float64",
-    "complete": "bool",
-    "planned": "int64",
-    "finished": "int64",
-    "failed": "int64",
-    "tokens": "int64",
-    "rounds": "int64",
-    "confidence": "float64",
-    "mean_acceptance_length": "float64",
-    "mean_acceptance_length_low": "float64",
-    "mean_acceptance_length_high": "float64",
-    "expected_mean_acceptance_length": "float64",
-    "draft_acceptance_rate": "float64",
-    "proposed_depth_per_round": "float64",
-    "proposed_nodes_per_round": "float64",
-    "distance_tv": "float64",
-    "distance_tv_low": "float64",
-    "distance_tv_high": "float64",
-    "distance_kl": "float64",
-    "noise_spread": "float64",
-    "other_cores": "float64",
-    "noisy": "boolean",
-    "timed_prompts": "int64",
-    "seconds": "float64",
-    "tokens_per_second": "float64",
-    "speedup": "float64",
-    "speedup_low": "float64",
-    "speedup_high": "float64",
-    "distinct_4_gram_rate": "float64",
-    "wasted": "float64",
-    "useful_mfu": "float64",
-    "predicted_error": "float64",
-    "requests_per_second": "float64",
-    "total_tokens_per_second": "float64",
-    "user_tokens_per_second": "float64",
-    "concurrency": "float64",
-    "waiting": "float64",
-    "attainment": "float64",
-    "goodput": "float64",
-    "device_hours_per_million_tokens": "float64",
-    "price_per_million_tokens": "float64",
-    "joules_per_token": "float64",
-    "equal_to_plain": "Int64",
-    "compared_with_plain": "Int64",
-    "lossless": "string",
-    "divergences": "Int64",
-    "unexplained": "Int64",
-    "largest_margin": "float64",
-    "tie_bound": "float64",
-    "target": "string",
-    "parameters": "Int64",
-    "dtype": "string",
-    "device": "string",
-    "threads": "Int64",
-    "system": "string",
-    "processor": "string",
-    "gpus": "string",
-    "prompts": "Int64",
-    "prompts_hash": "string",
-    "started": "datetime64[us, UTC]",
-    "git_commit": "string",
-    "git_dirty": "boolean",
-    "overrides": "string",
-    "stage_seconds.*": "float64",
-    "mbu.*": "float64",
-    "mfu.*": "float64",
-    "ttft.*": "float64",
-    "engine_ttft.*": "float64",
-    "queue.*": "float64",
-    "tpot.*": "float64",
-    "chunk_gap.*": "float64",
-    "token_gap.*": "float64",
-    "e2e.*": "float64",
-    "phase_share.*": "float64",
-    "stage_share.*": "float64",
-    "finish.*": "Int64",
-    "acceptance_at.*": "float64",
-    "conditional_acceptance_at.*": "float64",
-    "rounds_at.*": "Int64",
-    "version.*": "string",
-    "override.*": "string",
-    "config.*": "any",
-}
-
-PROMPTS = {
-    "run": "category",
-    "method": "category",
-    "exactness": "category",
-    "temperature": "float64",
-    "prompt": "string",
-    "category": "category",
-    "turn": "int64",
-    "sample": "int64",
-    "batch": "int64",
-    "prompt_tokens": "int64",
-    "tokens": "int64",
-    "rounds": "int64",
-    "accepted": "int64",
-    "expected_accepted": "float64",
-    "proposed_depth": "int64",
-    "proposed_nodes": "int64",
-    "mean_acceptance_length": "float64",
-    "batch_seconds": "float64",
-    "ingestion": "float64",
-    "arrived": "float64",
-    "admitted": "float64",
-    "prefilled": "float64",
-    "first_token": "float64",
-    "finished": "float64",
-    "ttft": "float64",
-    "engine_ttft": "float64",
-    "tpot": "float64",
-    "e2e": "float64",
-    "finish_reason": "category",
-    "failed": "bool",
-    "error": "string",
-    "equals_plain": "boolean",
-    "divergence": "Int64",
-    "margin": "float64",
-    "tie_bound": "float64",
-    "text": "string",
-}
-
-ROUNDS = {
-    "run": "category",
-    "method": "category",
-    "temperature": "float64",
-    "prompt": "category",
-    "category": "category",
-    "turn": "int64",
-    "sample": "int64",
-    "round": "int64",
-    "accepted": "int64",
-    "expected_accepted": "float64",
-    "proposed_depth": "int64",
-    "proposed_nodes": "int64",
-    "distance_tv": "float64",
-    "distance_kl": "float64",
-    "seconds": "float64",
-    "predicted_seconds": "float64",
-    "emitted_at": "float64",
-    "emitted": "Int64",
-}
+def _columns(text: str) -> dict[str, str]:
+    """Columns by name, from lines of a type and the columns of that type, in the frame's order."""
+    lines = (line.partition(": ") for line in text.strip().splitlines())
+    return {name: kind for kind, _, names in lines for name in names.split()}
 
 
-def dtype_of(schema: dict[str, str], column: str) -> str | None:
-    """The type that a schema gives a column; None if it does not know the column."""
-    if column in schema:
-        return schema[column]
-    family = re.sub(r"\..*", ".*", column, count=1)
-    return schema.get(family)
+RUNS = _columns("""\
+string: run method exactness
+float64: temperature
+bool: complete
+int64: planned finished failed tokens rounds
+float64: confidence mean_acceptance_length mean_acceptance_length_low mean_acceptance_length_high
+float64: expected_mean_acceptance_length draft_acceptance_rate proposed_depth_per_round proposed_nodes_per_round
+float64: distance_tv distance_tv_low distance_tv_high distance_kl noise_spread other_cores
+boolean: noisy
+int64: timed_prompts
+float64: seconds tokens_per_second speedup speedup_low speedup_high distinct_4_gram_rate
+float64: wasted useful_mfu predicted_error
+float64: requests_per_second total_tokens_per_second user_tokens_per_second concurrency waiting attainment goodput
+float64: device_hours_per_million_tokens price_per_million_tokens joules_per_token
+Int64: equal_to_plain compared_with_plain
+string: lossless
+Int64: divergences unexplained
+float64: largest_margin tie_bound
+string: target
+Int64: parameters
+string: dtype device
+Int64: threads
+string: system processor gpus
+Int64: prompts
+string: prompts_hash
+datetime64[us, UTC]: started
+string: git_commit
+boolean: git_dirty
+string: overrides
+float64: stage_seconds.* mbu.* mfu.*
+float64: ttft.* engine_ttft.* queue.* tpot.* chunk_gap.* token_gap.* e2e.* phase_share.* stage_share.*
+Int64: finish.*
+float64: acceptance_at.* conditional_acceptance_at.*
+Int64: rounds_at.*
+string: version.* override.*
+any: config.*
+""")
+
+PROMPTS = _columns("""\
+category: run method exactness
+float64: temperature
+string: prompt
+category: category
+int64: turn sample batch prompt_tokens tokens rounds accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: mean_acceptance_length batch_seconds ingestion arrived admitted prefilled first_token finished
+float64: ttft engine_ttft tpot e2e
+category: finish_reason
+bool: failed
+string: error
+boolean: equals_plain
+Int64: divergence
+float64: margin tie_bound
+string: text
+""")
+
+ROUNDS = _columns("""\
+category: run method
+float64: temperature
+category: prompt category
+int64: turn sample round accepted
+float64: expected_accepted
+int64: proposed_depth proposed_nodes
+float64: distance_tv distance_kl seconds predicted_seconds emitted_at
+Int64: emitted
+""")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 from numpy.typing import ArrayLike
 from scipy import stats
 
@@ -86,12 +87,9 @@ def totals(prompts: Sequence[Hashable], values: ArrayLike, order: Sequence[Hasha
 
     Prompts ``a b a c`` with values ``1 2 3 4`` in the order ``b a`` give ``2 4``.
     """
-    place = {prompt: number for number, prompt in enumerate(order)}
-    sums = np.zeros(len(order))
-    for prompt, value in zip(prompts, np.asarray(values, dtype=np.float64), strict=True):
-        if prompt in place:
-            sums[place[prompt]] += value
-    return sums
+    places = pandas.Index(list(order)).get_indexer(pandas.Index(list(prompts)))
+    wanted = places >= 0
+    return np.bincount(places[wanted], weights=np.asarray(values, dtype=np.float64)[wanted], minlength=len(order))
 
 
 def ratio_of_sums(numerators: np.ndarray, denominators: np.ndarray, *, axis: int = -1) -> np.ndarray | np.floating:
@@ -118,7 +116,7 @@ def difference_of_means(
     return ratio_of_sums(first, first_counts, axis=axis) - ratio_of_sums(second, second_counts, axis=axis)
 
 
-def mean_of_all(values: Sequence[float | None]) -> float | None:
+def mean_of_all(values: Sequence[float | None] | pandas.Series) -> float | None:
     """The mean; None if any value is unknown, because a mean over the others would flatter, or if there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    return float(known.mean()) if len(known) and not np.isnan(known).any() else None

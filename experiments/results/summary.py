@@ -1,16 +1,31 @@
-"""From records to the figures of a run: the only place where they are computed."""
+"""From the frame of a run to its figures: the only place where they are computed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas
 
 from experiments.results import metrics, timing
-from experiments.results.gains import Gain, gain_over
-from experiments.results.lossless import DECLARED, EXACT, Divergence, Lossless, Verdict, judge
+from experiments.results.frame import Outputs, frame_of, rounds_of
+from experiments.results.limits import Terms
+from experiments.results.lossless import (
+    DECLARED,
+    EXACT,
+    Divergence,
+    Lossless,
+    Verdict,
+    divergences_of,
+    judge,
+    promises_exact,
+)
 from experiments.results.noise import Noise, noise_of
-from experiments.results.records import PLAIN, Record
-from experiments.results.requests.figures import RequestFigures, Terms, request_figures
+from experiments.results.records import PLAIN
+from experiments.results.requests import RequestFigures, request_figures
 from experiments.results.statistics import Bootstrap, Interval, mean_of_all, ratio_of_sums
+from experiments.results.timing import Entrant, Gain, gain_over, winner
 from experiments.results.utilization import Utilization, utilization_of
 
 
@@ -24,6 +39,7 @@ class CategorySummary:
     tokens_per_second: float | None
     speedup: float | None
     speedup_interval: Interval | None
+    exactness: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +75,8 @@ class MethodSummary:
         by_category: Where there are several.
         requests: What users felt: latencies, rates, goodput, cost; None where no request ended well.
         gain: Over the method that all are compared with; None if there is none, and for itself.
+        best_in: The figures, ``mean_acceptance_length`` or ``speedup``, in which it is the best exact method of the run
+            at its temperature, and the paired interval of its lead over the next one leaves out 0.
         utilization: What it made of the device, and how well its rounds were predicted; None where nothing was counted.
     """
 
@@ -95,6 +113,7 @@ class MethodSummary:
     by_category: dict[str, CategorySummary]
     requests: RequestFigures | None = None
     gain: Gain | None = None
+    best_in: tuple[str, ...] = ()
     utilization: Utilization | None = None
 
     @property
@@ -103,6 +122,11 @@ class MethodSummary:
         if self.exactness in (None, EXACT):
             return self.method
         return f"{self.method}, {DECLARED}" if self.exactness == DECLARED else f"{self.method} ({self.exactness})"
+
+    @property
+    def competes(self) -> bool:
+        """Whether it may be called the best: its rule is exact, and its outputs do not show otherwise."""
+        return promises_exact(self.exactness) and not self.not_lossless
 
     @property
     def not_lossless(self) -> bool:
@@ -140,7 +164,7 @@ class Summary:
 
 
 def summarize(
-    records: Sequence[Record],
+    outputs: Outputs,
     *,
     planned: int,
     series: int = 2,
@@ -153,7 +177,7 @@ def summarize(
     """All figures of a run, from its records alone.
 
     Args:
-        records: Records of all methods, at one or several temperatures.
+        outputs: Records of all methods, at one or several temperatures, or their frame.
         planned: Records that every method was to have at every temperature.
         series: Methods times temperatures: each method at one temperature is a series of records.
         baseline: The method that speedups are over.
@@ -162,116 +186,135 @@ def summarize(
         compared_with: The method that gains are over; None for no gains.
         peaks: What the device does at best (``utilization_of``).
     """
-    bootstrap, terms = bootstrap or Bootstrap(), terms or Terms()
-    by_series: dict[tuple[float, str], list[Record]] = {}
-    for record in records:
-        by_series.setdefault((record.temperature, record.method), []).append(record)
-    methods = tuple(
-        replace(
-            _method(own, by_series.get((temperature, baseline), []) if method != baseline else None, bootstrap),
+    bootstrap, terms, frame = bootstrap or Bootstrap(), terms or Terms(), frame_of(outputs)
+    by_series = series_of(frame)
+    methods: list[MethodSummary] = []
+    for (temperature, name), own in by_series.items():
+        plain = by_series.get((temperature, baseline), frame[:0]) if name != baseline else None
+        other = by_series.get((temperature, compared_with)) if compared_with else None
+        compared = name not in (baseline, compared_with)
+        found = replace(
+            _method(own, plain, bootstrap),
+            requests=request_figures(own, terms, bootstrap),
+            gain=gain_over(own, other, bootstrap) if compared and other is not None else None,
             utilization=utilization_of(own, peaks),
         )
-        for (temperature, method), own in by_series.items()
-    )
-    if compared_with is not None:
-        methods = tuple(
-            method
-            if method.method in (baseline, compared_with)
-            else replace(
-                method,
-                gain=gain_over(
-                    by_series[method.temperature, method.method],
-                    by_series.get((method.temperature, compared_with), []),
-                    bootstrap,
-                ),
-            )
-            for method in methods
-        )
-    methods = tuple(
-        replace(each, requests=request_figures(by_series[each.temperature, each.method], terms, bootstrap))
-        for each in methods
-    )
-    complete = len(methods) == series and all(method.finished + method.failed == planned for method in methods)
+        methods.append(found)
+    for figure in ("mean_acceptance_length", "speedup"):
+        for temperature in dict.fromkeys(method.temperature for method in methods):
+            rivals = [n for n, each in enumerate(methods) if each.temperature == temperature and each.competes]
+            plain = by_series.get((temperature, baseline))
+            entrants = [entrant(methods[n], figure, by_series[temperature, methods[n].method], plain) for n in rivals]
+            best = winner(figure, entrants, bootstrap)
+            if best is not None:
+                found = methods[rivals[best]]
+                methods[rivals[best]] = replace(found, best_in=(*found.best_in, figure))
     return Summary(
-        complete=complete,
+        complete=len(methods) == series and all(method.finished + method.failed == planned for method in methods),
         planned=planned,
         confidence=bootstrap.confidence,
-        methods=methods,
-        noise=noise_of(records, baseline),
+        methods=tuple(methods),
+        noise=noise_of(frame, baseline),
     )
 
 
-def _method(records: list[Record], baseline: list[Record] | None, bootstrap: Bootstrap) -> MethodSummary:
-    good = [record for record in records if not record.failed]
-    rounds = [step for record in good for step in record.steps()]
-    rates = [metrics.distinct_n_gram_rate(record.token_ids) for record in good]
-    timed = timing.timed_batches(records, baseline)
-    compared = [record for record in good if record.equals_plain is not None]
-    categories = sorted({record.category for record in good})
+def series_of(frame: pandas.DataFrame) -> dict[tuple[float, str], pandas.DataFrame]:
+    """Return the frames of every method at every temperature, in the order of their first records."""
+    return dict(iter(frame.groupby(["temperature", "method"], sort=False)))  # type: ignore[arg-type]
+
+
+def entrant(
+    method: MethodSummary, figure: str, own: pandas.DataFrame | None, plain: pandas.DataFrame | None
+) -> Entrant:
+    """Return a method as it competes for a figure."""
+    interval = getattr(method, f"{figure}_interval", None)
+    return Entrant(value=getattr(method, figure), interval=interval, own=own, plain=plain)
+
+
+def running_figures(outputs: Outputs, baseline: str = PLAIN) -> dict[tuple[str, float], dict[str, float]]:
+    """The main figures of a run that has not ended, by method and temperature, without intervals.
+
+    A figure that has nothing to be computed from yet is left out. After the last record these are the final figures.
+    """
+    by_series = series_of(frame_of(outputs))
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for (temperature, method), own in by_series.items():
+        rounds = rounds_of(own)
+        plain = None if method == baseline else by_series.get((temperature, baseline), own[:0])
+        timed = timing.timed_calls(own, plain)
+        figures = {
+            "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
+            "draft_acceptance_rate": metrics.draft_acceptance_rate(rounds),
+            "tokens_per_second": timing.tokens_per_second(timed),
+            "speedup": timing.speedup(timed),
+        }
+        found[method, temperature] = {name: value for name, value in figures.items() if value is not None}
+    return found
+
+
+def _method(own: pandas.DataFrame, plain: pandas.DataFrame | None, bootstrap: Bootstrap) -> MethodSummary:
+    good, rounds = own[~own.failed], rounds_of(own)
+    timed = timing.timed_calls(own, plain)
+    rates = [rate for rate in map(metrics.distinct_n_gram_rate, good.token_ids) if rate is not None]
+    compared = good[good.equals_plain.notna()]
+    distance = mean_of_all(rounds.distance_tv)
+    ones = np.ones(len(rounds))
+    categories = sorted(set(good.category))
+    exactness = own.exactness.iloc[0]
     return MethodSummary(
-        method=records[0].method,
-        exactness=records[0].exactness,
-        temperature=records[0].temperature,
+        method=own.method.iloc[0],
+        exactness=exactness,
+        temperature=float(own.temperature.iloc[0]),
         finished=len(good),
-        failed=len(records) - len(good),
-        errors=dict(Counter(record.error or "unknown" for record in records if record.failed)),
-        tokens=sum(len(record.token_ids) for record in good),
+        failed=len(own) - len(good),
+        errors=dict(Counter(error or "unknown" for error in own.error[own.failed])),
+        tokens=int(good.tokens.sum()),
         rounds=len(rounds),
-        mean_acceptance_length=metrics.mean_acceptance_length(rounds),
-        mean_acceptance_length_interval=_length_interval(good, bootstrap),
+        **_acceptance(rounds, bootstrap),
         expected_mean_acceptance_length=metrics.expected_mean_acceptance_length(rounds),
-        distance_tv=mean_of_all([value for record in good for value in record.distance_tv]),
-        distance_tv_interval=_distance_interval(good, bootstrap),
-        distance_kl=mean_of_all([value for record in good for value in record.distance_kl]),
+        distance_tv=distance,
+        distance_tv_interval=None
+        if distance is None
+        else bootstrap.over_prompts(ratio_of_sums, rounds.prompt, [rounds.distance_tv, ones]),
+        distance_kl=mean_of_all(rounds.distance_kl),
         draft_acceptance_rate=metrics.draft_acceptance_rate(rounds),
-        proposed_depth_per_round=metrics.proposed_depth_per_round(rounds),
-        proposed_nodes_per_round=metrics.proposed_nodes_per_round(rounds),
+        proposed_depth_per_round=metrics.proposed_per_round(rounds.proposed_depth),
+        proposed_nodes_per_round=metrics.proposed_per_round(rounds.proposed_nodes),
         acceptance_by_position=metrics.acceptance_by_position(rounds),
-        distinct_4_gram_rate=_mean(rate for rate in rates if rate is not None),
-        finish_reasons=dict(Counter(record.finish_reason for record in records)),
-        timed_prompts=sum(batch.prompts for batch in timed),
-        seconds=sum(batch.seconds for batch in timed),
-        tokens_per_second=timing.tokens_per_second(timed),
-        speedup=timing.speedup(timed) if baseline is not None else None,
-        speedup_interval=timing.speedup_interval(timed, bootstrap) if baseline is not None else None,
+        distinct_4_gram_rate=sum(rates) / len(rates) if rates else None,
+        finish_reasons=dict(Counter(own.finish_reason)),
+        timed_prompts=int(timed.requests.sum()),
+        seconds=float(timed.seconds.sum()),
+        **_speed(timed, bootstrap),
         stage_seconds=timing.stage_seconds(timed),
-        equal_to_plain=sum(bool(record.equals_plain) for record in compared) if compared else None,
-        compared_with_plain=len(compared) if compared else None,
-        divergences=tuple(Divergence.of(r) for r in compared if r.divergence is not None),
-        lossless=judge(records),
-        by_category={c: _category(c, records, baseline, bootstrap) for c in categories} if len(categories) > 1 else {},
+        equal_to_plain=int(compared.equals_plain.sum()) if len(compared) else None,
+        compared_with_plain=len(compared) or None,
+        divergences=divergences_of(compared),
+        lossless=judge(own),
+        by_category={
+            category: CategorySummary(
+                exactness=exactness,
+                prompts=int((good.category == category).sum()),
+                **_acceptance(rounds[rounds.category == category], bootstrap),
+                # A batch of several categories belongs to none, so with batches there may be nothing timed here.
+                **_speed(timed[timed.categories == frozenset([category])], bootstrap),
+            )
+            for category in (categories if len(categories) > 1 else [])
+        },
     )
 
 
-def _category(
-    category: str, records: list[Record], baseline: list[Record] | None, bootstrap: Bootstrap
-) -> CategorySummary:
-    good = [record for record in records if record.category == category and not record.failed]
-    # A batch of several categories belongs to none, so with batches there may be nothing timed here.
-    timed = [batch for batch in timing.timed_batches(records, baseline) if batch.categories == {category}]
-    return CategorySummary(
-        prompts=len(good),
-        mean_acceptance_length=metrics.mean_acceptance_length([step for record in good for step in record.steps()]),
-        mean_acceptance_length_interval=_length_interval(good, bootstrap),
-        tokens_per_second=timing.tokens_per_second(timed),
-        speedup=timing.speedup(timed) if baseline is not None else None,
-        speedup_interval=timing.speedup_interval(timed, bootstrap) if baseline is not None else None,
-    )
+def _acceptance(rounds: pandas.DataFrame, bootstrap: Bootstrap) -> dict[str, Any]:
+    columns = [1 + rounds.accepted, np.ones(len(rounds))]
+    return {
+        "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
+        "mean_acceptance_length_interval": bootstrap.over_prompts(ratio_of_sums, rounds.prompt, columns),
+    }
 
 
-def _length_interval(records: list[Record], bootstrap: Bootstrap) -> Interval | None:
-    rounds = [len(record.accepted) for record in records]
-    emitted = [sum(record.accepted) + len(record.accepted) for record in records]
-    return bootstrap.over_prompts(ratio_of_sums, [record.prompt for record in records], [emitted, rounds])
-
-
-def _distance_interval(records: list[Record], bootstrap: Bootstrap) -> Interval | None:
-    known = [record for record in records if record.distance_tv and None not in record.distance_tv]
-    total = [sum(value for value in record.distance_tv if value is not None) for record in known]
-    rounds = [len(record.distance_tv) for record in known]
-    return bootstrap.over_prompts(ratio_of_sums, [record.prompt for record in known], [total, rounds])
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+def _speed(timed: pandas.DataFrame, bootstrap: Bootstrap) -> dict[str, Any]:
+    return {
+        "tokens_per_second": timing.tokens_per_second(timed),
+        "speedup": timing.speedup(timed),
+        "speedup_interval": timing.speedup_interval(timed, bootstrap),
+    }

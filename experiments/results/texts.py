@@ -45,7 +45,7 @@ class LookUp:
 
 
 def look_up(label: str, texts: Sequence[Rounds], bootstrap: Bootstrap) -> LookUp:
-    """Returns the figures of one drafter.
+    """Return the figures of one drafter.
 
     Args:
         label: What the tables call it.
@@ -67,7 +67,7 @@ def look_up(label: str, texts: Sequence[Rounds], bootstrap: Bootstrap) -> LookUp
 
 
 def over(each: LookUp, other: LookUp, bootstrap: Bootstrap) -> Interval | None:
-    """Returns the interval of the difference of tokens per round, with both on the same texts."""
+    """Return the interval of the difference of tokens per round, with both on the same texts."""
     columns = [[getattr(text, name) for text in one.texts] for one in (each, other) for name in ("tokens", "rounds")]
     return bootstrap.interval(difference_of_means, columns)
 

@@ -1,104 +1,214 @@
-"""Speed: which batches count, and what is computed from their times."""
+"""Speed: the calls that count, what follows from their times, and paired comparisons of methods.
 
-from collections.abc import Iterable, Sequence
+A call is a turn of a batch: what the engine was given together, and what was timed as one.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.results.records import Record
-from experiments.results.statistics import Bootstrap, Interval, throughput_ratio
+import numpy as np
+import pandas
+
+from experiments.results.frame import rounds_of
+from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums, throughput_ratio
 
 STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
 """Stages in order: what happens to a prompt first, then those of a round as the engine's clock names them (a test
 compares the two)."""
+CALL = ["batch", "turn"]
 
 
-@dataclass(frozen=True)
-class TimedBatch:
-    """A batch that was timed as one: a turn of one prompt, or of as many prompts as the engine has slots.
+def calls_of(own: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the calls of one method at one temperature, by batch and turn.
 
-    ``ids`` are the prompts of the batch in all of its turns: what belongs together when prompts are resampled.
+    Returns:
+        ``requests``, ``tokens``, ``seconds``, ``failed`` (any request), ``joules``, ``ingestion``, ``stages``,
+        ``categories``, and ``prompts``: those of the batch in all of its turns, which belong together when prompts are
+        resampled.
     """
-
-    prompts: int
-    ids: frozenset[str]
-    categories: set[str]
-    tokens: int
-    seconds: float
-    baseline_tokens: int
-    baseline_seconds: float
-    stages: dict[str, float]
-
-
-def timed_batches(records: list[Record], baseline: list[Record] | None) -> list[TimedBatch]:
-    """The batches that ran without a failure in both; without a baseline, in this one."""
-    own = _by_batch(records)
-    other = own if baseline is None else _by_batch(baseline)
-    ids: dict[int, set[str]] = {}
-    for record in records:
-        ids.setdefault(record.batch, set()).add(record.prompt)
-    return [
-        TimedBatch(
-            prompts=len(rows),
-            ids=frozenset(ids[rows[0].batch]),
-            categories={row.category for row in rows},
-            tokens=sum(len(row.token_ids) for row in rows),
-            seconds=_seconds(rows),
-            baseline_tokens=sum(len(row.token_ids) for row in other[batch]),
-            baseline_seconds=_seconds(other[batch]),
-            stages=dict(rows[0].stage_seconds),
-        )
-        for batch, rows in own.items()
-        if batch in other and not any(row.failed for row in (*rows, *other[batch]))
-    ]
+    calls = own.groupby(CALL, sort=False).agg(
+        requests=("tokens", "size"),
+        tokens=("tokens", "sum"),
+        seconds=("seconds", "first"),
+        failed=("failed", "any"),
+        joules=("joules", "first"),
+        ingestion=("ingestion", "sum"),
+        stages=("stage_seconds", "first"),
+        categories=("category", frozenset),
+    )
+    prompts = own.groupby("batch", sort=False)["prompt"].agg(frozenset)
+    return calls.assign(prompts=prompts.reindex(calls.index.get_level_values("batch")).to_numpy())
 
 
-def _by_batch(records: Iterable[Record]) -> dict[tuple[int, int], list[Record]]:
-    """Records by batch and turn: the unit that was timed."""
-    batches: dict[tuple[int, int], list[Record]] = {}
-    for record in records:
-        batches.setdefault((record.batch, record.turn), []).append(record)
-    return batches
+def timed_calls(own: pandas.DataFrame, baseline: pandas.DataFrame | None) -> pandas.DataFrame:
+    """Return the calls without a failure in either, with ``baseline_tokens`` and ``baseline_seconds``.
+
+    Args:
+        own: The frame of one method at one temperature.
+        baseline: That of the method that it is compared with; None for none.
+    """
+    calls = calls_of(own)
+    calls = calls[~calls.failed]
+    if baseline is None:
+        return calls
+    others = calls_of(baseline)
+    others = others.loc[~others.failed, ["tokens", "seconds"]].add_prefix("baseline_")
+    return calls.join(others, how="inner")
 
 
-def _seconds(rows: Sequence[Record]) -> float:
-    """Wall time of a batch, which all of its records carry."""
-    assert rows[0].seconds is not None
-    return rows[0].seconds
+def tokens_per_second(timed: pandas.DataFrame) -> float | None:
+    """Total tokens over total time; None without any."""
+    return _ratio(timed.tokens.sum(), timed.seconds.sum())
 
 
-def speedup(timed: list[TimedBatch]) -> float | None:
-    """Tokens per second over the baseline's; None if either has none."""
-    own = tokens_per_second(timed)
-    plain = _ratio(sum(batch.baseline_tokens for batch in timed), sum(batch.baseline_seconds for batch in timed))
+def speedup(timed: pandas.DataFrame) -> float | None:
+    """Tokens per second over the baseline's; None without a baseline, or if either has no tokens or no time."""
+    if "baseline_tokens" not in timed:
+        return None
+    own, plain = tokens_per_second(timed), _ratio(timed.baseline_tokens.sum(), timed.baseline_seconds.sum())
     return own / plain if own is not None and plain else None
 
 
-def speedup_interval(timed: list[TimedBatch], bootstrap: Bootstrap) -> Interval | None:
+def speedup_interval(timed: pandas.DataFrame, bootstrap: Bootstrap) -> Interval | None:
     """The speedup's interval. Prompts keep all their samples and turns; what was timed together stays together."""
-    ids = [batch.ids for batch in timed]
-    columns = [
-        [batch.tokens for batch in timed],
-        [batch.seconds for batch in timed],
-        [batch.baseline_tokens for batch in timed],
-        [batch.baseline_seconds for batch in timed],
-    ]
-    return bootstrap.over_prompts(throughput_ratio, ids, columns)
+    if "baseline_tokens" not in timed:
+        return None
+    columns = [timed[name] for name in ("tokens", "seconds", "baseline_tokens", "baseline_seconds")]
+    return bootstrap.over_prompts(throughput_ratio, timed.prompts, columns)
 
 
-def tokens_per_second(timed: list[TimedBatch]) -> float | None:
-    """Total tokens over total time; None without any."""
-    return _ratio(sum(batch.tokens for batch in timed), sum(batch.seconds for batch in timed))
+def tokens_per_second_interval(timed: pandas.DataFrame, bootstrap: Bootstrap) -> Interval | None:
+    """The interval of ``tokens_per_second`` likewise."""
+    return bootstrap.over_prompts(ratio_of_sums, timed.prompts, [timed.tokens, timed.seconds])
 
 
-def stage_seconds(timed: list[TimedBatch]) -> dict[str, float]:
-    """Seconds by stage over all batches; the wall time that no stage has is ``other``."""
-    stages = {stage for batch in timed for stage in batch.stages}
-    if not stages:
-        return {}
-    # In the order of a round, which is not the order in which they first occurred.
-    ordered = [stage for stage in STAGES if stage in stages] + sorted(stages.difference(STAGES))
-    totals = {stage: sum(batch.stages.get(stage, 0.0) for batch in timed) for stage in ordered}
-    return totals | {"other": max(0.0, sum(batch.seconds for batch in timed) - sum(totals.values()))}
+def stage_seconds(timed: pandas.DataFrame) -> dict[str, float]:
+    """Seconds by stage over all calls; the wall time that no stage has is ``other``."""
+    totals = ordered(pandas.DataFrame(list(timed.stages)).sum().to_dict())
+    return totals and totals | {"other": max(0.0, float(timed.seconds.sum()) - sum(totals.values()))}
+
+
+def ordered(stages: Mapping[str, float]) -> dict[str, float]:
+    """Return stages in the order of a round, which is not the order in which they first occurred."""
+    names = [stage for stage in STAGES if stage in stages] + sorted(set(stages).difference(STAGES))
+    return {name: stages[name] for name in names}
+
+
+def acceptance_sums(own: pandas.DataFrame, accepted: str = "accepted") -> pandas.DataFrame:
+    """Return ``emitted`` tokens and ``rounds`` of every prompt, in the order of the prompts.
+
+    Args:
+        own: The frame of one method at one temperature.
+        accepted: The column that is counted: ``accepted`` or ``expected_accepted``.
+    """
+    rounds = rounds_of(own)
+    sums = rounds.groupby("prompt", sort=False)[accepted].agg(["sum", "size"])
+    return pandas.DataFrame({"emitted": sums["sum"] + sums["size"], "rounds": sums["size"]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """A method's figure less that of another method, on the prompts that both have finished.
+
+    Attributes:
+        over: The other method.
+        tokens: The difference, of mean acceptance lengths in tokens per round.
+        interval: Its paired interval over prompts: the same prompts are drawn for both methods.
+    """
+
+    over: str
+    tokens: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A method that may be the best in a figure.
+
+    Attributes:
+        value, interval: Its figure.
+        own: Its frame at one temperature; None where that is not at hand.
+        plain: Plain decoding's, in the same run.
+    """
+
+    value: float | None
+    interval: Interval | None
+    own: pandas.DataFrame | None = None
+    plain: pandas.DataFrame | None = None
+
+
+def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
+    """Return the number of the best of several; None where chance may have made it the best.
+
+    The interval of its lead over the next one has to leave out 0. Both are drawn on the same prompts where they have
+    some in common; else their own intervals must not overlap.
+
+    Args:
+        figure: As in ``lead``.
+        entrants: All that compete.
+        bootstrap: Settings of the interval.
+    """
+    known = {number: each.value for number, each in enumerate(entrants) if each.value is not None}
+    ranked = sorted(known, key=lambda number: -known[number])
+    if len(ranked) < 2:
+        return None
+    best, second = entrants[ranked[0]], entrants[ranked[1]]
+    found = lead(figure, best, second, bootstrap)
+    if found is None:
+        apart = best.interval is not None and second.interval is not None and best.interval[0] > second.interval[1]
+    else:
+        apart = found[1] is not None and found[1][0] > 0
+    return ranked[0] if apart else None
+
+
+def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> tuple[float, Interval | None] | None:
+    """The difference of two methods' figures on the prompts that both have finished, with its paired interval.
+
+    Args:
+        figure: ``speedup``, ``tokens_per_second``, ``mean_acceptance_length`` or ``expected_mean_acceptance_length``.
+        first: One method.
+        second: The other.
+        bootstrap: Settings of the interval.
+
+    Returns:
+        None if they have no prompt in common.
+    """
+    sides = [_sums(figure, each) for each in (first, second)]
+    if sides[0] is None or sides[1] is None:
+        return None
+    both = sides[0].join(sides[1].add_prefix("other_"), how="inner")
+    count, statistic = len(sides[0].columns), throughput_ratio if figure == "speedup" else ratio_of_sums
+    if both.empty or not both.sum().all():
+        return None
+
+    def difference(*columns: np.ndarray, axis: int = -1) -> np.ndarray | np.floating:
+        return statistic(*columns[:count], axis=axis) - statistic(*columns[count:], axis=axis)
+
+    columns = [both[name].to_numpy(dtype=np.float64) for name in both]
+    return float(difference(*columns)), bootstrap.interval(difference, columns)
+
+
+def _sums(figure: str, entrant: Entrant) -> pandas.DataFrame | None:
+    """What a figure is the ratio of, by prompt."""
+    if entrant.own is None or (figure == "speedup" and entrant.plain is None):
+        return None
+    if figure.endswith("acceptance_length"):
+        return acceptance_sums(entrant.own, "expected_accepted" if figure.startswith("expected") else "accepted")
+    names = ["tokens", "seconds", *(["baseline_tokens", "baseline_seconds"] if figure == "speedup" else [])]
+    timed = timed_calls(entrant.own, entrant.plain if figure == "speedup" else None)
+    return timed.groupby("prompts", sort=False)[names].sum()
+
+
+def gain_over(own: pandas.DataFrame, other: pandas.DataFrame, bootstrap: Bootstrap) -> Gain | None:
+    """The gain of one method over another in expected mean acceptance length; None if they share no prompt.
+
+    The expectations are over the acceptance, given the drafts that were made: they have less noise than counted
+    tokens, and the same mean.
+    """
+    sides = [Entrant(value=None, interval=None, own=each) for each in (own, other)]
+    found = lead("expected_mean_acceptance_length", *sides, bootstrap)
+    return None if found is None else Gain(over=other.method.iloc[0], tokens=found[0], interval=found[1])
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+    return float(numerator / denominator) if denominator else None

@@ -1,10 +1,11 @@
 """How well a run used its device, how much of the work was for nothing, and how well its times were predicted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from experiments.results.records import Record
+import pandas
+
+from experiments.results.frame import Outputs, frame_of, rounds_of
 
 TOLERANCE, CACHES = 0.05, 4
 """As in ``specdec.physics.bounds``, which a test compares: results are read where specdec is not installed."""
@@ -48,6 +49,7 @@ class Prediction:
         predicted, measured: Their seconds, by stage: ``draft``, ``verify``, ``judge`` (acceptance and commit).
         prefill_predicted, prefill_measured: Seconds of the prefill; None where it was not predicted.
         median_error, p95_error: Of the absolute relative errors of single rounds.
+        total_error: Predicted over measured seconds of all rounds, less 1.
     """
 
     rounds: int
@@ -58,17 +60,12 @@ class Prediction:
     prefill_measured: float | None = None
     median_error: float | None = None
     p95_error: float | None = None
+    total_error: float | None = None
 
     @property
     def residual(self) -> dict[str, float]:
         """Measured less predicted seconds, by stage."""
         return {name: self.measured[name] - self.predicted[name] for name in self.predicted}
-
-    @property
-    def total_error(self) -> float | None:
-        """Predicted over measured seconds of all rounds, less 1."""
-        measured = sum(self.measured.values())
-        return sum(self.predicted.values()) / measured - 1 if measured else None
 
     @property
     def prefill_error(self) -> float | None:
@@ -96,22 +93,20 @@ class Utilization:
     prediction: Prediction | None = None
 
 
-def utilization_of(records: Sequence[Record], peaks: Mapping[str, float] | None) -> Utilization | None:
-    """Returns a method's use of the device; None where nothing was counted.
+def utilization_of(outputs: Outputs, peaks: Mapping[str, float] | None) -> Utilization | None:
+    """Return a method's use of the device; None where nothing was counted.
 
     Args:
-        records: One method's, at one temperature.
+        outputs: One method's, at one temperature.
         peaks: What the device does at best: ``copy``, ``read``, ``flops`` and ``cache_bytes`` as measured,
             ``printed_bandwidth`` and ``printed_flops`` where they are known. None: unknown.
     """
-    batches: dict[tuple[int, int], Record] = {}
-    for record in records:
-        if record.work and not record.failed:
-            batches.setdefault((record.batch, record.turn), record)
-    if not batches:
+    frame = frame_of(outputs)
+    counted = frame[~frame.failed & frame.work.map(bool).astype(bool)]
+    if counted.empty:
         return None
-    work = _sum([record.work for record in batches.values()])
-    seconds = _sum([record.stage_seconds for record in batches.values()])
+    calls = counted.drop_duplicates(["batch", "turn"])
+    work, seconds = (pandas.DataFrame(list(calls[name])).sum().to_dict() for name in ("work", "stage_seconds"))
     verified = work.get("verified", 0.0)
     useful = None
     if peaks is not None and "useful_flops" in work and seconds.get("verify"):
@@ -120,24 +115,8 @@ def utilization_of(records: Sequence[Record], peaks: Mapping[str, float] | None)
         stages={} if peaks is None else _stages(work, seconds, peaks),
         useful_mfu=useful,
         wasted=1 - work.get("committed", 0.0) / verified if verified else None,
-        prediction=_prediction(records, work),
+        prediction=_prediction(rounds_of(frame), work),
     )
-
-
-def utilization_columns(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns of the frame ``runs``, from a ``Utilization`` as plain mappings; empty for none."""
-    if not found:
-        return {}
-    predicted = found["prediction"] or {}
-    measured = sum(predicted.get("measured", {}).values())
-    row = {
-        "wasted": found["wasted"],
-        "useful_mfu": found["useful_mfu"],
-        "predicted_error": sum(predicted["predicted"].values()) / measured - 1 if measured else None,
-    }
-    for stage, use in found["stages"].items():
-        row |= {f"mbu.{stage}": use["mbu"], f"mfu.{stage}": use["mfu"]}
-    return row
 
 
 def _stages(work: Mapping[str, float], seconds: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, StageUse]:
@@ -163,7 +142,7 @@ def _stages(work: Mapping[str, float], seconds: Mapping[str, float], peaks: Mapp
 
 
 def suspicion(of_least: float, moved: float, cache_bytes: float) -> str:
-    """Returns why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
+    """Return why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
 
     Args:
         of_least: The time over the least one.
@@ -177,33 +156,23 @@ def suspicion(of_least: float, moved: float, cache_bytes: float) -> str:
     return f"FASTER THAN PHYSICS ({of_least:.2f} of the least time)"
 
 
-def _prediction(records: Sequence[Record], work: Mapping[str, float]) -> Prediction | None:
-    rounds, outside = int(work.get("predicted_rounds", 0)), int(work.get("unpredicted_rounds", 0))
-    if not rounds and not outside:
+def _prediction(rounds: pandas.DataFrame, work: Mapping[str, float]) -> Prediction | None:
+    counted, outside = int(work.get("predicted_rounds", 0)), int(work.get("unpredicted_rounds", 0))
+    if not counted and not outside:
         return None
-    errors = sorted(
-        abs(predicted / measured - 1)
-        for record in records
-        if not record.failed
-        for predicted, measured in zip(record.predicted_seconds, record.round_seconds, strict=True)
-        if predicted is not None and measured > 0
-    )
+    told = rounds[rounds.predicted_seconds.notna() & (rounds.seconds > 0)]
+    errors = (told.predicted_seconds / told.seconds - 1).abs().sort_values().to_list()
     names = ("draft", "verify", "judge")
+    predicted = {name: work.get(f"predicted_{name}", 0.0) for name in names}
+    measured = {name: work.get(f"measured_{name}", 0.0) for name in names}
     return Prediction(
-        rounds=rounds,
+        rounds=counted,
         outside=outside,
-        predicted={name: work.get(f"predicted_{name}", 0.0) for name in names},
-        measured={name: work.get(f"measured_{name}", 0.0) for name in names},
+        predicted=predicted,
+        measured=measured,
         prefill_predicted=work.get("predicted_prefill"),
         prefill_measured=work.get("measured_prefill"),
         median_error=errors[len(errors) // 2] if errors else None,
         p95_error=errors[min(len(errors) - 1, int(0.95 * len(errors)))] if errors else None,
+        total_error=sum(predicted.values()) / sum(measured.values()) - 1 if sum(measured.values()) else None,
     )
-
-
-def _sum(mappings: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for each in mappings:
-        for name, value in each.items():
-            total[name] = total.get(name, 0.0) + value
-    return total

@@ -29,11 +29,11 @@ from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
 from experiments.results import resume
+from experiments.results.limits import Terms
 from experiments.results.manifest import device_name, note_in_manifest, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
 from experiments.results.records import Record
-from experiments.results.requests.figures import Terms
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts

@@ -11,10 +11,10 @@ from experiments.reporting.run_tables import print_divergences, print_failures, 
 from experiments.reporting.table import Table
 from experiments.reporting.utilization import above_roof, utilization_table
 from experiments.reporting.verdicts import print_verdicts, sentence
+from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest
 from experiments.results.plain_json import json_text
 from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
-from experiments.results.requests.figures import Terms
 from experiments.results.runs import SUMMARY
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize

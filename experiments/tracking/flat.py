@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.results import metrics
 from experiments.results.comparison import commit_of
 from experiments.results.records import Record
 from experiments.results.summary import MethodSummary
@@ -121,7 +120,7 @@ def prompt_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]
             *(record.prompt, record.turn, record.category, record.sample),
             *(record.method, record.exactness, record.temperature),
             *(record.prompt_tokens, len(record.token_ids), record.seconds),
-            *(len(record.accepted), metrics.mean_acceptance_length(record.steps()), record.finish_reason),
+            *(len(record.accepted), record.mean_acceptance_length, record.finish_reason),
             *(record.equals_plain, record.divergence, record.margin, record.error, record.text),
         ]
         for record in records

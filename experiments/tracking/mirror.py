@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.results.records import PLAIN, Record
-from experiments.results.running import running_figures
-from experiments.results.summary import Summary
+from experiments.results.summary import Summary, running_figures
 from experiments.tracking.base import TrackedRun, Tracker
 from experiments.tracking.flat import acceptance_lines, accepted_histogram, figures_of, prompt_table
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.results.metrics import expected_mean_acceptance_length, mean_acceptance_length
+from experiments.results import metrics
 from experiments.training.data.document import Document
 from experiments.training.heads.base import TrainedHead
 from specdec.engine.engine import Engine
@@ -104,8 +104,9 @@ def served(
             with torch.autocast(target.device.type, enabled=False):
                 done = engine.generate([list(prompt) for prompt in prompts], sampling)
             steps = [step for completion in done for step in completion.steps]
-            length = mean_acceptance_length(steps) or 1.0
-            expected = expected_mean_acceptance_length(steps)
+            rounds = metrics.of_steps(steps)
+            length = metrics.mean_acceptance_length(rounds) or 1.0
+            expected = metrics.expected_mean_acceptance_length(rounds)
             figures[f"served_length/T={temperature:g}"] = length
             if temperature > 0 and expected is not None:
                 figures[f"served_expected_length/T={temperature:g}"] = expected

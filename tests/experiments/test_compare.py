@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pandas
 import pytest
@@ -15,9 +14,9 @@ from omegaconf import DictConfig
 from experiments import results
 from experiments.compare import main
 from experiments.reporting.comparison import report_comparison
-from experiments.results.comparison import Row, differences, leaders, make_rows
-from experiments.results.lossless import Lossless, Verdict
-from experiments.results.runs import find_folders
+from experiments.results.comparison import differences, make_rows
+from experiments.results.records import read_records, replace_records
+from experiments.results.runs import find_folders, load_run
 from experiments.run import run
 from tests.experiments.made_runs import loaded, made
 
@@ -29,6 +28,14 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> Non
     words = (*words, f"out={tmp_path / 'out'}", f"hydra.run.dir={tmp_path / 'hydra'}")
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     main()
+
+
+def slowed(folder: Path) -> Path:
+    """The folder of a run, with a method that takes twice the time."""
+    records = read_records(folder / "records.jsonl")
+    slow = [each if each.method == "plain" else dataclasses.replace(each, seconds=2 * each.seconds) for each in records]
+    replace_records(folder / "records.jsonl", slow)
+    return folder
 
 
 def test_the_table_the_files_and_the_pictures(
@@ -68,6 +75,7 @@ def test_the_table_the_files_and_the_pictures(
 def test_every_format_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         made(tmp_path / "runs" / name, "drafter=model", f"drafter.shape={name}")
+    slowed(tmp_path / "runs" / "b")
     command(monkeypatch, tmp_path, f"runs={tmp_path / 'runs'}", "format=md,csv,latex,html,parquet")
     out = tmp_path / "out"
     assert {path.name for path in out.glob("comparison.*")} == {
@@ -93,43 +101,6 @@ def test_one_format_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {path.name for path in (tmp_path / "out").glob("comparison.*")} == {"comparison.tex", "comparison.json"}
 
 
-def ranked(*values: tuple[float, tuple[float, float] | None], **more: Any) -> list[Row]:
-    """Rows with these speedups and intervals."""
-    rows = []
-    for speedup, interval in values:
-        method = SimpleNamespace(temperature=0.0, exactness="exact", lossless=None, speedup=speedup, interval=interval)
-        rows.append(Row(("m",), cast(Any, None), cast(Any, method), None))
-    for name, listed in more.items():
-        for row, value in zip(rows, listed, strict=True):
-            setattr(row.method, name, value)
-    return rows
-
-
-BROKEN = Lossless(verdict=Verdict.NOT_LOSSLESS, divergences=1, unexplained=1, largest_margin=4.0, tie_bound=0.1)
-TIED = dataclasses.replace(BROKEN, verdict=Verdict.TIES, unexplained=0)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (ranked((2.0, (1.9, 2.1)), (1.5, (1.4, 1.6))), {0}),
-        (ranked((2.0, (1.9, 2.1)), (1.9, (1.7, 2.0))), {0, 1}),
-        (ranked((2.0, (1.5, 2.5)), (1.9, (1.8, 1.99))), {0}),  # the best one's own interval makes nobody as good
-        (ranked((2.0, None), (2.0, None), (1.9, None)), {0, 1}),
-        (ranked((2.0, None)), set()),
-        (ranked((2.0, None), (1.0, None), temperature=[0.0, 1.0]), set()),
-        (ranked((2.0, None), (1.0, None), (3.0, None), (2.5, None), temperature=[0.0, 0.0, 1.0, 1.0]), {0, 2}),
-        (ranked((9.0, None), (2.0, None), (1.0, None), exactness=["lossy", "exact", "exact"]), {1}),
-        (ranked((2.0, None), (1.0, None), exactness=["exact (declared)", "exact"]), {0}),
-        (ranked((9.0, None), (2.0, None), exactness=["exact with respect to another distribution", "exact"]), set()),
-        (ranked((9.0, None), (2.0, None), (1.0, None), lossless=[BROKEN, TIED, None]), {1}),
-        (ranked((2.0, None), (1.0, None), (0.5, None), speedup=[None, 1.0, 0.5]), {1}),
-    ],
-)
-def test_the_best_of_a_temperature_and_what_may_be_as_good(rows: list[Row], expected: set[int]) -> None:
-    assert leaders(rows, lambda m: m.speedup, lambda m: cast(Any, m).interval) == expected
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_runs_that_do_not_belong_together_have_no_best(tmp_path: Path) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", dtype="bfloat16")]
@@ -138,7 +109,7 @@ def test_runs_that_do_not_belong_together_have_no_best(tmp_path: Path) -> None:
     assert r"\textbf" not in tex
     assert "MIXED: the runs differ in their dtype" in tex
     assert "MIXED: the runs differ in their dtype" in (tmp_path / "out" / "comparison.html").read_text()
-    runs = [loaded(tmp_path / "c"), loaded(tmp_path / "d", device="another")]
+    runs = [loaded(tmp_path / "c"), load_run(slowed(made(tmp_path / "d", device="another")))]
     report_comparison(runs, tmp_path / "out", formats=["latex"])
     tex = (tmp_path / "out" / "comparison.tex").read_text()
     assert r"\textbf{1.82$\times$}" in tex
@@ -225,13 +196,18 @@ def test_real_runs(
     assert [row["method"] for row in rows] == ["ngram", "plain"]
 
 
-def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(tmp_path: Path) -> None:
+def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in (10, 9, 0):
         made(tmp_path / "sweep" / str(number))
     jobs = [tmp_path / "sweep" / str(number) for number in (0, 9, 10)]
     assert find_folders([str(tmp_path / "sweep")]) == jobs
     assert find_folders([f"{tmp_path}/sweep/*"]) == jobs
-    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep"]) == jobs, "each once"
+    assert not capsys.readouterr().err
+    assert find_folders([*map(str, jobs), f"{tmp_path}/sweep/../sweep"]) == jobs, "each once, and that is said"
+    said = capsys.readouterr().err
+    assert said.startswith("given more than once, and taken once: ") and all(str(job) in said for job in jobs)
     with pytest.raises(ValueError, match=r"no folder matches .*: give folders of runs"):
         find_folders([f"{tmp_path}/nothing/*"])
 

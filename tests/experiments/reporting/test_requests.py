@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.reporting.requests import FLAT_COLUMNS, in_flight_plot, requests_plot, requests_table, warnings_of
+from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record
-from experiments.results.requests.figures import Terms
-from experiments.results.requests.limits import Limits
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 

@@ -16,10 +16,9 @@ from experiments.reporting.style import ink
 from experiments.reporting.table import Emphasis
 from experiments.reporting.terminal import console
 from experiments.reporting.two_way import long_table, report_two_way, two_way_table
-from experiments.results.comparison import Row, make_rows
+from experiments.results.comparison import Grid, Row, category_grids, grids, make_rows
 from experiments.results.runs import Run
 from experiments.results.summary import CategorySummary
-from experiments.results.two_way import category_grids, grids
 from tests.experiments.made_runs import loaded
 
 
@@ -128,13 +127,23 @@ def test_categories_of_single_prompts_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_the_table(tmp_path: Path) -> None:
-    (grid,) = grids(rows(tmp_path, *squares("a=1,2", "b=x,y")))
-    fast, lossy = grid.cells["1", "x"], grid.cells["2", "y"]
-    grid.cells["1", "x"] = replace(fast, speedup=3.0, speedup_interval=None)
-    grid.cells["2", "y"] = replace(lossy, speedup=9.0, exactness="lossy")
+    # Put together by hand: without records, intervals that do not overlap make a winner.
+    made = [replace(row, run=replace(row.run, frame=None)) for row in rows(tmp_path, *squares("a=1,2", "b=x,y"))]
+
+    def grid_of(interval: tuple[float, float]) -> Grid:
+        fast = replace(made[0].method, speedup=3.0, speedup_interval=interval)
+        lossy = replace(made[3].method, speedup=9.0, exactness="lossy")
+        (found,) = grids([replace(made[0], method=fast), *made[1:3], replace(made[3], method=lossy)])
+        return found
+
+    unsure = two_way_table(grid_of((0.7, 4.2)), 0.95)
+    assert {cell.emphasis for row in unsure.rows for cell in row} == {Emphasis.NONE}, "chance may have made it the best"
+    assert not any("bold" in note for note in unsure.notes)
+    grid = grid_of((2.9, 3.1))
     table = two_way_table(grid, 0.95)
+    assert any("bold" in note for note in table.notes)
     assert [column.heading for column in table.columns] == ["a \\ b", "x", "y"]
-    assert table.rows[0][1].stacked.splitlines()[1] == "3.00x"
+    assert table.rows[0][1].stacked.splitlines()[1] == "3.00x [2.90, 3.10]"
     marks = {cell.emphasis for row in table.rows for cell in row[1:] if cell is not table.rows[0][1]}
     assert table.rows[0][1].emphasis is Emphasis.BEST, "the fastest exact method"
     assert marks == {Emphasis.NONE}, "not the lossy one, which is faster"

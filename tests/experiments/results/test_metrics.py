@@ -19,6 +19,8 @@ def step(accepted: int, depth: int, *, nodes: int = 0, expected: float = 0.0, to
     )
 
 
+of = metrics.of_steps
+
 # Accepted 2 of 3, 0 of 3, 1 of 1 and nothing of nothing.
 STEPS = [
     step(2, 3, nodes=7, expected=1.5, tokens=3),
@@ -28,33 +30,28 @@ STEPS = [
 ]
 
 
-def test_tokens_are_those_after_the_cut() -> None:
-    cut = step(3, 3, tokens=2, finish_reason="stop")  # four emitted, two behind EOS
-    assert metrics.total_tokens([*STEPS, cut]) == 9
-
-
 def test_mean_acceptance_length_counts_the_next_token_and_no_cut() -> None:
-    assert metrics.mean_acceptance_length(STEPS) == pytest.approx((3 + 1 + 2 + 1) / 4)
-    assert metrics.mean_acceptance_length([step(3, 3, tokens=2, finish_reason="stop")]) == 4
-    assert metrics.mean_acceptance_length([step(0, 0, tokens=1)] * 5) == 1
+    assert metrics.mean_acceptance_length(of(STEPS)) == pytest.approx((3 + 1 + 2 + 1) / 4)
+    assert metrics.mean_acceptance_length(of([step(3, 3, tokens=2, finish_reason="stop")])) == 4
+    assert metrics.mean_acceptance_length(of([step(0, 0, tokens=1)] * 5)) == 1
 
 
 def test_expected_mean_acceptance_length() -> None:
-    assert metrics.expected_mean_acceptance_length(STEPS) == pytest.approx(1 + (1.5 + 0.25 + 0.75) / 4)
+    assert metrics.expected_mean_acceptance_length(of(STEPS)) == pytest.approx(1 + (1.5 + 0.25 + 0.75) / 4)
 
 
 def test_draft_acceptance_rate_is_over_depth_not_nodes() -> None:
-    assert metrics.draft_acceptance_rate(STEPS) == pytest.approx(3 / 7)
-    assert metrics.draft_acceptance_rate([step(0, 0)]) is None
+    assert metrics.draft_acceptance_rate(of(STEPS)) == pytest.approx(3 / 7)
+    assert metrics.draft_acceptance_rate(of([step(0, 0)])) is None
 
 
 def test_what_was_proposed() -> None:
-    assert metrics.proposed_depth_per_round(STEPS) == pytest.approx(7 / 4)
-    assert metrics.proposed_nodes_per_round(STEPS) == pytest.approx(15 / 4)
+    assert metrics.proposed_per_round(of(STEPS).proposed_depth) == pytest.approx(7 / 4)
+    assert metrics.proposed_per_round(of(STEPS).proposed_nodes) == pytest.approx(15 / 4)
 
 
 def test_acceptance_by_position() -> None:
-    by = metrics.acceptance_by_position(STEPS)
+    by = metrics.acceptance_by_position(of(STEPS))
     # Position 1 was drafted in three rounds and accepted in two; 2 and 3 were drafted in two rounds.
     assert by.rounds == (3, 2, 2)
     assert by.unconditional == pytest.approx((2 / 3, 1 / 2, 0.0))
@@ -63,14 +60,14 @@ def test_acceptance_by_position() -> None:
 
 
 def test_conditional_acceptance_after_a_position_that_was_never_accepted() -> None:
-    by = metrics.acceptance_by_position([step(0, 2), step(0, 2)])
+    by = metrics.acceptance_by_position(of([step(0, 2), step(0, 2)]))
     assert by.unconditional == (0.0, 0.0)
     assert by.conditional == (0.0, None)
 
 
 def test_the_doc_examples() -> None:
-    assert metrics.mean_acceptance_length([step(2, 2), step(0, 2), step(1, 2)]) == 2
-    by = metrics.acceptance_by_position([step(2, 2), step(0, 2), step(1, 1)])
+    assert metrics.mean_acceptance_length(of([step(2, 2), step(0, 2), step(1, 2)])) == 2
+    by = metrics.acceptance_by_position(of([step(2, 2), step(0, 2), step(1, 1)]))
     assert by.unconditional == pytest.approx((2 / 3, 1 / 2))
     assert by.conditional == pytest.approx((2 / 3, 1.0))
     assert metrics.distinct_n_gram_rate([1, 2, 1, 2, 1], n=2) == 0.5
@@ -78,12 +75,12 @@ def test_the_doc_examples() -> None:
 
 def test_rounds_that_ended_in_an_error_decided_nothing() -> None:
     failed = step(3, 3, finish_reason="error")
-    assert metrics.mean_acceptance_length([*STEPS, failed]) == metrics.mean_acceptance_length(STEPS)
+    assert metrics.mean_acceptance_length(of([*STEPS, failed])) == metrics.mean_acceptance_length(of(STEPS))
     # The request goes on, without the drafts that were at fault.
     redone = step(0, 3, error="not finite")
-    assert metrics.mean_acceptance_length([*STEPS, redone]) == metrics.mean_acceptance_length(STEPS)
-    assert metrics.mean_acceptance_length([failed]) is None
-    assert metrics.acceptance_by_position([failed]).rounds == ()
+    assert metrics.mean_acceptance_length(of([*STEPS, redone])) == metrics.mean_acceptance_length(of(STEPS))
+    assert metrics.mean_acceptance_length(of([failed])) is None
+    assert metrics.acceptance_by_position(of([failed])).rounds == ()
 
 
 def test_stage_seconds_counts_a_shared_round_once() -> None:

@@ -27,7 +27,10 @@ def record(method: str, prompt: int, seconds: float, depth: int, rounds: int) ->
         token_ids=tuple(range(12)),
         finish_reason="length",
         seconds=seconds,
+        accepted=(0,) * rounds,
+        expected_accepted=(0.0,) * rounds,
         proposed_depth=(depth,) * rounds,
+        proposed_nodes=(depth,) * rounds,
     )
 
 

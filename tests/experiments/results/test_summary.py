@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,9 +11,11 @@ from rich.console import Console
 from experiments.reporting import terminal
 from experiments.reporting.run_plots import acceptance_plot, speedup_plot, time_plot
 from experiments.reporting.run_tables import comparison_table, print_divergences, print_failures, run_table
+from experiments.results.frame import frame_of
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
+from experiments.results.timing import Entrant, Gain, gain_over, winner
 
 QUICK = Bootstrap(resamples=200)
 
@@ -163,6 +166,102 @@ def test_temperatures_are_kept_apart() -> None:
         (0.0, "plain"), (0.0, "fast"), (1.0, "plain"), (1.0, "fast"),
     ]  # fmt: skip
     assert summary.methods[3].tokens_per_second == 7.5
+
+
+# ---------------------------------------------------------------- one method against another
+
+
+def rounds(prompt: str, method: str, expected: tuple[float, ...], **more: Any) -> Record:
+    """A sampled output whose rounds have these expectations."""
+    zeros, threes = (0,) * len(expected), (3,) * len(expected)
+    columns = {"accepted": zeros, "expected_accepted": expected, "proposed_depth": threes, "proposed_nodes": threes}
+    return record(prompt, method, 0, 1.0, 3, **{"temperature": 1.0} | columns | more)
+
+
+CHAIN = [rounds("a", "chain", (1.0, 2.0)), rounds("b", "chain", (0.5,))]
+TREE = [rounds("a", "tree", (2.0,)), rounds("b", "tree", (1.0, 1.0))]
+
+
+def gain(own: list[Record], other: list[Record]) -> Gain | None:
+    return gain_over(frame_of(own), frame_of(other), QUICK)
+
+
+def test_a_gain_is_of_totals_over_the_prompts_that_both_have() -> None:
+    found = gain(TREE, CHAIN)
+    assert found is not None and found.over == "chain"
+    # 3 + 2 + 2 tokens in 3 rounds, and 2 + 3 + 1.5 in 3.
+    assert found.tokens == pytest.approx(7 / 3 - 6.5 / 3)
+    # Drawn twice, the prompts alone give 3 - 2.5 and 2 - 1.5.
+    assert found.interval == pytest.approx((found.tokens, 0.5))
+    failed = replace(CHAIN[1], finish_reason="error", error="no")
+    alone = gain(TREE[:1], CHAIN[:1])
+    assert alone is not None and alone.tokens == pytest.approx(0.5) and alone.interval is None
+    assert gain(TREE, [CHAIN[0], failed]) == alone, "what only one has finished counts for neither"
+    assert gain(TREE, [failed]) is None and gain(TREE, []) is None
+
+
+def test_a_summary_has_the_gains_of_all_others() -> None:
+    plain = [rounds(name, "plain", (0.0,)) for name in "ab"]
+    records = [*plain, *CHAIN, *TREE, replace(TREE[0], temperature=0.5)]
+    found = {(m.method, m.temperature): m.gain for m in summary_of(records, compared_with="chain").methods}
+    assert found["tree", 1.0] == gain(TREE, CHAIN)
+    assert [key for key, gain in found.items() if gain is None] == [("plain", 1.0), ("chain", 1.0), ("tree", 0.5)]
+    assert all(method.gain is None for method in summary_of(records).methods)
+
+
+def raced(*methods: tuple[str, tuple[float, ...]], **more: Any) -> list[Record]:
+    """Ten tokens in so many seconds, prompt by prompt."""
+    every = [("plain", (4.0, 8.0, 2.0, 6.0)), *methods]
+    return [
+        record(f"p{batch}", name, batch, seconds, 10, **({} if name == "plain" else more))
+        for name, times in every
+        for batch, seconds in enumerate(times)
+    ]
+
+
+def fastest(records: list[Record]) -> list[str]:
+    return [method.method for method in summary_of(records).methods if "speedup" in method.best_in]
+
+
+# On every prompt, the first is 5 % faster; prompts differ by much more than that, so their own intervals overlap.
+CLEAR = (("first", (2.0, 2.0, 1.6, 4.0)), ("second", (2.1, 2.1, 1.68, 4.2)))
+
+
+def test_a_winner_is_one_whose_paired_lead_leaves_out_nothing() -> None:
+    found = summary_of(raced(*CLEAR)).methods
+    overlap = found[1].speedup_interval, found[2].speedup_interval
+    assert overlap[0] and overlap[1] and overlap[0][0] <= overlap[1][1]
+    assert fastest(raced(*CLEAR)) == ["first"]
+    # The mutant: of the same mean lead, but carried by one prompt of four.
+    assert fastest(raced(CLEAR[0], ("second", (2.0, 2.0, 1.6, 4.5)))) == []
+    assert fastest(raced(CLEAR[0], ("second", CLEAR[0][1]))) == [], "equal ones have no best"
+    assert fastest(raced(CLEAR[0])) == [], "a single competitor leads nobody"
+    assert fastest([each for each in raced(*CLEAR) if each.prompt == "p0"]) == [], "one prompt says nothing"
+
+
+def test_only_exact_methods_compete() -> None:
+    def stated(exactness: str, **more: Any) -> list[Record]:
+        return [
+            replace(each, exactness=exactness, **more) if each.method == "quick" else each
+            for each in raced(*CLEAR, ("quick", (0.2, 0.2, 0.16, 0.4)))
+        ]
+
+    assert fastest(stated("exact")) == fastest(stated("exact (declared)")) == ["quick"]
+    for exactness in ("lossy", "exact with respect to another distribution"):
+        assert fastest(stated(exactness)) == ["first"]
+    parted = {"equals_plain": False, "divergence": 1, "margin": 4.0}
+    assert fastest(stated("exact", **parted, tie_bound=0.1)) == ["first"]
+    assert fastest(stated("exact", **parted, tie_bound=5.0)) == ["quick"], "it ties"
+
+
+def test_without_prompts_in_common_intervals_must_not_overlap() -> None:
+    def entrants(*pairs: tuple[float | None, tuple[float, float] | None]) -> list[Entrant]:
+        return [Entrant(value=value, interval=interval) for value, interval in pairs]
+
+    assert winner("speedup", entrants((1.5, (1.4, 1.6)), (2.0, (1.9, 2.1))), QUICK) == 1
+    assert winner("speedup", entrants((2.0, (1.5, 2.5)), (1.9, (1.8, 1.99))), QUICK) is None
+    assert winner("speedup", entrants((2.0, None), (1.0, None)), QUICK) is None
+    assert winner("speedup", entrants((None, None), (1.0, (0.9, 1.1))), QUICK) is None
 
 
 # ---------------------------------------------------------------- tables

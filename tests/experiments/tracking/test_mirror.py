@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from experiments.results.records import PLAIN, Record
-from experiments.results.running import running_figures
 from experiments.results.statistics import Bootstrap
-from experiments.results.summary import Summary, summarize
+from experiments.results.summary import Summary, running_figures, summarize
 from experiments.tracking.base import NullTracker
 from experiments.tracking.flat import accepted_histogram, flat_config
 from experiments.tracking.mirror import Mirror

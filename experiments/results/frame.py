@@ -1,0 +1,133 @@
+"""The frame: a row for every output with its record's fields as columns. All figures are computed from it.
+
+``frame_of`` adds what follows from one row alone: how many tokens and rounds it has, and its latencies. With the
+example of a request that arrived at 0, was admitted at 1 and prefilled at 2, whose host saw 1 token at 3, 3 tokens at
+4 and the last 2 at 6:
+
+============== =============================== ==================================================================
+column         example                         meaning
+============== =============================== ==================================================================
+queue          1                               admitted - arrived
+ttft           3                               first token - arrived: time to first token, the queue included
+engine_ttft    2                               first token - admitted
+tpot           3 / 5                           (finished - first token) / (tokens - 1); empty with one token, where 0
+                                               would flatter
+e2e            6                               finished - arrived; with two tokens or more it is
+                                               ttft + (tokens - 1) · tpot
+slot_time      5                               finished - admitted: how long it held its slot
+chunk_gap      1, 2                            gaps between deliveries (inter-token latency by chunk)
+token_gap      1/3, 1/3, 1/3, 1, 1             each delivery's gap in equal parts for its tokens; those of the first
+                                               delivery have none before them
+in_order       True                            nothing happened before what must come first
+============== =============================== ==================================================================
+
+Latencies are empty where the engine does not tell its moments; those that need the end, where the request failed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from itertools import chain, pairwise
+
+import numpy as np
+import pandas
+
+from experiments.results.records import Record
+
+Outputs = Iterable[Record] | pandas.DataFrame
+"""Records, or the frame that was made of them."""
+
+ROUND_COLUMNS = {
+    "accepted": "accepted",
+    "expected_accepted": "expected_accepted",
+    "proposed_depth": "proposed_depth",
+    "proposed_nodes": "proposed_nodes",
+    "distance_tv": "distance_tv",
+    "distance_kl": "distance_kl",
+    "seconds": "round_seconds",
+    "predicted_seconds": "predicted_seconds",
+    "emitted_at": "emitted_at",
+    "emitted": "emitted",
+}
+"""The columns of ``rounds_of`` that a round has for itself, and the fields of the record that hold them as lists."""
+_WHOLE = {"accepted": "int64", "proposed_depth": "int64", "proposed_nodes": "int64", "emitted": "Int64"}
+KEYS = ("run", "method", "temperature", "prompt", "category", "turn", "sample")
+"""The columns that a round shares with its output."""
+
+_FIELDS = tuple(field.name for field in fields(Record))
+_NUMBERS = (
+    *("seconds", "joules", "arrived", "admitted", "prefilled", "finished", "ingestion", "margin", "tie_bound"),
+    "temperature",
+)
+
+
+def frame_of(outputs: Outputs, run: str = "") -> pandas.DataFrame:
+    """Return the frame of some records; a frame is returned as it is.
+
+    Args:
+        outputs: Records of one run.
+        run: The run's name.
+    """
+    if isinstance(outputs, pandas.DataFrame):
+        return outputs
+    records = list(outputs)
+    frame = pandas.DataFrame({name: [getattr(record, name) for record in records] for name in _FIELDS}, dtype=object)
+    for name in _NUMBERS:
+        frame[name] = frame[name].astype("float64")
+    for name in ("turn", "sample", "batch", "prompt_tokens"):
+        frame[name] = frame[name].astype("int64")
+    frame["equals_plain"] = frame["equals_plain"].astype("boolean")
+    frame["divergence"] = frame["divergence"].astype("Int64")
+    frame["run"] = run
+    frame["failed"] = frame["finish_reason"] == "error"
+    for name, counted in (("tokens", "token_ids"), ("rounds", "accepted")):
+        frame[name] = frame[counted].map(len).astype("int64")
+    return _with_latencies(frame)
+
+
+def _with_latencies(frame: pandas.DataFrame) -> pandas.DataFrame:
+    told = frame[["arrived", "admitted", "prefilled"]].notna().all(axis=1)
+    first = pandas.Series([moments[0] if moments else np.nan for moments in frame.emitted_at], frame.index, dtype=float)
+    emitted = pandas.Series([sum(counts) for counts in frame.emitted], frame.index, dtype=float)
+    end = frame.finished.where(~frame.failed)
+    gaps = [tuple(after - before for before, after in pairwise(moments)) for moments in frame.emitted_at]
+    latencies = {
+        "first_token": first,
+        "queue": frame.admitted - frame.arrived,
+        "ttft": first - frame.arrived,
+        "engine_ttft": first - frame.admitted,
+        "tpot": ((end - first) / (emitted - 1)).where(emitted > 1),
+        "e2e": end - frame.arrived,
+        "slot_time": end - frame.admitted,
+    }
+    columns = {name: values.where(told) for name, values in latencies.items()}
+    columns["chunk_gap"] = pandas.Series(gaps, frame.index, dtype=object)
+    columns["token_gap"] = pandas.Series(
+        [
+            tuple(gap / count for gap, count in zip(own, counts[1:], strict=False) for _ in range(count))
+            for own, counts in zip(gaps, frame.emitted, strict=True)
+        ],
+        frame.index,
+        dtype=object,
+    )
+    moments = zip(frame.arrived, frame.admitted, frame.prefilled, frame.emitted_at, end, strict=True)
+    ordered = [_in_order([a, b, c, *seen, last]) for a, b, c, seen, last in moments]
+    columns["in_order"] = pandas.Series(ordered, frame.index, dtype=bool)
+    return frame.assign(told=told, **columns)
+
+
+def _in_order(moments: Iterable[float]) -> bool:
+    return not any(after < before for before, after in pairwise(each for each in moments if each == each))
+
+
+def rounds_of(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a row for every round of every output that did not fail: ``KEYS``, ``round`` and ``ROUND_COLUMNS``."""
+    good = frame[~frame.failed]
+    counts = good.rounds.to_numpy()
+    rounds = good.loc[good.index.repeat(counts), list(KEYS)].reset_index(drop=True)
+    rounds["round"] = list(chain.from_iterable(map(range, counts)))
+    for name, field in ROUND_COLUMNS.items():
+        # Some columns may be shorter: a stop string may have cut all tokens of the last round, say.
+        padded = ((*own[:count], *[None] * (count - len(own))) for own, count in zip(good[field], counts, strict=True))
+        values = pandas.Series(list(chain.from_iterable(padded)), dtype=object)
+        rounds[name] = values.astype(_WHOLE.get(name, "float64"))
+    return rounds

@@ -1,0 +1,281 @@
+"""Figures of requests, by hand: latencies, percentiles, goodput, rates, cost, shares, Little's law."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from experiments.results.frame import frame_of
+from experiments.results.limits import Limits, Terms, seconds_of
+from experiments.results.records import Record
+from experiments.results.requests import (
+    LEAST_SECONDS,
+    RequestFigures,
+    concurrency,
+    goodput,
+    percentile,
+    request_figures,
+    spreads,
+)
+from experiments.results.statistics import Bootstrap
+
+QUICK = Bootstrap(resamples=200)
+
+
+def record(prompt: str, batch: int, emissions: tuple[tuple[float, int], ...], **more: Any) -> Record:
+    """A request of 4 prompt tokens in a call of 10 s: admitted after 1 s, prefilled after 2."""
+    fields: dict[str, Any] = {
+        "prompt": prompt,
+        "method": "fast",
+        "temperature": 0.0,
+        "batch": batch,
+        "prompt_tokens": 4,
+        "token_ids": tuple(range(sum(count for _, count in emissions))),
+        "finish_reason": "length",
+        "seconds": 10.0,
+        "arrived": 0.0,
+        "admitted": 1.0,
+        "prefilled": 2.0,
+        "finished": emissions[-1][0] if emissions else None,
+        "emitted_at": tuple(moment for moment, _ in emissions),
+        "emitted": tuple(count for _, count in emissions),
+    }
+    return Record(**fields | more)
+
+
+def line(emissions: tuple[tuple[float, int], ...], **more: Any) -> Any:
+    """A request's row of the frame."""
+    return frame_of([record("a", 0, emissions, **more)]).iloc[0]
+
+
+EXAMPLE = ((3.0, 1), (4.0, 3), (6.0, 2))
+# In one call of 10 s: 5 tokens until 7 s (TPOT 1), 9 until 7 s (TPOT 0.5); in another, 1 token at 4 s (no TPOT).
+RECORDS = [
+    record("a", 0, ((3.0, 1), (5.0, 2), (7.0, 2))),
+    record("b", 0, ((3.0, 1), (7.0, 8))),
+    record("c", 1, ((4.0, 1),)),
+]
+
+
+def figures(records: list[Record] = RECORDS, terms: Terms = Terms()) -> RequestFigures:  # noqa: B008 (frozen)
+    found = request_figures(records, terms, QUICK)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- one request
+
+
+def test_a_request_by_hand() -> None:
+    row = line(EXAMPLE)
+    assert (row.queue, row.ttft, row.engine_ttft, row.e2e, row.slot_time) == (1.0, 3.0, 2.0, 6.0, 5.0)
+    assert row.tpot == 3 / 5 and row.in_order
+    assert row.chunk_gap == (1.0, 2.0)
+    assert row.token_gap == (1 / 3, 1 / 3, 1 / 3, 1.0, 1.0)
+    # What other tools report under the same names differs from ours here: TPOT over all tokens or from arrival, gaps
+    # by chunk as gaps by token or as TPOT, TTFT without the queue or of the prefill alone, e2e from admission.
+    assert row.tpot not in {(6 - 3) / 6, 6 / 6, (1 + 2) / 2}
+    assert row.token_gap != row.chunk_gap and row.ttft not in {3 - 1, 2 - 0} and row.e2e != 6 - 1
+
+
+def test_from_arrival_to_end_is_ttft_and_the_other_tokens() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        moments = np.cumsum(rng.integers(1, 500, size=rng.integers(4, 12)) / 1024)  # exact as binary fractions
+        counts = rng.integers(1, 6, size=len(moments) - 3).tolist()
+        first = {
+            name: float(moment) for name, moment in zip(("arrived", "admitted", "prefilled"), moments, strict=False)
+        }
+        row = line(tuple(zip(moments[3:].tolist(), [*counts[:-1], counts[-1] + 1], strict=True)), **first)
+        tokens = sum(counts) + 1
+        assert row.e2e == pytest.approx(row.ttft + (tokens - 1) * row.tpot, rel=1e-12)
+        assert row.tpot == 0 or row.e2e != pytest.approx(row.ttft + tokens * row.tpot, rel=1e-12), "as some have it"
+        assert sum(row.chunk_gap) == pytest.approx(sum(row.token_gap)) == row.finished - row.first_token
+        assert len(row.token_gap) == tokens - (counts[0] if len(counts) > 1 else counts[0] + 1)
+
+
+def test_what_did_not_happen_has_no_latency() -> None:
+    single = line(((2.0, 1),), admitted=0.0, prefilled=1.0)
+    assert math.isnan(single.tpot) and (single.ttft, single.e2e, single.chunk_gap, single.token_gap) == (2, 2, (), ())
+    failed = line(((2.0, 1),), finish_reason="error")
+    assert failed.ttft == 2.0 and np.isnan([failed.tpot, failed.e2e, failed.slot_time]).all()
+    assert np.isnan([line(()).ttft, line(()).engine_ttft, line(()).first_token]).all()
+    silent = line(EXAMPLE, arrived=None)
+    assert not silent.told and np.isnan([silent.ttft, silent.tpot, silent.e2e]).all()
+
+
+@pytest.mark.parametrize(("name", "value"), [("admitted", -0.5), ("prefilled", 0.5), ("finished", 5.0)])
+def test_an_impossible_order_is_noticed(name: str, value: float) -> None:
+    assert not line(EXAMPLE, **{name: value}).in_order
+
+
+# ---------------------------------------------------------------- distributions
+
+
+def test_latencies_and_rates_by_hand() -> None:
+    found = figures()
+    assert found.ttft is not None and found.tpot is not None and found.e2e is not None
+    assert (found.ttft.p50, found.ttft.p99, found.ttft.count) == (3.0, 4.0, 3)
+    assert (found.tpot.p50, found.tpot.p90, found.tpot.count, found.tpot.mean) == (0.5, 1.0, 2, 0.75)
+    assert (found.e2e.p50, found.e2e.mean) == (7.0, 6.0)
+    assert found.chunk_gap is not None and found.token_gap is not None
+    assert sorted([found.chunk_gap.p50, found.chunk_gap.p99]) == [2.0, 4.0]  # gaps 2, 2, 4
+    assert (found.token_gap.count, found.token_gap.p50) == (12, 0.5)  # four of 1, eight of 0.5
+    assert found.seconds == 20.0 and found.requests_per_second == 3 / 20
+    assert (found.output_tokens_per_second, found.total_tokens_per_second) == (15 / 20, (15 + 12) / 20)
+    assert found.user_tokens_per_second == 2.0
+    assert found.phase_shares == {"queue": 3 / 18, "prefill": 3 / 18, "decode": 12 / 18}
+    assert found.warning is None
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert [percentile(np.array([4.0, 2.0, 1.0, 3.0]), level) for level in (50, 75, 76, 99)] == [2, 3, 4, 4]
+    assert [percentile(np.arange(1, 101), level) for level in (50, 90, 95, 99)] == [50, 90, 95, 99]
+
+
+def test_prompts_are_drawn_again_with_all_that_is_theirs() -> None:
+    """Every prompt has one value, a thousand times. As if values were independent, the interval would be a point."""
+    found = spreads({"x": {prompt: [float(prompt)] * 1000 for prompt in range(9)}}, Bootstrap(resamples=2000))["x"]
+    assert found is not None and found.p50_interval is not None and found.p50 == 4.0
+    # The median of nine draws is at most 2 with probability P(Bin(9, 1/3) >= 5) = 0.145: more than one in forty.
+    assert found.p50_interval[0] <= 2 and found.p50_interval[1] >= 6
+
+
+def test_intervals_over_many_values_agree_with_the_plain_bootstrap() -> None:
+    """More distinct values than are looked at: the ends are those of a loop, to the resolution of the points."""
+    rng = np.random.default_rng(1)
+    groups = {prompt: list(rng.exponential(size=30)) for prompt in range(40)}
+    found = spreads({"x": groups}, Bootstrap(resamples=3000))["x"]
+    assert found is not None and found.p50_interval is not None and found.p90_interval is not None
+    table = np.array(list(groups.values()))
+    drawn = [table[rng.integers(40, size=40)].ravel() for _ in range(1000)]
+    for level, interval in ((50, found.p50_interval), (90, found.p90_interval)):
+        expected = np.quantile([percentile(each, level) for each in drawn], [0.025, 0.975])
+        assert interval == pytest.approx(expected, rel=0.06)
+        assert interval[0] <= getattr(found, f"p{level}") <= interval[1]
+
+
+def test_one_prompt_has_no_interval_and_no_value_no_figure() -> None:
+    found = spreads({"x": {"a": [1.0, 2.0]}, "y": {"a": []}}, QUICK)
+    assert found["y"] is None and found["x"] is not None and found["x"].p50_interval is None
+
+
+# ---------------------------------------------------------------- limits, cost, shares
+
+
+def test_goodput_counts_what_keeps_every_limit() -> None:
+    """Three of ten requests are late: 70 % of the throughput is good."""
+
+    def requests(*emissions: tuple[tuple[float, int], ...], **more: Any) -> pandas.DataFrame:
+        rows = [record(str(n), 0, each, admitted=0.0, prefilled=0.1, **more) for n, each in enumerate(emissions)]
+        return frame_of(rows)
+
+    good, late, slow, single = ((0.2, 1), (1.0, 4)), ((0.6, 1), (1.0, 4)), ((0.2, 1), (2.0, 4)), ((0.2, 1),)
+    limits = Limits(ttft=0.5, tpot=0.25)
+    for emissions, kept in ((good, 1), (late, 0), (slow, 0), (single, 1)):  # of one token, no further one is late
+        assert goodput(requests(emissions), limits, arrived=1, seconds=1.0).good == kept
+    assert goodput(requests(good, finish_reason="error"), limits, arrived=1, seconds=1.0).good == 0, "it never ended"
+    assert [goodput(requests(good), Limits(e2e=most), arrived=1, seconds=1.0).good for most in (1.0, 0.99)] == [1, 0]
+    found = goodput(requests(*[good] * 7, late, slow, late), limits, arrived=10, seconds=5.0)
+    assert (found.good, found.attainment, found.per_second) == (7, 0.7, 1.4)
+    assert found.limits == "TTFT ≤ 500 ms, TPOT ≤ 250 ms"
+
+
+def test_failed_requests_count_as_missed_and_in_no_latency() -> None:
+    failed = record("d", 1, (), finish_reason="error", error="NaN")
+    terms = Terms(limits=Limits(ttft=3.5), price=2.0)
+    found = figures([*RECORDS, failed], terms)
+    assert found.goodput is not None
+    assert (found.goodput.good, found.goodput.arrived, found.goodput.attainment) == (2, 4, 0.5)
+    assert found.requests == 3 and found.ttft == figures(terms=terms).ttft
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(2, 2.0), ("200ms", 0.2), ("1.5 s", 1.5), ("2min", 120), (".3s", 0.3)])
+def test_durations(given: object, seconds: float) -> None:
+    assert seconds_of(given) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("given", [0, "0ms", "fast", "5 parsecs", True, math.inf, "-3s", [], ""])
+def test_durations_that_are_none(given: object) -> None:
+    with pytest.raises(ValueError, match="seconds above 0"):
+        seconds_of(given)
+
+
+def test_the_terms_of_a_configuration() -> None:
+    assert Terms.of({}) == Terms()
+    assert Terms.of({"sla": {"ttft": "200ms", "tpot": None}, "price": 2}) == Terms(limits=Limits(ttft=0.2), price=2)
+
+
+def test_cost_by_hand() -> None:
+    """Two an hour: at 24 tokens/s a million tokens cost 23.15, at 766 they cost 0.725; 1.40 at 1,700 is 0.229."""
+    for tokens, price, cost in ((24, 2.0, 23.15), (766, 2.0, 0.725), (1700, 1.4, 0.229)):
+        rows = [record("a", 0, ((1.0, tokens),), seconds=1.0)]
+        found = figures(rows, Terms(price=price))
+        assert found.price_per_million_tokens == pytest.approx(cost, abs=0.005 if cost > 1 else 0.0005)
+        assert found.device_hours_per_million_tokens == pytest.approx(1e6 / 3600 / tokens)
+    assert figures().price_per_million_tokens is None
+
+
+def test_energy_is_told_of_long_measurements_alone() -> None:
+    measured = [replace(each, joules=30.0) for each in RECORDS]
+    assert figures(measured).joules_per_token == 60 / 15  # two calls: what a call used counts once
+    assert figures([*measured[:2], RECORDS[2]]).joules_per_token is None
+    assert figures([replace(each, seconds=LEAST_SECONDS / 2 - 0.1) for each in measured]).joules_per_token is None
+
+
+def test_stages_are_shares_of_the_calls_and_of_the_ingestion_before_them() -> None:
+    stages = {"prefill": 1.0, "draft": 1.0, "verify": 5.0, "accept": 0.5, "commit": 0.5, "completion": 1.0}
+    timed = [replace(each, stage_seconds={**stages, "ingestion": 0.5}, ingestion=0.25) for each in RECORDS]
+    shares = figures(timed).stage_shares
+    whole = 20 + 3 * 0.25
+    assert list(shares) == ["ingestion", *stages, "other"]
+    assert shares["ingestion"] == pytest.approx((2 * 0.5 + 3 * 0.25) / whole)
+    assert shares["verify"] == pytest.approx(10 / whole) and shares["other"] == pytest.approx(2 * 0.5 / whole)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert figures().stage_shares == {}  # not timed
+
+
+# ---------------------------------------------------------------- in flight
+
+
+def test_requests_in_flight_over_time() -> None:
+    found = figures().concurrency
+    assert found is not None and found.holds
+    # In slots: 6 + 6 + 3 s of 20; in the queue: three times 1 s. The law: 3/20 requests/s, 6 s each in the mean.
+    assert (found.running, found.waiting) == (pytest.approx(15 / 20), pytest.approx(3 / 20))
+    assert found.expected == pytest.approx(3 / 20 * 6.0)
+
+
+def test_the_series_over_time_is_the_average_in_parts() -> None:
+    def request(batch: int, admitted: float, finished: float) -> Record:
+        more = {"admitted": admitted, "prefilled": admitted, "seconds": 3.0}
+        return record(f"{batch}{admitted}", batch, ((finished, 1),), **more)
+
+    found = concurrency(frame_of([request(0, 0.0, 2.0), request(0, 1.0, 3.0), request(1, 0.0, 1.5)]))
+    assert found is not None and found.seconds == 6.0 and found.holds
+    assert found.running_over_time == (1.0,) * 10 + (2.0,) * 10 + (1.0,) * 10 + (1.0,) * 15 + (0.0,) * 15
+    assert found.waiting_over_time == (1.0,) * 10 + (0.0,) * 50
+    assert (found.running, found.waiting) == (pytest.approx(5.5 / 6), pytest.approx(1 / 6))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"arrived": -2.0}, "Little's law"),  # before the call began
+        ({"emitted_at": (4.0,), "finished": 14.0, "seconds": 10.0}, "Little's law"),  # after it ended
+        ({"admitted": 5.0}, "1 of 3 requests are in an impossible order"),
+    ],
+)
+def test_broken_timestamps_are_said(broken: dict[str, Any], words: str) -> None:
+    assert words in str(figures([*RECORDS[:2], replace(RECORDS[2], **broken)]).warning)
+
+
+def test_nothing_timed_has_no_figures_and_silent_engines_have_rates_alone() -> None:
+    assert request_figures([replace(each, seconds=None) for each in RECORDS], Terms(), QUICK) is None
+    silent = figures([replace(each, arrived=None) for each in RECORDS], Terms(limits=Limits(ttft=1.0)))
+    assert (silent.ttft, silent.concurrency, silent.goodput, silent.requests) == (None, None, None, 3)
+    assert silent.output_tokens_per_second == 15 / 20
+    assert concurrency(frame_of([])) is None
