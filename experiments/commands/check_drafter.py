@@ -3,13 +3,12 @@
 from collections import Counter
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 import verifiers.rejection  # noqa: F401 (a rule that fits is looked for among the packages of imported ones)
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.reporting import terminal
-from experiments.reporting.drafter import drafter_table
+from experiments.reporting.drafter import drafter_table, steps_shown
 from experiments.session.components import check_components
 from experiments.session.engines import settle
 from experiments.session.pacing import paced
@@ -39,8 +38,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
         assert drafter is not None, "refused above"
         return drafter
 
-    screen = Console(stderr=True)
-    with screen.status("drafter") as status:
+    with steps_shown("drafter") as say:
         findings = check_drafter(
             make,
             target,
@@ -52,7 +50,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
             draws=config.draws,
             max_length=engine["max_length"],
             options={name: engine.get(name) for name in ("attention", "optimize", "kv_cache")},
-            progress=status.update,
+            progress=say,
         )
     drafter = name.removesuffix(".from_pretrained").rpartition(".")[2]
     console = terminal.console()

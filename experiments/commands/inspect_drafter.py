@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from drafters.heads.files import Checkpoint
 from experiments.config.pairs import check_files
@@ -15,6 +14,7 @@ from experiments.inspecting.facts import facts_of, trained_on
 from experiments.inspecting.kinds import USUAL, kind_of
 from experiments.inspecting.search import Inspection, inspect
 from experiments.reporting import terminal
+from experiments.reporting.drafter import steps_shown
 from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
 from experiments.session.components import check_components
 from experiments.session.engines import settle
@@ -51,7 +51,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
         assert isinstance(changed, dict)
         return build(OmegaConf.create({**config, "drafter": {**changed, **chain, **settings}}), "drafter")
 
-    with Console(stderr=True).status("the target writes") as status:
+    with steps_shown("the target writes") as say:
         prompts = prompts_of(target, config.prompts, config.seed)
         found = inspect(
             make,
@@ -60,7 +60,7 @@ def inspect_drafter(config: DictConfig) -> Inspection:
             tokens=config.tokens,
             seed=config.seed,
             given=given,
-            progress=lambda text: status.update(f"trying: {text}"),
+            progress=lambda text: say(f"trying: {text}"),
         )
     checkpoint = _checkpoint(options, target)
     trained = None if checkpoint is None else trained_on(checkpoint)

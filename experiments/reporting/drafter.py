@@ -1,12 +1,37 @@
 """The table of ``experiments.check_drafter``: a line per check."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from rich.console import Console
+
+from experiments.reporting import terminal
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 from specdec.drafter_checks import Finding, Status
 from specdec.drafter_checks.fit import LEVEL
 
 _EMPHASIS = {Status.FAILED: Emphasis.MISSED, Status.NOT_TRIED: Emphasis.LOSSY}
+
+
+@contextmanager
+def steps_shown(first: str) -> Iterator[Callable[[str], None]]:
+    """Shows which step a command is at: in one line of a terminal, and elsewhere in a line for each step.
+
+    Args:
+        first: The first step.
+    """
+    screen, begin = Console(stderr=True), time.monotonic()
+
+    def say(step: str) -> None:
+        terminal.say(screen, f"{time.monotonic() - begin:.0f} s: {step}")
+
+    if not screen.is_terminal:
+        say(first)
+        yield say
+        return
+    with screen.status(first) as status:
+        yield status.update
 
 
 def drafter_table(drafter: str, target: str, findings: Sequence[Finding]) -> Table:

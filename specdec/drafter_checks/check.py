@@ -12,10 +12,8 @@ from specdec.attributes import check_drafter_attributes, missing_methods
 from specdec.drafter_checks import failures, fit, outputs, repeats
 from specdec.drafter_checks import rules as every_rule
 from specdec.drafter_checks.findings import Finding, Status, failed, not_applicable, not_tried, passed
-from specdec.drafter_checks.playing import Job, Run, Stage, run
-from specdec.drafter_checks.prompts import prompts_for
+from specdec.drafter_checks.playing import Job, Run, Stage, prompts_for, run
 from specdec.drafter_checks.watched import Log, MalformedError
-from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -49,8 +47,9 @@ def check_drafter(
 ) -> list[Finding]:
     """Tries a drafter against the contract, and returns a line per check.
 
-    Everything is seeded, so that a second call returns the same lines. A drafter that draws as it says fails one of the
-    statistical checks by chance with a probability of 2e-5 at most: 1e-5 for what it draws, and as much for outputs.
+    The first failure ends it, and so does a statistical proof while draws still come in. Everything is seeded, so that
+    a second call returns the same lines. A drafter that draws as it says fails one of the statistical checks by chance
+    with a probability of 2e-5 at most: 1e-5 for what it draws, and as much for outputs.
 
     Args:
         make: Makes a new drafter, every time it is called: a class, or a function. Drafters made by it may share a
@@ -58,14 +57,13 @@ def check_drafter(
         target: The target, best in float32: in other dtypes outputs and drafts cannot be compared exactly.
         verifier: The acceptance rule that the drafter is tried with; None for an exact one that takes its drafts, of
             those that have been imported.
-        rules: The rules with which outputs are compared with the target's law; None for all exact ones that take its
-            drafts, have been imported and need no arguments. ``()`` leaves these checks out, which take most time.
+        rules: The rules that are asked about the rounds of the other checks, whether outputs follow the target; None
+            for all exact ones that take its drafts, have been imported and need no arguments.
         prompts: Texts or token ids, at least two; None for built-in ones.
         sampling: Parameters of sampled requests; None, or a temperature of 0, for temperature 1.
         tokens: Length of most outputs.
         rounds: Length of a long output, in rounds, over which drafts must not drift.
-        draws: Drafts from which it is tested whether q is what was drawn. Half as many outputs are sampled with every
-            rule.
+        draws: Drafts from which it is tested whether q is what was drawn, and what every rule makes of them.
         max_length: Tokens per request; None for what the target has, at most 1024.
         options: More arguments of the engines. The default saves the time that packing weights takes, which does not
             pay in runs this short.
@@ -92,43 +90,67 @@ def check_drafter(
     for each in every:
         each.check(drafter)
     del drafter  # it may hold a model, and every check makes a new one
-    begin = progress or (lambda check: None)
 
     jobs = outputs.mixed(prompts, sampled, tokens)
+    begin = progress or (lambda check: None)
     begin("plain decoding")
     plain = outputs.plainly(stage, jobs)  # before the drafter has seen the target
-    begin(BIND)
-    try:
-        engine = stage.engine(slots=3, chunk=7)
-    except Exception as error:
-        return [announced, failed(BIND, _words(error))]
-    found = [announced, passed(BIND, f"{target.name}; tried with {type(rule).__name__}")]
+    watched = every_rule.ByRule(every, stage)
     done: list[Run] = []
-    begin(DECODES)
-    found.append(_attempt(DECODES, lambda: _decodes(engine, jobs, done, log)))
-    if found[-1].status is not Status.PASSED:
-        found += _trees(log)
-        culprit = next((finding.check for finding in found if finding.failed), DECODES)
-        named = (every_rule.name_of(each) for each in every)
-        rest = (outputs.GREEDY, outputs.ENDS, *repeats.ALL, *fit.ALL, failures.NAN, LEAVES, TOP, *named)
-        return [*found, *(not_tried(check, f"“{culprit}” failed") for check in rest)]
-    begin(outputs.GREEDY)
-    later = [_attempt(outputs.GREEDY, lambda: outputs.greedy_outputs(stage, jobs, done, plain))]
-    begin(outputs.ENDS)
-    later.append(_attempt(outputs.ENDS, lambda: outputs.ends(stage, prompts, sampled)))
-    begin("drafts depend on the request alone")
-    later += repeats.repeats(stage, prompts, sampled, tokens=tokens, rounds=rounds, attempt=_attempt)
-    begin("q is what was drawn")
-    later += _several(fit.ALL, lambda: fit.fit(stage, prompts, sampled, draws=draws))
-    begin(LEAVES)
-    leaves = _attempt(LEAVES, lambda: _leaves(stage, jobs)) if has_leaf_probs else None
-    begin(failures.NAN)
-    later.append(_nan(stage, prompts, sampled, tokens, later))
-    later.append(leaves or not_applicable(LEAVES, "the drafter says has_leaf_probs=False"))
-    later.append(_told(log) if top_tokens else not_applicable(TOP, "the drafter says top_tokens=0"))
-    begin("every rule that takes its drafts")
-    later += every_rule.by_rule(stage, every, jobs, plain, prompts, sampled, count=draws // 2, attempt=_attempt)
-    return [*found, *_trees(log), *later]
+    found = [announced]
+
+    def repeated() -> list[Finding]:
+        return repeats.repeats(stage, prompts, sampled, tokens=tokens, rounds=rounds, attempt=_attempt)
+
+    def leaves() -> Finding:
+        return (
+            _leaves(stage, jobs) if has_leaf_probs else not_applicable(LEAVES, "the drafter says has_leaf_probs=False")
+        )
+
+    def nan() -> Finding:
+        return _nan(stage, prompts, sampled, tokens, found)
+
+    def by_rule() -> list[Finding]:
+        return every_rule.by_rule(watched, every, stage, jobs, plain, _attempt)
+
+    checks: list[tuple[Sequence[str], Callable[[], list[Finding]]]] = [
+        ([BIND], lambda: [_binds(stage)]),
+        ([DECODES], lambda: [_decodes(stage, jobs, done, watched)]),
+        ([outputs.GREEDY], lambda: [outputs.greedy_outputs(stage, jobs, done, plain)]),
+        ([outputs.ENDS], lambda: [outputs.ends(stage, prompts, sampled)]),
+        (repeats.ALL, repeated),
+        ([outputs.RECORDED], lambda: [outputs.recorded_rounds(stage, jobs)]),
+        (fit.ALL, lambda: fit.fit(stage, prompts, sampled, watched, draws=draws)),
+        ([failures.NAN], lambda: [nan()]),
+        ([LEAVES], lambda: [leaves()]),
+        ([every_rule.name_of(each) for each in every], by_rule),
+    ]
+    for names, tried in checks:
+        wrong = next((finding for finding in [*found, *_looked_at(log, top_tokens)] if finding.failed), None)
+        if wrong is None and names:
+            begin(names[0])
+            found += _several(names, tried)
+        else:
+            found += [not_tried(name, f"“{wrong.check}” failed") for name in names if wrong is not None]
+    return [*found[:3], *_looked_at(log, top_tokens), *found[3:]]
+
+
+def _binds(stage: Stage) -> Finding:
+    """Make an engine with the drafter."""
+    stage.engine(slots=3, chunk=7)
+    return passed(BIND, f"{stage.target.name}; tried with {type(stage.verifier).__name__}")
+
+
+def _looked_at(log: Log, top_tokens: int) -> list[Finding]:
+    """Returns what was seen of the trees, the slots and what the drafter was told, in all rounds so far."""
+    found = list(_trees(log))
+    if not top_tokens:
+        found.append(not_applicable(TOP, "the drafter says top_tokens=0"))
+    elif log.untold is not None:
+        found.append(failed(TOP, log.untold))
+    else:
+        found.append(passed(TOP, f"told of {log.told} nodes; what the target said next is among them"))
+    return found
 
 
 def _nan(
@@ -139,23 +161,9 @@ def _nan(
     so_far: Sequence[Finding],
 ) -> Finding:
     """Returns what becomes of a drafter beside NaN, where a request's drafts are known to depend on it alone."""
-    by_name = {finding.check: finding for finding in so_far}
-    alone = [by_name[check] for check in (repeats.SEED, repeats.COMPANY, repeats.REUSE)]
-    wrong = next((finding for finding in alone if finding.status in (Status.FAILED, Status.NOT_TRIED)), None)
-    if wrong is not None:
-        return not_tried(failures.NAN, f"it compares a request's drafts, and “{wrong.check}” did not pass")
+    alone = [each for each in so_far if each.check in (repeats.SEED, repeats.COMPANY, repeats.REUSE)]
     comparable = all(finding.status is Status.PASSED for finding in alone)
-    return _attempt(
-        failures.NAN,
-        lambda: failures.nan_logits(stage, prompts, sampling, tokens=tokens, comparable=comparable),
-    )
-
-
-def _told(log: Log) -> Finding:
-    """Returns whether the drafter was told what it wants to know of the target at every node."""
-    if log.untold is not None:
-        return failed(TOP, log.untold)
-    return passed(TOP, f"told of {log.told} nodes; what the target said next is among them")
+    return failures.nan_logits(stage, prompts, sampling, tokens=tokens, comparable=comparable)
 
 
 def _announced(make: Callable[[], Drafter], target: Target) -> tuple[Finding, Drafter | None]:
@@ -173,9 +181,10 @@ def _announced(make: Callable[[], Drafter], target: Target) -> tuple[Finding, Dr
     return passed(ATTRIBUTES, words), drafter
 
 
-def _decodes(engine: Engine, jobs: Sequence[Job], done: list[Run], log: Log) -> Finding:
+def _decodes(stage: Stage, jobs: Sequence[Job], done: list[Run], watched: every_rule.ByRule) -> Finding:
     """Decode all jobs in one engine; what comes of them goes to ``done``."""
-    done += run(engine, jobs, rows_of_q=0)
+    done += run(stage.engine(slots=3, chunk=7), jobs, rows_of_q=0, on_round=watched.note)
+    log = stage.log
     if not log.nodes:
         return failed(DECODES, f"nothing was drafted in {log.trees} rounds: give prompts for which it drafts something")
     return passed(DECODES, f"{len(jobs)} requests, {log.nodes} nodes in {log.trees} rounds")
@@ -283,7 +292,9 @@ def _several(checks: Sequence[str], tried: Callable[[], list[Finding]]) -> list[
         return found[0]
 
     finding = _attempt(checks[0], first)
-    return found or [finding, *(not_tried(check, f"“{checks[0]}” did not come to its end") for check in checks[1:])]
+    found = found or [finding]
+    wrong = next((each for each in found if each.failed), finding)
+    return [*found, *(not_tried(check, f"“{wrong.check}” failed") for check in checks[len(found) :])]
 
 
 def _words(error: Exception) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from specdec.drafter_checks.drafts import DRAWN
 from specdec.drafter_checks.findings import Finding, failed, not_applicable, not_tried, passed
-from specdec.drafter_checks.playing import Job, Stage, run
-from specdec.drafter_checks.uniformity import FEWEST, LEVEL, independent, number, tokens_fit, uniform
+from specdec.drafter_checks.playing import DRAWN, Job, Stage, run
+from specdec.drafter_checks.rules import ByRule
+from specdec.drafter_checks.uniformity import FEWEST, LEVEL, LOOKS, independent, number, tokens_fit, uniform
 from specdec.interfaces import Round
 from specdec.random import Purpose, request_key, uniforms
 from specdec.requests import SamplingParams
@@ -53,13 +53,16 @@ class _Draws:
     first: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
-def fit(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, *, draws: int) -> list[Finding]:
-    """Returns a finding for every check in ``ALL``.
+def fit(
+    stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, by_rule: ByRule, *, draws: int
+) -> list[Finding]:
+    """Returns a finding for every check in ``ALL``, as soon as one has failed beyond doubt.
 
     Args:
         stage: Where the drafter is tried.
         prompts: Two short ones are used.
         sampling: Parameters of the requests, at a positive temperature.
+        by_rule: Takes the same rounds, for the rules.
         draws: The number of drafts, about.
     """
     prompts = sorted(prompts, key=lambda prompt: (len(prompt) < SHORT, len(prompt)))[:2]
@@ -71,6 +74,7 @@ def fit(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingPara
     rounds = max(tokens // (stage.log.depth + 1), 1)
 
     def note(played: Round) -> None:
+        by_rule.note(played)
         for row, request in enumerate(played.requests):
             if request is not None:
                 stream = request.sampling.stream
@@ -81,19 +85,26 @@ def fit(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingPara
                 _note_row(played, row, (stream, request.rounds), stream % 2, made, generator)
 
     engine = stage.engine(slots=SLOTS)
-    for start in range(0, max(draws // rounds, SLOTS), SLOTS):
+    batches = max(-(-draws // (rounds * SLOTS)), 1)
+    looks = sorted({-(-batches * share // 4) for share in (1, 2, 4)})
+    found: list[Finding] = []
+    for batch in range(batches):
         jobs = [
             Job(prompts[stream % 2], replace(sampling, max_new_tokens=tokens, stream=stream, ignore_eos=True))
-            for stream in range(start, start + SLOTS)
+            for stream in range(batch * SLOTS, (batch + 1) * SLOTS)
         ]
         for job, done in zip(jobs, run(engine, jobs, stop_after=rounds, rows_of_q=0, on_round=note), strict=True):
             laws.update(law for draft in done.drafts for law in draft.laws[1:])
             if done.drafts:
                 first = done.drafts[0]
                 chosen[prompts.index(job.prompt)].add((first.tokens, first.parents, first.laws))
-        if laws.isdisjoint(DRAWN):
+        if batch + 1 in looks:
+            found = [*_drawn(made, laws), _chosen(chosen, laws)]
+            if any(finding.failed and finding.check != INDEPENDENT for finding in found):
+                break
+        if laws.isdisjoint(DRAWN) and not by_rule.rules:
             break  # nothing was drawn, so there is nothing to count
-    return [*_drawn(made, laws), _chosen(chosen, laws)]
+    return found or [*_drawn(made, laws), _chosen(chosen, laws)]
 
 
 def _note_row(
@@ -155,12 +166,17 @@ def _finding(check: str, tests: dict[str, tuple[float, int]], corrected: int) ->
         return not_applicable(check, why.get(check, f"fewer than {FEWEST} draws at every node"))
     where, (p_value, count) = min(tests.items(), key=lambda item: item[1][0])
     detail = (
-        f"smallest p-value {p_value:.2g} of {len(tests)} tests ({where}, {count} draws), limit {LEVEL / corrected:.1g}"
+        f"smallest p-value {p_value:.2g} of {len(tests)} tests ({where}, {count} draws), limit {_limit(corrected):.1g}"
     )
-    if p_value >= LEVEL / corrected:
+    if p_value >= _limit(corrected):
         return passed(check, detail)
     wrong = "are not independent" if check == INDEPENDENT else "are not drawn from the q that is given"
     return failed(check, f"draws {wrong}: {detail}")
+
+
+def _limit(tests: int) -> float:
+    """Returns the p-value from which on a test is no proof: it is made several times while draws come in."""
+    return LEVEL / (tests * LOOKS)
 
 
 def _pairs(made: _Draws, tested: dict[Path, dict[tuple[int, int], float]]) -> dict[str, tuple[float, int]]:

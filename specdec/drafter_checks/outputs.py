@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 
 from specdec.drafter_checks.findings import Finding, failed, passed
 from specdec.drafter_checks.playing import Job, Run, Stage, run
 from specdec.engine.engine import Engine
 from specdec.exactness.ties import examine
 from specdec.requests import SamplingParams
-from specdec.types import Noise
+from specdec.types import Noise, Step
 
 GREEDY = "greedy outputs"
+RECORDED = "recorded rounds"
 ENDS = "ends of outputs and of the cache"
+
+ROUNDING = 1e-3
+"""Expectations that differ by less are equal up to rounding."""
 
 
 def mixed(prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, tokens: int) -> list[Job]:
@@ -62,6 +66,44 @@ def greedy_outputs(stage: Stage, jobs: Sequence[Job], runs: Sequence[Run], plain
             return failed(GREEDY, f"an output differs from plain decoding's from token {same} on{far} ({where})")
         ties += 1
     return passed(GREEDY, f"equal to plain decoding: {where}" + (f"; {ties} ties" if ties else ""))
+
+
+def recorded_rounds(stage: Stage, jobs: Sequence[Job]) -> Finding:
+    """Plays rounds as an engine records them, with the drafter itself, and compares them with rounds that are not.
+
+    On a GPU, whole rounds are recorded. A drafter that follows them on the device does so in methods of its own, which
+    no other check calls.
+    """
+    rounds: list[list[list[Step]]] = []
+    for recording in ("off", "rounds"):
+        options = {**stage.options, "optimize": True, "recording": recording}
+        with Engine(
+            stage.target, stage.make(), stage.verifier, max_batch_size=3, max_length=stage.max_length, **options
+        ) as engine:
+            ids = [engine.submit(job.prompt, job.sampling) for job in jobs]
+            steps: dict[int, list[Step]] = {number: [] for number in ids}
+            while engine.unfinished:
+                for step in engine.step():
+                    steps[step.request].append(step)
+            rounds.append(list(steps.values()))
+    for job, wanted, found in zip(jobs, *rounds, strict=True):
+        errors = [step.error for step in found if step.error]
+        if errors:
+            return failed(RECORDED, f"a request failed: {errors[0]}")
+        if stage.log.adapts:
+            continue  # its drafts may depend on the order in which rounds of several requests are played
+        for number, (one, other) in enumerate(zip_longest(wanted, found)):
+            same = one is not None and other is not None and one.token_ids == other.token_ids
+            if same and abs(one.expected_accepted - other.expected_accepted) < ROUNDING:
+                continue
+            kind = "greedy" if job.sampling.greedy else "sampled"
+            said = [f"{each.token_ids} with {each.expected_accepted:.3g} accepted" for each in (one, other) if each]
+            return failed(
+                RECORDED,
+                f"in round {number} of a {kind} request, a recorded round gives {said[-1]}, and another one {said[0]} "
+                f"(is what was accepted followed on the device, too?)",
+            )
+    return passed(RECORDED, f"{len(jobs)} requests go as in rounds that are not recorded")
 
 
 def ends(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams) -> Finding:

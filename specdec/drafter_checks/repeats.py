@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.drafter_checks.drafts import DRAWN, Draft
-from specdec.drafter_checks.findings import Finding, failed, not_applicable, not_tried, passed
-from specdec.drafter_checks.playing import LONG_CHUNK, Job, Run, Stage, run
+from specdec.drafter_checks.findings import Finding, failed, not_applicable, passed
+from specdec.drafter_checks.playing import DRAWN, LONG_CHUNK, Draft, Job, Run, Stage, run
 from specdec.requests import SamplingParams
 
 SEED = "same seed, same drafts"
@@ -73,44 +72,40 @@ def repeats(
     def alone(chunk: int = LONG_CHUNK) -> list[Run]:
         return [run(stage.engine(chunk=chunk), [job])[0] for job in jobs]
 
-    done: list[Finding] = []
+    trials: list[_Trial] = []
 
     def same_seed() -> Finding:
-        trial = _Trial(stage, prompts, jobs, alone())
-        trials.append(trial)
-        return trial.compare(
+        trials.append(_Trial(stage, prompts, jobs, alone()))
+        return trials[0].compare(
             SEED,
             alone(),
             f"a second run of {tokens} tokens, greedy and sampled, drafts the same",
             "a second run with the same seed drafts otherwise (take random numbers from specdec.random)",
         )
 
-    trials: list[_Trial] = []
-    done.append(attempt(SEED, same_seed))
-    if done[0].failed or not trials:
-        why = "drafts cannot be compared, because a second run does not repeat the first"
-        return [done[0], *(not_tried(check, why) for check in ALL[1:])]
-    trial = trials[0]
-    if stage.log.adapts:
-        why = "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
-        return [done[0], *(not_applicable(check, why) for check in ALL[1:])]
-    done.append(attempt(COMPANY, lambda: _company(trial)))
-    done.append(
-        attempt(
+    def pieces() -> Finding:
+        return trials[0].compare(
             PIECES,
-            lambda: trial.compare(
-                PIECES,
-                alone(chunk=3),
-                "prompts in pieces of 3 tokens lead to the same drafts as in one",
-                "a prompt that came in pieces of 3 tokens leads to other drafts",
-            ),
+            alone(chunk=3),
+            "prompts in pieces of 3 tokens lead to the same drafts as in one",
+            "a prompt that came in pieces of 3 tokens leads to other drafts",
         )
-    )
-    done.append(attempt(REUSE, lambda: _reuse(trial)))
-    if done[-1].failed:
-        return [*done, not_tried(DRIFT, "the comparison uses a slot again, and that check failed")]
-    done.append(attempt(DRIFT, lambda: _drift(stage, jobs, rounds)))
-    return done
+
+    found = [attempt(SEED, same_seed)]
+    if stage.log.adapts and not found[0].failed:
+        why = "the drafter says adapts=True: its drafts may depend on other requests and on earlier rounds"
+        return [*found, *(not_applicable(check, why) for check in ALL[1:])]
+    others = {
+        COMPANY: lambda: _company(trials[0]),
+        PIECES: pieces,
+        REUSE: lambda: _reuse(trials[0]),
+        DRIFT: lambda: _drift(stage, jobs, rounds),
+    }
+    for check, tried in others.items():
+        if found[-1].failed:
+            break
+        found.append(attempt(check, tried))
+    return found
 
 
 def _company(trial: _Trial) -> Finding:

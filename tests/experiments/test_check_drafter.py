@@ -28,8 +28,10 @@ def test_a_drafter_that_keeps_its_contract(
     monkeypatch.setattr(rules, "fitting_rules", lambda drafter: [RejectionVerifier, TransportVerifier])
     config = configure("check_drafter", f"target.name={saved / 'target'}", f"drafter.name={saved / 'drafter'}", *SMALL)
     findings = check(config)
-    text = shown(capsys)
+    captured = capsys.readouterr()
+    text, said = " ".join(captured.out.split()), captured.err
     assert "exact with RejectionVerifier passed greedy" in text and "Transport" not in text
+    assert "0 s: drafter" in said and " s: recorded rounds\n" in said, "a line per check where there is no terminal"
     assert "ModelDrafter, tried with" in text and "greedy outputs passed equal to plain decoding" in text
     passed = sum(finding.status is Status.PASSED for finding in findings)
     assert f"ModelDrafter keeps its contract: it passes {passed} checks, and" in text

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import specdec.drafter_checks.suite
+from drafters.medusa import MedusaScorer
 from specdec.drafter_checks import Finding, Status, assert_conforms, check_drafter
 from specdec.drafter_checks.watched import Watched
 from specdec.interfaces import Drafter, why_unfit
@@ -188,7 +189,7 @@ def test_bad_arguments(target: Target, options: dict, words: str) -> None:
 
 def test_an_unfit_rule_is_refused(target: Target) -> None:
     class IidOnly(RejectionVerifier):
-        laws = frozenset([DraftSampling.DETERMINISTIC])
+        samplings = frozenset([DraftSampling.DETERMINISTIC])
 
     with pytest.raises(ValueError, match="IidOnly is not made for drafts that are IID"):
         check_drafter(Honest, target, verifier=IidOnly())
@@ -263,16 +264,25 @@ def test_a_biased_rule_is_named(target: Target, rule: type[RejectionVerifier]) -
     draws = 2000 if rule is NoResidual else 0
     found = failing(check(Honest, target, **FEW | {"rules": [rule()], "draws": draws}))
     assert list(found) == [f"exact with {rule.__name__}"]
-    words = "sampled outputs do not follow the target" if rule is NoResidual else "differs from plain decoding's"
+    words = "sampled outputs do not follow the target" if rule is NoResidual else "a token that the target excludes"
     assert words in found[f"exact with {rule.__name__}"]
 
 
-@pytest.mark.full
-def test_wrong_draws_show_in_the_output(target: Target) -> None:
-    """Where they bias it enough: other wrong draws need more outputs than are sampled, and are seen in q first."""
-    rules = [RejectionVerifier()]
-    found = failing(check(mutants.Sorts, target, rounds=2, tokens=12, draws=8000, max_length=96, rules=rules))
-    assert "exact with RejectionVerifier" in found
+def test_a_drafter_that_does_not_follow_on_the_device_is_noticed(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such methods are called in recorded rounds alone: in all others, it drafts what it should."""
+    monkeypatch.setattr(MedusaScorer, "follow", lambda scorer, decided, nodes, *, in_place: None)
+    found = failing(check(lambda: DRAFTERS["medusa"](wide.model), wide, **FEW))
+    assert list(found) == ["recorded rounds"] and "followed on the device" in found["recorded rounds"]
+
+
+def test_the_first_failure_ends_it(target: Target) -> None:
+    """Also a proof that draws are wrong, of which a quarter is enough."""
+    begun: list[str] = []
+    findings = check(mutants.Colder, target, rounds=2, tokens=12, draws=8000, max_length=96, progress=begun.append)
+    by_name = {finding.check: finding for finding in findings}
+    assert begun[-1] == "q is what was drawn: first node"
+    assert " draws)" in by_name[begun[-1]].detail and "8000 draws" not in by_name[begun[-1]].detail
+    assert by_name["NaN logits"].status is Status.NOT_TRIED
 
 
 def test_a_test_of_a_drafter_is_one_line(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
