@@ -1,40 +1,50 @@
 """Make the bundled models: ``python -m experiments.bundle``.
 
-Stages: a byte-level BPE tokenizer; the target, trained on the standard library's sources; text sampled from it;
-a small drafter and Medusa heads, both distilled from it on the sources and on its own text; the model card.
-Each finished stage is kept in ``work`` and skipped by the next call; an interrupted one goes on from its last
-checkpoint. ``accelerate launch -m experiments.bundle`` uses the GPUs there are.
-
-One more stage, which has to be asked for, copies heads of ``python -m experiments.train`` beside them:
-``'stages=[heads]' heads.eagle3=FOLDER out=specdec/bundled``.
+Every model is a training of ``experiments.train`` with its own recipe (``conf/recipe/bundled_*.yaml``): first the
+target, on the standard library's sources, and then drafters for it. Each command is printed. A finished training in
+``work`` is not run again, and an interrupted one goes on; the weights are installed in ``out`` with a card and
+checksums.
 """
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from experiments.config.launch import launch
-from experiments.config.sections import check_early, plain, typed
+from experiments.config.sections import check_early, plain
 from experiments.config.settings import BUNDLE
 
 
 def bundle(config: DictConfig) -> None:
-    """Make the models by the configuration's recipe."""
+    """Train and install the models that the configuration names.
+
+    Raises:
+        ValueError: A training or an installation failed.
+    """
     check_early(config, BUNDLE)
-    from experiments.bundling.config import Recipe
+    from experiments.training.blank import make_blank
+    from experiments.training.bundled import TARGET, install
 
-    recipe = typed(Recipe, {str(name): plain(config, str(name)) for name in config})
-    if set(recipe.stages) - {"heads"}:
-        from experiments.bundling.recipe import run_stages
-
-        run_stages(recipe)
-    if "heads" in recipe.stages:
-        from pathlib import Path
-
-        import torch
-
-        from experiments.bundling.heads import install_heads
-
-        torch.set_num_threads(recipe.threads)
-        install_heads(recipe.heads, Path(recipe.out))
+    out, work = Path(config.out), Path(config.work)
+    blank = work / "blank"
+    for name in plain(config, "models"):
+        if name == TARGET and not (blank / "tokenizer.json").is_file():
+            make_blank(blank, config.vocab_size, config.max_length)
+        if not (work / name / "last").is_dir():
+            own = blank if name == TARGET else out / TARGET
+            given = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={config.threads}"]
+            given += [f"target.name={own}"] if (own / "config.json").is_file() else []
+            given += [] if name == TARGET else [f"regenerate.file={work / 'responses.jsonl'}"]
+            given += [str(word) for word in plain(config, "overrides")]
+            given += ["resume=true"] if (work / name / "manifest.json").is_file() else []
+            command = [sys.executable, "-m", "experiments.train", *given, f"hydra.run.dir={work / name}"]
+            print(shlex.join(["python", *command[1:]]), flush=True)
+            if subprocess.run(command).returncode:
+                raise ValueError(f"the training of {name} ended early: see above; the same command goes on with it")
+        install(name, work / name, out)
 
 
 def main() -> None:

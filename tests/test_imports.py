@@ -38,7 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ROOMS = (
     ("datasets", "results"),
     ("tracing", "training", "grading", "contenders", "exporting", "planning"),
-    ("measuring", "bundling", "inspecting"),
+    ("measuring", "inspecting"),
     ("reporting", "tracking"),
     ("config",),
     ("session", "bench"),

@@ -54,8 +54,6 @@ def kv_format(value: Any) -> str | None:
     return None if value in (None, "int8", "fp8") else "give int8, fp8 or null"
 
 
-STAGES = ("tokenizer", "target", "samples", "drafter", "medusa", "card", "heads")
-
 ENGINE: dict[str, Check] = {
     "max_batch_size": integer(1),
     "max_length": integer(2, optional=True),
@@ -291,16 +289,11 @@ TRAIN: dict[str, Check] = {
     "progress_every": pace,
 }
 BUNDLE: dict[str, Check] = {
+    "models": several(text, "a list of names of recipes: [target,drafter]"),
     "out": folder,
     "work": folder,
-    "stages": several(one_of(*STAGES), f"a list of {', '.join(STAGES)}"),
-    "seed": integer(0),
+    "vocab_size": integer(257),
+    "max_length": integer(4),
     "threads": integer(1),
-    "mixed_precision": one_of("no", "bf16", "fp16"),
-    "tokenizer": section,
-    "target": section,
-    "samples": section,
-    "drafter": section,
-    "medusa": section,
-    "heads": section,
+    "overrides": anything,
 }

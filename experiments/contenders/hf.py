@@ -20,15 +20,62 @@ from specdec.target.loading import load, load_tokenizer
 from specdec.types import Completion
 
 
-class _Generate(OtherEngine):
+class HfGenerate(OtherEngine):
     """Decodes with ``model.generate``, from the very weights that our engine uses.
 
     Args:
-        options: More arguments of ``generate``.
+        assistant: The small model that drafts, for assisted generation: a folder, a name on the hub, or ``bundled/…``.
+        num_tokens: The number of tokens that are drafted per round: by the assistant (always the same number), or
+            without one by prompt lookup, where the prompt or output has a match. None decodes without drafts.
+        dtype: The assistant's dtype.
+        device: The assistant's device.
+        options: More arguments of ``generate``, such as ``{cache_implementation: static}``.
+
+    Raises:
+        ValueError: The number is below 1, or the assistant cannot be loaded.
     """
 
-    def __init__(self, options: dict[str, Any] | None):
-        self.options = dict(options or {})
+    def __init__(
+        self,
+        *,
+        assistant: str | None = None,
+        num_tokens: int | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        options: dict[str, Any] | None = None,
+    ):
+        self.options, self._name, self._assistant = dict(options or {}), assistant, None
+        self._drafts = assistant is not None or num_tokens is not None
+        if num_tokens is not None and num_tokens < 1:
+            raise ValueError(f"num_tokens={num_tokens}: give at least 1")
+        if assistant is not None:
+            self._assistant = load(assistant, dtype=dtype, device=device).model
+            config = self._assistant.generation_config
+            assert config is not None, "every causal LM has one"
+            config.num_assistant_tokens = 4 if num_tokens is None else num_tokens
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0  # else it stops drafting early, whatever the number
+            self.options["assistant_model"] = self._assistant
+        elif num_tokens is not None:
+            self.options["prompt_lookup_num_tokens"] = num_tokens
+
+    def check(self) -> None:
+        """Refuse drafts in batches, and an assistant of another vocabulary without the tokenizers of both."""
+        if self._drafts and self.max_batch_size > 1:
+            raise ValueError(
+                f"transformers drafts at batch 1 only, and engine.max_batch_size={self.max_batch_size}: "
+                "leave this contender out, or set engine.max_batch_size=1"
+            )
+        if self._assistant is None or self._name is None:
+            return
+        if self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
+            tokenizer = load_tokenizer(self._name)
+            if tokenizer is None or self.target.tokenizer is None:
+                raise ValueError(
+                    f"assistant={self._name!r} has another vocabulary than {self.target.name}, "
+                    "so transformers needs the tokenizers of both: save one beside each model"
+                )
+            self.options |= {"tokenizer": self.target.tokenizer, "assistant_tokenizer": tokenizer}
 
     @torch.inference_mode()
     def generate(
@@ -60,97 +107,6 @@ class _Generate(OtherEngine):
             self.completion(prompt, own, row, rounds)
             for prompt, own, row in zip(prompts, sampling, output[:, width:].tolist(), strict=True)
         ]
-
-
-class HfGenerate(_Generate):
-    """transformers without drafts.
-
-    Args:
-        options: More arguments of ``generate``, such as ``{cache_implementation: static}``.
-    """
-
-    def __init__(self, *, options: dict[str, Any] | None = None):
-        super().__init__(options)
-
-
-class HfPromptLookup(_Generate):
-    """transformers' prompt lookup.
-
-    Args:
-        num_tokens: The number of tokens that are drafted per round, where the prompt or output has a match.
-        options: More arguments of ``generate``.
-
-    Raises:
-        ValueError: The number is below 1.
-    """
-
-    def __init__(self, *, num_tokens: int = 8, options: dict[str, Any] | None = None):
-        super().__init__(options)
-        self.options["prompt_lookup_num_tokens"] = _at_least_one("num_tokens", num_tokens)
-
-    def check(self) -> None:
-        """Refuse batches."""
-        _refuse_batches(self)
-
-
-class HfAssisted(_Generate):
-    """transformers' assisted generation.
-
-    Args:
-        assistant: The small model that drafts: a folder, a name on the hub, or ``bundled/…``.
-        num_tokens: The number of tokens that it drafts per round, always the same.
-        dtype: The assistant's dtype.
-        device: The assistant's device.
-        options: More arguments of ``generate``.
-
-    Raises:
-        ValueError: The number is below 1, or the assistant cannot be loaded.
-    """
-
-    def __init__(
-        self,
-        assistant: str,
-        *,
-        num_tokens: int = 4,
-        dtype: str = "auto",
-        device: str = "auto",
-        options: dict[str, Any] | None = None,
-    ):
-        super().__init__(options)
-        _at_least_one("num_tokens", num_tokens)
-        self._name, self._assistant = assistant, load(assistant, dtype=dtype, device=device).model
-        config = self._assistant.generation_config
-        assert config is not None, "every causal LM has one"
-        config.num_assistant_tokens = num_tokens
-        config.num_assistant_tokens_schedule = "constant"
-        config.assistant_confidence_threshold = 0.0  # else it stops drafting early, whatever the number
-        self.options["assistant_model"] = self._assistant
-
-    def check(self) -> None:
-        """Refuse batches, and an assistant of another vocabulary without the tokenizers of both."""
-        _refuse_batches(self)
-        if self._assistant.config.get_text_config(decoder=True).vocab_size != self.target.vocab_size:
-            tokenizer = load_tokenizer(self._name)
-            if tokenizer is None or self.target.tokenizer is None:
-                raise ValueError(
-                    f"assistant={self._name!r} has another vocabulary than {self.target.name}, "
-                    "so transformers needs the tokenizers of both: save one beside each model"
-                )
-            self.options |= {"tokenizer": self.target.tokenizer, "assistant_tokenizer": tokenizer}
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name}={value}: give at least 1")
-    return value
-
-
-def _refuse_batches(engine: OtherEngine) -> None:
-    if engine.max_batch_size > 1:
-        raise ValueError(
-            f"transformers drafts at batch 1 only, and engine.max_batch_size={engine.max_batch_size}: "
-            "leave this contender out, or set engine.max_batch_size=1"
-        )
 
 
 class _Rounds(BaseStreamer):

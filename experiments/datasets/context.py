@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.datasets.lengths import check_lengths
 from experiments.datasets.prompt import Prompt, Selection
 from experiments.datasets.stdlib import places
 from experiments.datasets.text import pieces, texts
 
-_CHARACTERS = 6
+CHARACTERS = 6
 """Characters of text that are kept per wanted token. Usual tokenizers have fewer per token on code and on prose, so
 the text has enough tokens for all of them."""
 
@@ -37,7 +36,7 @@ class Context(Selection):
 
     def load(self) -> list[Prompt]:
         """Every place with enough text before it, by file and position."""
-        length = self.longest * _CHARACTERS
+        length = self.longest * CHARACTERS
         if self.files is None:
             found = [(p.id, p.source[p.stop - length : p.stop], p.category) for p in places() if p.stop >= length]
         else:
@@ -48,12 +47,24 @@ class Context(Selection):
             ]
         if not found:
             raise ValueError(
-                f"dataset.longest={self.longest}: no text of {length} characters ({_CHARACTERS} per token) in front of "
+                f"dataset.longest={self.longest}: no text of {length} characters ({CHARACTERS} per token) in front of "
                 f"any place: give a smaller number, or longer dataset.files"
             )
         return [
             Prompt(id=name, turns=(text,), category=category, last_tokens=self.tokens) for name, text, category in found
         ]
+
+
+def check_lengths(tokens: int, longest: int) -> None:
+    """Refuse lengths that no prompt can have: of the prompts, and of the same places in a whole study.
+
+    Raises:
+        ValueError: One is below what it has to be.
+    """
+    if tokens < 1:
+        raise ValueError(f"dataset.tokens={tokens}: give at least 1")
+    if longest < tokens:
+        raise ValueError(f"dataset.longest={longest}: give at least dataset.tokens={tokens}")
 
 
 def _full(text: str, length: int) -> list[str]:

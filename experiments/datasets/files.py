@@ -15,17 +15,18 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _KINDS = (".jsonl", ".parquet")
 
 
-def rows(file: str) -> Iterator[tuple[int, Any]]:
+def rows(file: str, setting: str = "dataset.file") -> Iterator[tuple[int, Any]]:
     """Number (from 1) and value of every row of a JSONL or Parquet file; blank lines are skipped.
 
     Args:
         file: A path; ``hf://datasets/OWNER/NAME[@REVISION]/PATH``, a file on the hub; or ``OWNER/NAME``, a dataset
             on the hub with a single such file (or a single one of its test split).
+        setting: The setting that named it, for messages.
 
     Raises:
         ValueError: There is no such file, or it is not what its name says.
     """
-    path = _locate(file)
+    path = _locate(file, setting)
     if path.suffix == ".parquet":
         yield from _parquet(path, file)
     else:
@@ -57,21 +58,21 @@ def _parquet(path: Path, file: str) -> Iterator[tuple[int, Any]]:
         yield number, {str(key): value.tolist() if hasattr(value, "tolist") else value for key, value in row.items()}
 
 
-def _locate(file: str) -> Path:
-    path = Path(file)
+def _locate(file: str, setting: str) -> Path:
+    path = Path(file).expanduser()
     if path.is_file():
         return path
     url = _URL.fullmatch(file)
     if url is not None:
         return _download(url["repo"], url["path"], url["revision"])
     if file.startswith("hf://"):
-        raise ValueError(f"dataset.file={file!r}: write a file on the hub as hf://datasets/OWNER/NAME/PATH")
+        raise ValueError(f"{setting}={file!r}: write a file on the hub as hf://datasets/OWNER/NAME/PATH")
     if _REPOSITORY.fullmatch(file) and path.suffix not in (*_KINDS, ".json") and not path.parent.exists():
-        return _download(file, _only_file(file), None)
-    raise ValueError(f"dataset.file: there is no file {file!r}")
+        return _download(file, _only_file(file, setting), None)
+    raise ValueError(f"{setting}: there is no file {file!r}")
 
 
-def _only_file(repository: str) -> str:
+def _only_file(repository: str, setting: str) -> str:
     try:
         names = list_repo_files(repository, repo_type="dataset")
     except (OSError, ValueError, httpx.HTTPError) as error:
@@ -85,7 +86,7 @@ def _only_file(repository: str) -> str:
         raise ValueError(f"the dataset {repository} on the hub has no JSONL or Parquet file")
     several = ", ".join((tests or found)[:6])
     raise ValueError(
-        f"the dataset {repository} on the hub has several files: give dataset.file=hf://datasets/{repository}/PATH "
+        f"the dataset {repository} on the hub has several files: give {setting}=hf://datasets/{repository}/PATH "
         f"with one of {several}"
     )
 

@@ -3,12 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from experiments.datasets.lengths import check_lengths
+from experiments.datasets.context import CHARACTERS, check_lengths
 from experiments.datasets.prompt import Dataset, Prompt, Selection
 
-_CHARACTERS = 6
-"""Characters of text that are kept per wanted token. Usual tokenizers have fewer per token on code and on prose, so
-the text has enough tokens for all of them."""
 _BETWEEN = "\n\n"
 """Stands between joined prompts."""
 _LONG_LINE = 24
@@ -47,7 +44,7 @@ class Joined(Selection):
             ValueError: The prompts are too few for one joined prompt, or for as many as are wanted; or as the dataset.
         """
         given = self.prompts.load()
-        length = self.longest * _CHARACTERS
+        length = self.longest * CHARACTERS
         categories = list(dict.fromkeys(prompt.category for prompt in given))
         made = [
             _as_one(group, self.tokens)
@@ -58,7 +55,7 @@ class Joined(Selection):
         if len(made) < wanted:
             raise ValueError(
                 f"dataset.longest={self.longest}: the {len(given)} prompts of dataset.prompts make {len(made)} joined "
-                f"prompts of {length} characters ({_CHARACTERS} per token), and {wanted} are wanted: give a smaller "
+                f"prompts of {length} characters ({CHARACTERS} per token), and {wanted} are wanted: give a smaller "
                 f"number, dataset.count={max(1, len(made))}, or more prompts"
             )
         return made

@@ -1,6 +1,6 @@
 """Prompts from files of the kind that the field's benchmarks ship as: JSONL, or the hub's Parquet."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,6 @@ class Jsonl(Selection):
         if not prompts:
             raise ValueError(f"{self.file} has no prompts: it is empty")
         return prompts
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        """The id of every line's prompt, and the line as it is: what a benchmark says besides, such as the answer."""
-        for number, row in rows(self.file):
-            yield _id(row, number), row
 
     def _prompt(self, row: Any, number: int) -> Prompt:
         where = f"{self.file}, line {number}"

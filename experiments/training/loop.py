@@ -2,6 +2,8 @@
 
 import json
 import math
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -114,6 +116,7 @@ class Training:
         """
         self._cut_log()
         self.comparison.train()
+        before = _interrupt_on_sigterm()
         try:
             for step in range(self.done, self.config.steps):
                 self._evaluate_if_due()  # here, because an attempt may have been interrupted at the end of a step
@@ -127,6 +130,9 @@ class Training:
             if self._whole:
                 self._save()
             raise
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
         if self.accelerator.is_main_process:
             self._write(LAST)
             if self.plan.serve is None:
@@ -317,6 +323,20 @@ class Training:
                 break
             kept.append(line + "\n")
         path.write_text("".join(kept), encoding="utf-8")
+
+
+def _interrupt_on_sigterm() -> Any:
+    """Let SIGTERM, by which schedulers end jobs, do what Ctrl-C does; returns the handler before it.
+
+    Only the main thread can, so it is None in others.
+    """
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, interrupt)
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:

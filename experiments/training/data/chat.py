@@ -48,7 +48,7 @@ class Chat(Source):
             ValueError: A line is not a conversation, or there is none.
         """
         found = []
-        for number, row in rows(self.file):
+        for number, row in rows(self.file, "data.file"):
             if self.count is not None and len(found) == self.count:
                 break
             found.append((f"{self.file}, line {number}", messages_of(row, f"{self.file}, line {number}")))

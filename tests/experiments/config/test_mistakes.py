@@ -331,26 +331,6 @@ def test_null_stands_for_none_only_where_a_group_is_chosen() -> None:
     assert without_nulls(given) == ["-m", "drafter=none,ngram", *given[2:]]
 
 
-@pytest.mark.parametrize(
-    ("stages", "said"),
-    [
-        ("[medusa]", "stage medusa builds on tokenizer, target, samples, which {work} does not have: "
-         "give stages=[tokenizer,target,samples,medusa], or the work=… where they are done"),
-        ("[tokenizer,card]", "stage card builds on target, samples, drafter, medusa, which"),
-        ("[samples]", "stage samples builds on tokenizer, target, which"),
-    ],
-)  # fmt: skip
-def test_a_stage_without_those_before_it(
-    stages: str, said: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    work = mine / "work"
-    given = [f"stages={stages}", f"work={work}", f"out={mine / 'models'}"]
-    assert invoke(bundle, "bundle", *given, patch=monkeypatch, folder=mine) == 1
-    error = capsys.readouterr().err
-    assert said.format(work=work) in error and error.count("\n") == 1
-    assert not work.exists(), "refused before anything is written"
-
-
 def test_the_manifest_has_revisions_and_the_users_own_repository(
     configure: Configure, saved: Path, tiny: list[str], mine: Path, capsys: Any
 ) -> None:

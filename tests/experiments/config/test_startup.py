@@ -65,7 +65,7 @@ TYPING_ERRORS = {
         (["out=b"], "drafter.name has no value: give drafter.name=…"),
         (["drafter=eagle", "out=b"], "drafter=eagle: its files tell what kind of drafter it is, give drafter.name="),
     ],
-    "bundle": [(["stages=[drafer]"], "stages=['drafer']: give a list of")],
+    "bundle": [(["models=drafter"], "models='drafter': give a list of")],
     "train": [
         (["head=eagel3"], "there is no head 'eagel3': did you mean eagle3?"),
         (["mixed_precision=fp16"], "mixed_precision='fp16': give one of no, bf16"),

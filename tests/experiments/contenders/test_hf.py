@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessor
 
 from experiments.contenders.base import OtherEngine
-from experiments.contenders.hf import HfAssisted, HfGenerate, HfPromptLookup
+from experiments.contenders.hf import HfGenerate
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -49,14 +49,14 @@ def test_a_ragged_batch_equals_our_plain_decoding(target: Target, sampling: Samp
 
 def test_drafts_leave_the_output_alone_and_rounds_are_counted(target: Target, saved: Path) -> None:
     sampling = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    for made in (HfPromptLookup(num_tokens=4), HfAssisted(str(saved / "drafter"), num_tokens=3, dtype="float32")):
+    for made in (HfGenerate(num_tokens=4), HfGenerate(assistant=str(saved / "drafter"), num_tokens=3, dtype="float32")):
         contender = bound(target, made=made)
         done = [contender.generate([prompt], [sampling])[0] for prompt in PROMPTS]
         assert [each.token_ids for each in done] == plain(target, sampling), made
         for each in done:
             assert [token for step in each.steps for token in step.token_ids] == list(each.token_ids)
         # The drafter is of the target's opinion mostly, so several tokens come from one forward.
-        if isinstance(made, HfAssisted):
+        if "assistant_model" in made.options:
             assert sum(len(each.steps) for each in done) < 0.7 * sum(len(each.token_ids) for each in done)
 
 
@@ -112,10 +112,10 @@ def test_the_models_own_defaults_are_not_mixed_in_and_come_back(target: Target) 
 
 def test_what_cannot_work_is_refused_before_the_run(target: Target, saved: Path) -> None:
     with pytest.raises(ValueError, match=r"at batch 1 only.*max_batch_size=2"):
-        bound(target, 2, HfPromptLookup())
+        bound(target, 2, HfGenerate(num_tokens=8))
     with pytest.raises(ValueError, match="num_tokens=0: give at least 1"):
-        HfPromptLookup(num_tokens=0)
+        HfGenerate(num_tokens=0)
     with pytest.raises(ValueError, match="nowhere"):
-        HfAssisted(str(saved / "nowhere"))
+        HfGenerate(assistant=str(saved / "nowhere"))
     with pytest.raises(ValueError, match="another vocabulary"):
-        bound(Target(tiny_model(vocab_size=99)), made=HfAssisted(str(saved / "drafter")))
+        bound(Target(tiny_model(vocab_size=99)), made=HfGenerate(assistant=str(saved / "drafter")))

@@ -1,0 +1,182 @@
+"""Puts finished trainings among the bundled models, with their cards and checksums."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers.utils import logging as transformers_logging
+
+from drafters.block import BlockDrafter
+from drafters.eagle import EagleDrafter
+from drafters.medusa import MedusaDrafter
+from drafters.model import ModelDrafter
+from drafters.mtp import MTPDrafter
+from experiments.results.comparison import commit_of
+from experiments.results.origin import read_manifest
+from specdec import bundled
+from specdec.engine.engine import Engine
+from specdec.interfaces import Drafter
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from verifiers.rejection import RejectionVerifier
+
+CARD, FACTS, BEST = "MODEL_CARD.md", "training.json", "best"
+TARGET = "target"
+_BEGIN, _END = "<!-- heads:begin -->", "<!-- heads:end -->"
+_OWN = ("out=", "threads=", "resume=", "regenerate.file=", "target.name=", "hydra.", "progress_every=", "tracker")
+"""Overrides that do not change what is trained."""
+_RECIPE = ("head", "loss", "weights", "data", "regenerate", "fit", "served", "seed", "mixed_precision")
+_TRIED = "import os\n\n\ndef read_lines(path):\n"
+KINDS: dict[str, tuple[str, Any]] = {
+    "TrainedLM": ("causal LM", ModelDrafter),
+    "TrainedEagle3": ("EAGLE-3 head", EagleDrafter),
+    "TrainedBlock": ("block drafter's head", BlockDrafter),
+    "TrainedMedusa": ("Medusa heads", MedusaDrafter),
+    "TrainedMTP": ("MTP module", MTPDrafter),
+}
+"""What can be bundled, by the class that trained it: in words, and its drafter."""
+
+
+def install(name: str, training: Path, out: Path) -> None:
+    """Copy the best weights of a training into the folder of bundled models, and write card, list and checksums.
+
+    Nothing is copied unless the head loads, drafts in the engine without changing a greedy output, and all files
+    together stay below ``bundled.MOST_BYTES``.
+
+    Args:
+        name: The name that it gets: ``"target"`` for the target of all others.
+        training: The folder of a training (``experiments.train``).
+        out: The folder of bundled models.
+
+    Raises:
+        ValueError: The folder holds no such training, or a head that does not work, or the files are too large.
+    """
+    facts = _facts(name, training, out)
+    kept = sum(path.stat().st_size for path in bundled.files(out) if path.parent.name != name)
+    total = kept + sum(path.stat().st_size for path in (training / BEST).iterdir())
+    if total > bundled.MOST_BYTES:
+        raise ValueError(
+            f"all bundled models would have {total / 1e6:.1f} MB, more than {bundled.MOST_BYTES / 1e6:.0f}: "
+            f"leave {name} out, or train a smaller one"
+        )
+    said = "" if name == TARGET else f"{_tried(name, training / BEST, facts, out):.2f} tokens per round on one prompt; "
+    place = out / name
+    shutil.rmtree(place, ignore_errors=True)  # nothing of an earlier head may stay
+    shutil.copytree(training / BEST, place)
+    for path in place.iterdir():
+        path.chmod(0o644)
+    (place / CARD).write_text(card(name, facts, read_manifest(training)), encoding="utf-8")
+    _list_heads(out)
+    (out / bundled.SUMS).write_text(bundled.checksums(out), encoding="utf-8")
+    print(
+        f"{name}: {said}installed in {place}; all: {total / 1e6:.1f} MB of {bundled.MOST_BYTES / 1e6:.0f}", flush=True
+    )
+
+
+def card(name: str, facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """The card of a bundled model, in Markdown.
+
+    Args:
+        name: Its name.
+        facts: ``training.json`` beside its weights.
+        manifest: What made the training.
+    """
+    config, versions = manifest["config"], manifest["versions"]
+    given = " ".join(text for text in manifest["overrides"] if not text.startswith(_OWN))
+    recipe = yaml.safe_dump(_portable({key: config[key] for key in _RECIPE if key in config}), sort_keys=False)
+    whose = "" if name == TARGET else f" for {bundled.PREFIX}{TARGET}"
+    chosen = ", which had the greatest served length" if facts["figures"].get("served_length") else ""
+    rows = [
+        ("what", f"{KINDS[facts['head']][0]}{whose}, {facts['parameters']:,} parameters, bfloat16"),
+        ("data", f"{facts['tokens']:,} tokens in {facts['documents']:,} documents, see [the target's card](../{CARD})"),
+        ("weights of", f"step {facts['step']} of {config['fit']['steps']}{chosen}"),
+        *_figures(facts["figures"]),
+        ("made by", f"`python -m experiments.train {given}`, commit {commit_of(manifest)}, torch {versions['torch']}"),
+    ]
+    table = "\n".join(f"| {left} | {right} |" for left, right in rows)
+    return f"""# Model card: bundled/{name}
+
+For demonstrations and tests of speculative decoding with the bundled target, and for nothing else.
+
+| | |
+|---|---|
+{table}
+
+*Served length* is the mean acceptance length of chains in the engine, on held-out prompts. *Accuracy* is how often the
+most probable token is the target's, by depth, when the tokens before it are given.
+
+```yaml
+{recipe}```
+"""
+
+
+def _portable(value: Any) -> Any:
+    """Settings without the folders of the machine that they were used on."""
+    if isinstance(value, dict):
+        return {key: _portable(inner) for key, inner in value.items()}
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
+    served = [(name.partition("=")[2], value) for name, value in figures.items() if name.startswith("served_length/")]
+    depths = {int(name.rpartition("/")[2]): value for name, value in figures.items() if "held_out/accuracy/" in name}
+    rows = [("served length", ", ".join(f"{value:.2f} at T={temperature}" for temperature, value in served))]
+    if depths:
+        rows.append(("held-out accuracy", ", ".join(f"{depths[depth]:.0%}" for depth in sorted(depths))))
+    return [row for row in rows if row[1]]
+
+
+def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
+    """What a training says of its best weights.
+
+    Raises:
+        ValueError: There are none, or they are of another kind or for another target.
+    """
+    path = training / BEST / FACTS
+    if not path.is_file():
+        raise ValueError(f"{name}: there is no {BEST}/{FACTS} in {training}, give the folder of a training")
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if facts["head"] not in KINDS:
+        raise ValueError(f"{name}: {training} holds a {facts['head']}, give one of {', '.join(KINDS)}")
+    if name != TARGET and facts["target"] not in (f"{bundled.PREFIX}{TARGET}", str(out / TARGET)):
+        raise ValueError(f"{name}: {training} was trained for {facts['target']}, give a head for bundled/target")
+    return facts
+
+
+def _tried(name: str, folder: Path, facts: Mapping[str, Any], out: Path) -> float:
+    """The tokens per round of a head on one prompt.
+
+    Raises:
+        ValueError: It cannot be loaded, or the output is not plain decoding's.
+    """
+    transformers_logging.disable_progress_bar()
+    own = out / TARGET
+    where = str(own) if (own / "config.json").is_file() else f"{bundled.PREFIX}{TARGET}"
+    target = Target.from_pretrained(where, dtype="float32", device="cpu")
+    drafter: Drafter = KINDS[facts["head"]][1].from_pretrained(str(folder))
+    sampling = SamplingParams(max_new_tokens=32, ignore_eos=True)
+    with Engine(target, drafter, RejectionVerifier(), max_length=128) as engine:
+        (plain,) = engine.generate([_TRIED], sampling, speculate=False)
+        (done,) = engine.generate([_TRIED], sampling)
+    if done.token_ids != plain.token_ids:
+        raise ValueError(f"{name}: {folder.parent} changes greedy outputs, it must not be bundled")
+    return len(done.token_ids) / len(done.steps)
+
+
+def _list_heads(out: Path) -> None:
+    """Bring the list of models in the card of all up to date."""
+    path = out / CARD
+    rows = []
+    for each in sorted(out.glob(f"*/{CARD}")):
+        facts = json.loads((each.parent / FACTS).read_text(encoding="utf-8"))
+        what = f"{KINDS[facts['head']][0]}, {facts['parameters']:,} parameters"
+        rows.append(f"| `{bundled.PREFIX}{each.parent.name}` | {what} | [card]({each.parent.name}/{CARD}) |")
+    trained = "Trained with `python -m experiments.train`; their own cards have recipe and figures."
+    section = "\n".join([_BEGIN, "## Heads", "", trained, "", "| name | is | |", "|---|---|---|", *rows, _END])
+    text = path.read_text(encoding="utf-8") if path.is_file() else "# Model card: the bundled models\n"
+    before, found, rest = text.partition(_BEGIN)
+    after = rest.partition(_END)[2] if found else "\n"
+    path.write_text(f"{before.rstrip()}\n\n{section}{after}", encoding="utf-8")
