@@ -5,7 +5,7 @@ A benchmark needs the bundled models or random weights, and neither hydra nor wa
 
 NAMES = {
     "engine": "how close the engine is to its device's limits; beside transformers and llama.cpp",
-    "speed": "drafting, transformers and plain decoding in turn in one process; or another checkout: against=PATH",
+    "speed": "speculation beside plain decoding; or this checkout beside another one: against=PATH",
     "verifiers": "what a rule costs and brings; operations per round",
     "kv_cache": "what a KV cache in one byte per number costs",
     "quantization": "where quantized weights pay",

@@ -1,11 +1,10 @@
-"""What counting bytes, operations and predictions costs per round: ``python -m experiments.bench accounting``.
+"""What counting bytes, operations and predictions costs per round.
 
 The bundled target decodes some requests, with and without drafts. Then the calls' steps are counted, as a run does
 after every call. The table compares the time of that with the time of the rounds: it has to be below 1 %.
 """
 
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import torch
 
 from drafters.model import ModelDrafter
 from experiments.bench.options import option, read_options
+from experiments.bench.timing import ms, show, timed
 from experiments.measuring.accounting import Accountant
-from experiments.reporting import terminal
-from experiments.reporting.table import Column, Table
 from specdec.engine.engine import Engine
 from specdec.machine import recommended_threads
 from specdec.physics.calibrated import CalibratedRounds
@@ -44,38 +42,31 @@ def main() -> None:
     torch.set_num_threads(recommended_threads())
     target = Target.from_pretrained("bundled/target", inflate=options.inflate or None)
     costs = None if options.costs is None else CalibratedRounds.load(options.costs)
-    columns = [Column("rows"), Column("method", "left"), Column("rounds"), Column("a round, ms")]
-    columns += [Column("counting it, µs"), Column("share")]
-    table = Table(columns, f"Counting after the fact, {target.name}", [f"to reach: below {GOAL:.0%}"])
+    rows = []
     for batch in options.batch:
         drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4)
         with Engine(target, drafter, RejectionVerifier(), max_batch_size=batch, timing=True) as engine:
             for speculate in (False, True):
-                table.add(str(batch), *_measure(engine, options, costs, speculate=speculate))
-    terminal.console().print(terminal.render(table, terminal.Frame.NARROW))
+                rows.append({"rows": str(batch), **_measure(engine, options, costs, speculate=speculate)})
+    show(f"Counting after the fact, {target.name}", rows, f"to reach: below {GOAL:.0%}")
 
 
-def _measure(engine: Engine, options: Options, costs: CalibratedRounds | None, *, speculate: bool) -> list[str]:
+def _measure(engine: Engine, options: Options, costs: CalibratedRounds | None, *, speculate: bool) -> dict[str, str]:
     sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
     prompts = ["def area(self):\n    return self.width * self.height\n"] * engine.max_batch_size
     engine.generate(prompts, sampling, speculate=speculate)
     done = engine.generate(prompts, sampling, speculate=speculate)
     accountant = Accountant.of(engine, speculate=speculate, costs=costs)
     rounds = {id(step.seconds): sum(step.seconds.values()) for each in done for step in each.steps}
-    times = []
-    for _ in range(options.repeats):
-        begin = time.perf_counter()
-        accountant.of_call(done)
-        times.append(time.perf_counter() - begin)
-    counting, playing = statistics.median(times) / len(rounds), statistics.median(rounds.values())
-    method = "draft model" if speculate else "plain"
-    return [
-        method,
-        str(len(rounds)),
-        f"{1e3 * playing:.2f}",
-        f"{1e6 * counting:.1f}",
-        f"{counting / playing:.2%}",
-    ]
+    whole = timed(lambda: accountant.of_call(done), repeats=options.repeats, limit=1e9, warm_up=0).seconds
+    counting, playing = whole / len(rounds), statistics.median(rounds.values())
+    return {
+        "method": "draft model" if speculate else "plain",
+        "rounds": str(len(rounds)),
+        "a round, ms": ms(playing),
+        "counting it, µs": f"{1e6 * counting:.1f}",
+        "share": f"{counting / playing:.2%}",
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables and pictures of the documentation's pages of results, from runs: ``python -m experiments.bench evidence``.
+"""The tables and pictures of the documentation's pages of results, from runs.
 
 Each study is a command of ``experiments`` in a process of its own, kept in ``work``; what is there is not run again.
 Its table and pictures replace what stands between the study's two marks in its page. Use an idle machine: only
@@ -6,12 +6,11 @@ Its table and pictures replace what stands between the study's two marks in its 
 """
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.bench.gallery import Study, run
+from experiments.bench.gallery import Study, copy_pictures, run
 from experiments.bench.options import option, read_options, refuse
 from experiments.reporting.methods import methods_document
 from experiments.results.runs import load_run
@@ -40,51 +39,40 @@ class Evidence:
     captions: Mapping[str, str] = field(default_factory=lambda: {"nodes": LENGTHS})
 
 
-def _lengths(name: str) -> Evidence:
-    return Evidence(
-        Study("experiments.run", [f"experiment={name}"], sweep=False, pictures={name: "nodes"}), page=COMPARED
-    )
+def _experiment(name: str, page: Path, caption: str, *, sweep: bool = False) -> Evidence:
+    """Return an experiment that writes a text and a picture of its own name."""
+    study = Study("experiments.run", [f"experiment={name}"], {name: name}, sweep)
+    return Evidence(study, page, f"{name}.md", {name: caption})
 
 
+_METHODS = {"methods": "Tokens per round and speedup of every drafter, with intervals", "nodes": LENGTHS}
 STUDIES = {
     "drafters": Evidence(
-        Study(
-            "experiments.run",
-            ["experiment=drafters"],
-            sweep=False,
-            pictures={"drafters": "methods", "drafters_nodes": "nodes"},
-        ),
-        page=COMPARED,
-        captions={"methods": "Tokens per round and speedup of every drafter, with intervals", "nodes": LENGTHS},
+        Study("experiments.run", ["experiment=drafters"], {"drafters": "methods", "drafters_nodes": "nodes"}),
+        COMPARED,
+        captions=_METHODS,
     ),
-    "heads": _lengths("heads"),
-    "ceiling": _lengths("ceiling"),
-    "markov_trees": _lengths("markov_trees"),
+    **{
+        name: Evidence(Study("experiments.run", [f"experiment={name}"], {name: "nodes"}), COMPARED)
+        for name in ("heads", "ceiling", "markov_trees")
+    },
     "calibration": Evidence(
-        Study("experiments.calibrate", ["target.inflate=110m"], sweep=False, pictures={"calibration": "predicted"}),
-        page=COSTS,
-        text="calibration.md",
-        captions={"predicted": "Predicted against measured seconds of every forward, and their ratios"},
+        Study("experiments.calibrate", ["target.inflate=110m"], {"calibration": "predicted"}),
+        COSTS,
+        "calibration.md",
+        {"predicted": "Predicted against measured seconds of every forward, and their ratios"},
     ),
-    "batch_sweep": Evidence(
-        Study("experiments.run", ["experiment=batch_sweep"], sweep=True, pictures={"batch_sweep": "batch_sweep"}),
-        page=FELT,
-        text="batch_sweep.md",
-        captions={"batch_sweep": "Throughput over one user's time per token, and speedup by batch size"},
+    "batch_sweep": _experiment(
+        "batch_sweep", FELT, "Throughput over one user's time per token, and speedup by batch size", sweep=True
     ),
-    "quadrants": Evidence(
-        Study("experiments.run", ["experiment=quadrants"], sweep=True, pictures={"quadrants": "quadrants"}),
-        page=SOURCES,
-        text="quadrants.md",
-        captions={
-            "quadrants": "How many times better than plain decoding every drafter is, a panel per kind of requests"
-        },
+    "quadrants": _experiment(
+        "quadrants",
+        SOURCES,
+        "How many times better than plain decoding every drafter is, a panel per kind of requests",
+        sweep=True,
     ),
-    "ingredients": Evidence(
-        Study("experiments.run", ["experiment=ingredients"], sweep=False, pictures={"ingredients": "ingredients"}),
-        page=SOURCES,
-        text="ingredients.md",
-        captions={"ingredients": "Tokens per second of every rung, and every ingredient by itself"},
+    "ingredients": _experiment(
+        "ingredients", SOURCES, "Tokens per second of every rung, and every ingredient by itself"
     ),
 }
 
@@ -99,17 +87,17 @@ class Options:
 
 
 def block(evidence: Evidence, folder: Path) -> str:
-    """Returns what the page says of a finished study: its table, and its pictures."""
+    """Return the part of the page about a finished study: its table, and its pictures."""
     shown = evidence.study.pictures.items()
     pictures = [f"![{evidence.captions[picture]}](images/{name}.png)" for name, picture in shown]
     if evidence.text is None:
         return "\n\n".join([methods_document(load_run(folder)).rstrip(), *pictures])
-    command = f"`{evidence.study.asked}`"
-    return "\n\n".join([f"{command}: {(folder / evidence.text).read_text(encoding='utf-8').rstrip()}", *pictures])
+    text = (folder / evidence.text).read_text(encoding="utf-8").rstrip()
+    return "\n\n".join([f"`{evidence.study.asked}`: {text}", *pictures])
 
 
 def placed(page: str, name: str, text: str) -> str:
-    """Returns a page with a new text between the two marks of a study.
+    """Return a page with a new text between the two marks of a study.
 
     Raises:
         ValueError: The page does not have the marks.
@@ -122,15 +110,14 @@ def placed(page: str, name: str, text: str) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the page."""
+    """Run what is missing, and write the pages."""
     options = read_options(Options, __doc__)
     try:
         for name in options.only:
             evidence, folder = STUDIES[name], options.work.resolve() / name
             seconds = run(evidence.study, folder)
             text = placed(evidence.page.read_text(encoding="utf-8"), name, block(evidence, folder))
-            for shown, picture in evidence.study.pictures.items():
-                shutil.copyfile(folder / f"{picture}.png", options.images / f"{shown}.png")
+            copy_pictures(evidence.study, folder, options.images)
             evidence.page.write_text(text, encoding="utf-8")
             print(f"{name}: {evidence.page} is up to date after {seconds:.0f} s", flush=True)
     except ValueError as error:

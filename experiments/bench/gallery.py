@@ -1,4 +1,4 @@
-"""Every picture of the documentation, from the runs that it shows: ``python -m experiments.bench gallery``.
+"""Every picture of the documentation, from the runs that it shows (``make gallery``).
 
 Each study is one command of ``experiments``, run in a process of its own; its pictures are copied into ``out`` and its
 results are kept in ``work``. A study that is complete in ``work`` is not run again, so a second call only draws.
@@ -30,49 +30,41 @@ class Study:
 
     module: str
     overrides: Sequence[str]
-    sweep: bool
     pictures: dict[str, str]
+    sweep: bool = False
 
     @property
     def asked(self) -> str:
-        """What a reader types for it."""
+        """The command as a reader types it."""
         return " ".join(["python", "-m", self.module, *self.overrides])
 
     def command(self, folder: Path) -> list[str]:
-        """The command line that writes into a folder."""
-        where = f"hydra.sweep.dir={folder}" if self.sweep else f"out={folder}"
-        again = [] if self.sweep else [f"hydra.run.dir={folder.parent / 'hydra'}"]
-        return [sys.executable, "-m", self.module, *self.overrides, where, *again]
+        """Return the command line that writes into a folder."""
+        where = [f"hydra.sweep.dir={folder}"]
+        if not self.sweep:
+            where = [f"out={folder}", f"hydra.run.dir={folder.parent / 'hydra'}"]
+        return [sys.executable, "-m", self.module, *self.overrides, *where]
 
 
+_PLAIN = ["race=null", "target.inflate=null", "target.dtype=float32", "sampling.max_new_tokens=96"]
 STUDIES = {
     "demo": Study(
         "experiments.demo",
         ["race=null"],
-        sweep=False,
-        pictures={"demo_speedup": "speedup", "demo_acceptance": "acceptance_by_position", "demo_time": "time"},
+        {"demo_speedup": "speedup", "demo_acceptance": "acceptance_by_position", "demo_time": "time"},
     ),
-    "bundled": Study(
-        "experiments.demo",
-        ["race=null", "target.inflate=null", "target.dtype=float32", "sampling.max_new_tokens=96"],
-        sweep=False,
-        pictures={"bundled_speedup": "speedup"},
-    ),
+    "bundled": Study("experiments.demo", _PLAIN, {"bundled_speedup": "speedup"}),
     "ablation": Study(
         "experiments.run",
         ["experiment=ablate_acceptance"],
+        {f"ablation_{name}": name for name in ("comparison", "acceptance", "heat_map")},
         sweep=True,
-        pictures={
-            "ablation_comparison": "comparison",
-            "ablation_acceptance": "acceptance",
-            "ablation_heat_map": "heat_map",
-        },
     ),
     "verifiers": Study(
         "experiments.run",
         ["experiment=verifiers"],
+        {"verifiers": "replay", "verifiers_reach": "reach/model_drafter.shape_3_2_1_1_iid_T1"},
         sweep=True,
-        pictures={"verifiers": "replay", "verifiers_reach": "reach/model_drafter.shape_3_2_1_1_iid_T1"},
     ),
 }
 
@@ -88,7 +80,7 @@ class Options:
 
 
 def run(study: Study, folder: Path) -> float:
-    """Run a study unless its pictures are there; returns the seconds that it took.
+    """Run a study unless its pictures are there; return the seconds that it took.
 
     Raises:
         ValueError: The command failed, or left a picture out.
@@ -107,17 +99,21 @@ def run(study: Study, folder: Path) -> float:
     return time.perf_counter() - begin
 
 
+def copy_pictures(study: Study, folder: Path, out: Path, kind: str = "png") -> None:
+    """Copy a study's pictures from its folder into the documentation's."""
+    out.mkdir(parents=True, exist_ok=True)
+    for shown, picture in study.pictures.items():
+        shutil.copyfile(folder / f"{picture}.{kind}", out / f"{shown}.{kind}")
+
+
 def main() -> None:
     """Make the gallery."""
     options = read_options(Options, __doc__)
-    work = options.work.resolve()
     try:
         for name in options.only:
-            study = STUDIES[name]
-            seconds = run(study, work / name)
-            options.out.mkdir(parents=True, exist_ok=True)
-            for shown, picture in study.pictures.items():
-                shutil.copyfile(work / name / f"{picture}.{options.format}", options.out / f"{shown}.{options.format}")
+            study, folder = STUDIES[name], options.work.resolve() / name
+            seconds = run(study, folder)
+            copy_pictures(study, folder, options.out, options.format)
             print(f"{name}: {len(study.pictures)} pictures in {options.out} after {seconds:.0f} s", flush=True)
     except ValueError as error:
         refuse(error)

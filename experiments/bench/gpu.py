@@ -11,22 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-
-NEEDED = {
-    "torch": "torch", "transformers": "transformers", "numpy": "numpy", "scipy": "scipy", "jaxtyping": "jaxtyping",
-    "psutil": "psutil", "safetensors": "safetensors", "rich": "rich", "matplotlib": "matplotlib", "yaml": "pyyaml",
-    "pytest": "pytest", "hypothesis": "hypothesis",
-}  # fmt: skip
-"""What the tests and the benchmark import: the module, and the package that it comes in."""
+NEEDED = (
+    "torch", "transformers", "numpy", "scipy", "jaxtyping", "psutil", "safetensors", "rich", "matplotlib", "yaml",
+    "pytest", "hypothesis",
+)  # fmt: skip
+"""The modules that the tests and the benchmark import."""
 
 
-def missing(needed: dict[str, str] = NEEDED) -> list[str]:
-    """Returns the packages that are not installed."""
-    return [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+def missing(needed: Sequence[str] = NEEDED) -> list[str]:
+    """Return the packages that are not installed."""
+    lacking = [module for module in needed if importlib.util.find_spec(module) is None]
+    return [{"yaml": "pyyaml"}.get(module, module) for module in lacking]
 
 
 def gpu_tests(folder: Path = ROOT / "tests") -> list[Path]:
-    """Returns the test files with tests that need a GPU.
+    """Return the test files with tests that need a GPU.
 
     Only these are collected: others import what a machine for measurements need not have.
     """
@@ -35,11 +34,11 @@ def gpu_tests(folder: Path = ROOT / "tests") -> list[Path]:
 
 
 def commands(files: Sequence[Path], options: Sequence[str]) -> list[list[str]]:
-    """Returns the command lines of the tests and of the benchmark.
+    """Return the command lines of the tests and of the benchmark.
 
     Args:
         files: The test files.
-        options: Options of ``experiments.bench.engine``.
+        options: Options of the engine's benchmark.
     """
     # A warning of some package in a version of its own is no failure of what is tested.
     tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
@@ -66,7 +65,3 @@ def main() -> None:
         print("$", " ".join(command[1:]), flush=True)
         codes.append(subprocess.run(command, cwd=ROOT).returncode)
     sys.exit(max(abs(code) for code in codes))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Where quantized weights pay: ``python -m experiments.bench quantization rows=[1,4] only=[layers] threads=1``.
+"""Where quantized weights pay: ``rows=[1,4] dtype=float32 only=[layers] threads=1``.
 
 Two tables. ``layers``: milliseconds of one linear layer by its shape and the number of rows, in full precision (on
 packed weights where the engine packs them), in each scheme as it is, and by each scheme's kernel alone. That shows up
@@ -14,30 +14,25 @@ All sides take turns. A time is the least of its runs, because other programs on
 """
 
 import copy
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from experiments.bench.models import chain_scores, llama_110m, set_threads, some_tokens
 from experiments.bench.options import option, read_options
-from experiments.bench.speed import llama_110m
-from experiments.reporting import terminal
-from experiments.reporting.table import Column, Table
+from experiments.bench.timing import in_turns, show, where
 from specdec.execution.packing import PackedWeight, can_pack
-from specdec.forward import ForwardBatch
 from specdec.llama_shapes import SHAPES
 from specdec.quantization import METHODS, dispatch, quantize
 from specdec.quantization.dispatch import DispatchedLinear
 from specdec.quantization.hardware import hardware, obstacle
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.tree import DraftTree, TreeShape
 
 PREFIX = 32
 """Tokens in the cache: few, so that the weights are what is measured."""
@@ -71,25 +66,15 @@ def kernels_only() -> Iterator[None]:
 
 
 def least_times(sides: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """The least milliseconds of each side, which take turns."""
-    least = [float("inf")] * len(sides)
-    for repeat in range(repeats + 1):
-        for step in range(len(sides)):
-            index = (step + repeat) % len(sides)  # who comes after whom matters for what is in the caches
-            start = time.perf_counter()
-            sides[index]()
-            if repeat:
-                least[index] = min(least[index], 1000 * (time.perf_counter() - start))
-    return least
+    """Return the least milliseconds of each side, which take turns."""
+    return [1000 * min(times) for times in in_turns(sides, repeats)]
 
 
 @torch.inference_mode()
-def layers_table(options: Options, dtype: torch.dtype) -> Table:
-    """One row per shape and number of rows."""
-    names = [f"{kind}{scheme}" for scheme in options.schemes for kind in ("", "kernel of ")]
-    headings = ["layer (out x in)", "rows", f"{options.dtype}, ms", *(f"{name}, ms" for name in names)]
-    ratios = [f"{scheme} / {options.dtype}" for scheme in options.schemes]
-    table = Table([Column(heading) for heading in [*headings, *ratios]], f"One linear layer, {described(options)}")
+def layers_table(options: Options, dtype: torch.dtype) -> None:
+    """Print a row per shape and number of rows."""
+    names = [options.dtype, *(f"{kind}{scheme}" for scheme in options.schemes for kind in ("", "kernel of "))]
+    found = []
     for out, width in LAYERS:
         generator = torch.Generator().manual_seed(0)
         count = max(1, _WEIGHTS // (out * width))
@@ -99,123 +84,90 @@ def layers_table(options: Options, dtype: torch.dtype) -> Table:
         for rows in options.rows:
             inputs = torch.randn(rows, width, generator=generator).to(dtype)
             sides: list[Callable[[], object]] = [lambda x=inputs, w=weights, p=packed: full(x, w, p)]
-            for scheme in options.schemes:
-                made = quantized[scheme]
+            for made in quantized.values():
                 sides += [lambda x=inputs, y=made: [layer(x) for layer in y], lambda x=inputs, y=made: by_kernel(x, y)]
             least = [each / count for each in least_times(sides, options.repeats)]
-            own = [least[1 + 2 * index] / least[0] for index in range(len(options.schemes))]
-            table.add(f"{out} x {width}", str(rows), *(f"{each:.3f}" for each in least), *(f"{r:.2f}" for r in own))
-    return table
+            timed = {f"{name}, ms": f"{each:.3f}" for name, each in zip(names, least, strict=True)}
+            ratios = {
+                f"{scheme} / {options.dtype}": f"{least[1 + 2 * index] / least[0]:.2f}"
+                for index, scheme in enumerate(options.schemes)
+            }
+            found.append({"layer (out x in)": f"{out} x {width}", "rows": str(rows), **timed, **ratios})
+    show(f"One linear layer, {where()}, least of {options.repeats}", found)
 
 
 def full(inputs: Tensor, weights: Sequence[Tensor], packed: Sequence[PackedWeight]) -> list[Tensor]:
-    """Full precision's products."""
+    """Return full precision's products."""
     return [each(inputs, None) for each in packed] if packed else [F.linear(inputs, weight) for weight in weights]
 
 
 def by_kernel(inputs: Tensor, layers: Sequence[torch.nn.Module]) -> None:
-    """The kernels' products, whatever the number of rows."""
+    """Multiply by the kernels, whatever the number of rows."""
     with kernels_only():
         for layer in layers:
             assert isinstance(layer, DispatchedLinear)
             layer(inputs)
 
 
-class Side:
-    """A model to run forwards of.
-
-    Args:
-        model: What to run.
-        rows: Tokens at most.
-    """
-
-    def __init__(self, model: PreTrainedModel, rows: int):
-        self.model = model
-        self.runner = ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=rows)
-
-    def forward(self, tree: DraftTree) -> Tensor:
-        """Logits of one verify forward."""
-        lengths = np.array([PREFIX])
-        batch = ForwardBatch.of_tree(tree, host_slots=np.zeros(1, dtype=np.int64), host_lengths=lengths)
-        return self.runner.run(batch).scores
-
-
-def chain(rows: int, vocab: int) -> DraftTree:
-    """A root and a chain behind it."""
-    tokens = torch.randint(0, vocab, (1, rows), generator=torch.Generator().manual_seed(rows))
-    return DraftTree.root_only(tokens[:, 0]) if rows == 1 else DraftTree.from_shape(TreeShape.chain(rows - 1), tokens)
-
-
-def model_table(options: Options, dtype: torch.dtype) -> tuple[Table, list[str]]:
-    """One row per number of rows; and lines about the bytes that one token reads."""
+def model_table(options: Options, dtype: torch.dtype) -> None:
+    """Print a row per number of rows, and the bytes that one token reads."""
     if options.inflate is None:
-        model, name = llama_110m().to(dtype), "a random 110M Llama"
+        model, name = llama_110m().to(dtype), "a random 110M Llama"  # pyright: ignore
     else:
         target = Target.from_pretrained("bundled/target", dtype=dtype, device="cpu", inflate=options.inflate)
         model, name = target.model, target.name
-    most, vocab = max(options.rows), Target(model).vocab_size
     models = {options.dtype: model}
     for scheme in options.schemes:
         models[scheme] = quantize(copy.deepcopy(model), scheme, check=False)
-    sides = {each: Side(found, most) for each, found in models.items()}
-    headings = ["rows", *(f"{each}, ms" for each in sides), *(f"{s} / {options.dtype}" for s in options.schemes)]
-    title = f"One verify forward of {name}, {described(options)}"
-    table = Table([Column(heading) for heading in [*headings, *(f"RMS error, {each}" for each in sides)]], title)
-    errors = {each: rms_errors(side, options.rows, vocab, most) for each, side in sides.items()}
+    most = max(options.rows)
+    runners = {each: _runner(found, most) for each, found in models.items()}
+    errors = {each: rms_errors(found, options.rows) for each, found in models.items()}
+    table = []
     for index, rows in enumerate(options.rows):
-        tree = chain(rows, vocab)
-        for side in sides.values():
+        tokens = some_tokens(rows, runners[options.dtype].vocab_size)
+        sides = [lambda r=runner, t=tokens: chain_scores(r, t, PREFIX) for runner in runners.values()]
+        for side in sides:
             for _ in range(25):  # the engine captures a forward that came so often
-                side.forward(tree)
-        least = least_times([lambda s=side, t=tree: s.forward(t) for side in sides.values()], options.repeats)
-        table.add(
-            str(rows),
-            *(f"{each:.1f}" for each in least),
-            *(f"{each / least[0]:.2f}" for each in least[1:]),
-            *(f"{each[index]:.4f}" for each in errors.values()),
-        )
-    lines = []
-    for each, side in sides.items():
-        per, read = side.runner.bytes_per_weight, side.runner.weight_bytes()
-        lines.append(f"{each}: {per:.3f} bytes per weight for one token ({read / 1e6:.0f} MB)")
-    return table, lines
+                side()
+        least = dict(zip(runners, least_times(sides, options.repeats), strict=True))
+        timed = {f"{each}, ms": f"{found:.1f}" for each, found in least.items()}
+        ratios = {f"{s} / {options.dtype}": f"{least[s] / least[options.dtype]:.2f}" for s in options.schemes}
+        off = {f"RMS error, {each}": f"{found[index]:.4f}" for each, found in errors.items()}
+        table.append({"rows": str(rows), **timed, **ratios, **off})
+    show(f"One verify forward of {name}, {where()}, least of {options.repeats}", table)
+    for each, runner in runners.items():
+        per, read = runner.bytes_per_weight, runner.weight_bytes()
+        print(f"{each}: {per:.3f} bytes per weight for one token ({read / 1e6:.0f} MB)")
 
 
-def rms_errors(side: Side, rows: Sequence[int], vocab: int, most: int) -> list[float]:
-    """How far logits are from float64's, in their standard deviations, for each number of rows."""
-    reference = Side(copy.deepcopy(side.model).double(), most)
+def _runner(model: PreTrainedModel, rows: int) -> ModelRunner:
+    return ModelRunner(model, max_batch_size=1, max_length=PREFIX + 1, max_nodes=rows)
+
+
+def rms_errors(model: PreTrainedModel, rows: Sequence[int]) -> list[float]:
+    """Return how far logits are from float64's, in their standard deviations, for each number of rows."""
+    runner, reference = (_runner(each, max(rows)) for each in (model, copy.deepcopy(model).double()))
     found = []
     for count in rows:
-        tree = chain(count, vocab)
-        expected = reference.forward(tree)
-        found.append(float((side.forward(tree).double() - expected).square().mean().sqrt() / expected.std()))
+        tokens = some_tokens(count, runner.vocab_size)
+        expected = chain_scores(reference, tokens, PREFIX)
+        off = chain_scores(runner, tokens, PREFIX).double() - expected
+        found.append(float(off.square().mean().sqrt() / expected.std()))
     return found
-
-
-def described(options: Options) -> str:
-    """What the figures depend on, for the tables' titles."""
-    machine = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{machine}, {torch.get_num_threads()} threads, least of {options.repeats}"
 
 
 def main() -> None:
     """Measure and print."""
     options = read_options(Options, __doc__)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     for scheme in options.schemes:
         reason = obstacle(scheme, dtype, hardware(torch.device("cpu")))
         if reason is not None:
             raise SystemExit(f"schemes={scheme}: {reason}; leave it out")
-    console = terminal.console()
-    if "layers" in options.only:
-        console.print(terminal.render(layers_table(options, dtype)))
-    if "model" in options.only:
-        table, lines = model_table(options, dtype)
-        console.print(terminal.render(table))
-        for line in lines:
-            console.print(line)
+    for name, make in {"layers": layers_table, "model": model_table}.items():
+        if name in options.only:
+            make(options, dtype)
 
 
 if __name__ == "__main__":

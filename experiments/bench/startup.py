@@ -1,4 +1,4 @@
-"""What a start costs: ``python -m experiments.bench startup repeats=5``.
+"""What a start costs.
 
 Times fresh processes, one after the other in turns: ``import torch, transformers``, which is what any program on these
 two pays; the imports of this project; and questions to its commands, which import neither. The times include Python's
@@ -9,13 +9,10 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.bench.options import option, read_options
-from experiments.reporting import terminal
-from experiments.reporting.table import Column, Table
+from experiments.bench.timing import in_turns, show
 
 BASE = "import torch, transformers"
 CODE = {
@@ -25,13 +22,7 @@ CODE = {
     "use specdec.Engine": "from specdec import Engine, SamplingParams, Target; from verifiers import RejectionVerifier",
     "load a model's class": f"{BASE}; transformers.AutoModelForCausalLM, transformers.PreTrainedModel",
 }
-QUESTIONS = {
-    "run --help": ("run", "--help"),
-    "run --cfg job": ("run", "--cfg", "job"),
-    "run drafter=ngrm": ("run", "drafter=ngrm"),
-    "replay --help": ("replay", "--help"),
-    "check_verifier verifier=blok": ("check_verifier", "verifier=blok"),
-}
+QUESTIONS = ("run --help", "run --cfg job", "run drafter=ngrm", "replay --help", "check_verifier verifier=blok")
 
 
 @dataclass(frozen=True)
@@ -42,40 +33,24 @@ class Options:
 
 
 def commands() -> dict[str, list[str]]:
-    """The command line of every process that is timed, by what it does."""
-    return {
-        **{name: [sys.executable, "-c", code] for name, code in CODE.items()},
-        **{name: [sys.executable, "-m", f"experiments.{words[0]}", *words[1:]] for name, words in QUESTIONS.items()},
-    }
-
-
-def seconds(command: Sequence[str]) -> float:
-    """How long a process takes from its start to its end. What it prints is thrown away."""
-    start = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    return time.perf_counter() - start
+    """Return the command line of every process that is timed, by what it does."""
+    asked = {words: ["-m", f"experiments.{words.split()[0]}", *words.split()[1:]] for words in QUESTIONS}
+    return {name: [sys.executable, *words] for name, words in ({k: ["-c", v] for k, v in CODE.items()} | asked).items()}
 
 
 def main() -> None:
     """Time all processes and print the table."""
     options = read_options(Options, __doc__)
-    listed = commands()
-    for command in listed.values():
-        seconds(command)  # byte code and the system's file cache
-    times: dict[str, list[float]] = {name: [] for name in listed}
-    for _ in range(options.repeats):
-        for name, command in listed.items():
-            times[name].append(seconds(command))
-    base = statistics.median(times[BASE])
-    table = Table(
-        [Column("process", align="left"), Column("seconds"), Column("of the base")],
-        f"Starts of processes, medians of {options.repeats}; load average {os.getloadavg()[0]:.1f}",
-        notes=[f"base: {BASE}"],
-    )
-    for name, taken in times.items():
-        median = statistics.median(taken)
-        table.add(name, f"{median:.2f}", f"{median / base:.2f}")
-    terminal.console().print(terminal.render(table))
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    sides = [lambda c=command: subprocess.run(c, **silent) for command in commands().values()]
+    # The first turn is for byte code and the system's file cache.
+    medians = dict(zip(commands(), map(statistics.median, in_turns(sides, options.repeats)), strict=True))
+    rows = [
+        {"process": name, "seconds": f"{found:.2f}", "of the base": f"{found / medians[BASE]:.2f}"}
+        for name, found in medians.items()
+    ]
+    title = f"Starts of processes, medians of {options.repeats}; load average {os.getloadavg()[0]:.1f}"
+    show(title, rows, f"base: {BASE}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a suffix tree costs as its text grows: ``python -m experiments.bench suffix out=FOLDER`` measures and draws.
+"""What a suffix tree costs as its text grows: ``out=FOLDER`` measures and draws.
 
 The text is Python's own library in tokens of the bundled models. Its second half repeats the first, which costs most
 time: every suffix up to the depth has occurred before, and is followed. The tree with compressed edges
@@ -7,18 +7,17 @@ dictionary per string, and a cursor for every suffix.
 """
 
 import gc
-import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from drafters.suffix_tree import SuffixTree, Text
 from experiments.bench.options import option, read_options
+from experiments.bench.timing import NOTHING, show, timed
 from experiments.datasets.sources import read_source, training_files
-from experiments.reporting import style, terminal
-from experiments.reporting.table import Column, Table
+from experiments.reporting import style
 from specdec.target.loading import load_tokenizer
 
 PIECE = 4
@@ -72,7 +71,7 @@ class Trie:
 
 @dataclass(frozen=True)
 class Curve:
-    """What was measured of one structure.
+    """The figures of one structure, point by point.
 
     Attributes:
         name: For the legend.
@@ -83,14 +82,14 @@ class Curve:
     """
 
     name: str
-    tokens: list[int]
-    microseconds: list[float]
-    megabytes: list[float]
-    look_up: list[float]
+    tokens: list[int] = field(default_factory=list)
+    microseconds: list[float] = field(default_factory=list)
+    megabytes: list[float] = field(default_factory=list)
+    look_up: list[float] = field(default_factory=list)
 
 
 def text_of(count: int, tokenizer: Callable[[str], Sequence[int]]) -> list[int]:
-    """Returns tokens, whose second half repeats the first."""
+    """Return tokens, whose second half repeats the first."""
     tokens: list[int] = []
     for path in training_files():
         tokens += tokenizer(read_source(path))
@@ -102,7 +101,7 @@ def text_of(count: int, tokenizer: Callable[[str], Sequence[int]]) -> list[int]:
 
 def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], points: int) -> Curve:
     """Measure time in one pass and memory, which makes everything slow, in another."""
-    curve, stretch = Curve(name, [], [], [], []), len(tokens) // points
+    curve, stretch = Curve(name), len(tokens) // points
     gc.collect()
     gc.disable()  # else it goes through all objects of all imported modules in the middle of a stretch
     made = make()
@@ -113,7 +112,7 @@ def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], 
         curve.tokens.append((point + 1) * stretch)
         curve.microseconds.append(1e6 * (time.process_time() - begin) / stretch)
         if isinstance(made, Tree):
-            curve.look_up.append(statistics.median(timed(made.look_up) for _ in range(9)))
+            curve.look_up.append(1e6 * timed(made.look_up, repeats=9, warm_up=0).seconds)
     gc.enable()
     del made
     gc.collect()
@@ -124,13 +123,6 @@ def measured(name: str, make: Callable[[], Tree | Trie], tokens: Sequence[int], 
         curve.megabytes.append(tracemalloc.get_traced_memory()[0] / 1e6)
     tracemalloc.stop()
     return curve
-
-
-def timed(function: Callable[[], None]) -> float:
-    """Microseconds of a call."""
-    begin = time.process_time()
-    function()
-    return 1e6 * (time.process_time() - begin)
 
 
 def draw(curves: Sequence[Curve], depth: int, path: Path) -> Path:
@@ -176,14 +168,16 @@ def main() -> None:
     curves = [
         measured(name, lambda make=make: make(options.depth), tokens, options.points) for name, make in makers.items()
     ]
-    columns = ("tokens", "µs per token", "memory (MB)", "look-up (µs)")
-    table = Table([Column("structure", "left"), *map(Column, columns)], f"Strings of up to {options.depth} tokens")
-    for curve in curves:
-        for point in sorted({0, options.points // 2 - 1, options.points - 1}):
-            look_up = f"{curve.look_up[point]:.0f}" if curve.look_up else "-"
-            figures = f"{curve.microseconds[point]:.1f}", f"{curve.megabytes[point]:.1f}", look_up
-            table.add(curve.name, f"{curve.tokens[point]:,}", *figures)
-    terminal.console().print(terminal.render(table))
+    rows = [
+        {
+            "structure": curve.name, "tokens": f"{curve.tokens[point]:,}",
+            "µs per token": f"{curve.microseconds[point]:.1f}", "memory (MB)": f"{curve.megabytes[point]:.1f}",
+            "look-up (µs)": f"{curve.look_up[point]:.0f}" if curve.look_up else NOTHING,
+        }
+        for curve in curves
+        for point in sorted({0, options.points // 2 - 1, options.points - 1})
+    ]  # fmt: skip
+    show(f"Strings of up to {options.depth} tokens", rows)
     print(f"wrote {draw(curves, options.depth, options.out / 'suffix.png')}")
 
 

@@ -1,36 +1,36 @@
-"""What does a rule cost, and what does it bring? ``python -m experiments.bench verifiers rules=[block] nodes=[8]``.
+"""What does a rule cost, and what does it bring? ``rules=[block] nodes=[8]``.
 
 The cost of a rule is the time of ``accept``: both laws and both draws. What it brings is how many more tokens it
 expects to accept than rejection sampling on the same drafts. Both are measured on random tables, with p and q about as
 concentrated and as similar as those of a target and its drafter; ``experiments.replay`` shows what rules bring on real
 ones. Let rejection sampling accept a tokens per round. A rule that accepts g more and costs c more time per round pays
 where a whole round takes longer than c (a + 1) / g. The last columns give this in milliseconds, and as the number of
-parameters of a target whose forward takes that long, scaled from the forward of a 110M target here. Use all cores and
-an otherwise idle machine.
+parameters of a target whose forward takes that long, scaled from the forward of a 110M target here.
+
+``only=[operations]`` counts the operations of ``accept`` instead: on a GPU each is at least one kernel launch.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
+from rich.text import Text
 
+from experiments.bench.models import llama_110m
 from experiments.bench.options import option, read_options
-from experiments.bench.rules import NAMES, make_rules
-from experiments.bench.speed import llama_110m
-from experiments.reporting import terminal
-from experiments.reporting.table import Cell, Column, Emphasis, Table
-from experiments.tracing.draft_sets import DraftSet, refusal
+from experiments.bench.rules import LAWS, NAMES, drafted, fits, make_rules, work_of
+from experiments.bench.rules import SHAPES as COUNTED
+from experiments.bench.timing import missed, show, timed, where
 from specdec.acceptance import accept
 from specdec.forward import ForwardBatch
 from specdec.interfaces import Verifier
 from specdec.random import draw
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
+from specdec.types import DraftSampling, Noise
 from verifiers import RejectionVerifier
 
 SHAPES = {8: (2, 4), 16: (4, 4), 64: (8, 8)}
@@ -40,22 +40,24 @@ SHARE = 0.10
 """The largest share of a 110M target's forward that each of ``CHEAP`` may take, at ``BAR``."""
 BAR = (16_384, 8)
 """Vocabulary and nodes of that requirement."""
-LAWS = (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.IID, DraftSampling.DETERMINISTIC)
-_PARAMETERS = 110e6
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    rules: tuple[str, ...] = option(NAMES, "names of conf/verifier", choices=NAMES)
+    vocabularies: tuple[int, ...] = option((4096, 32768, 131072), "sizes of the vocabulary", least=2)
+    nodes: tuple[int, ...] = option((8, 16, 64), "drafted nodes", choices=tuple(SHAPES))
+    batches: tuple[int, ...] = option((1, 8), "rows", least=1)
+    repeats: int = option(7, "calls that are timed in each case", least=1)
+    only: tuple[str, ...] = option(("costs",), "costs, operations, or both", choices=("costs", "operations"))
 
 
 @dataclass(frozen=True)
 class Case:
-    """Drafts that rules are timed on.
+    """Drafts that rules are timed on: their shape, how every node is drawn, and the tables of all rows."""
 
-    Attributes:
-        name: In words.
-        shape: Shape of every row's tree.
-        law: How every node is drawn.
-        tokens, p, q: Tables of all rows, in one tensor each, as in the engine.
-    """
-
-    name: str
     shape: TreeShape
     law: DraftSampling
     tokens: torch.Tensor
@@ -63,27 +65,31 @@ class Case:
     q: torch.Tensor
 
     def tree(self) -> DraftTree:
-        """The drafts, as a drafter of a static shape hands them over."""
+        """Return the drafts, as a drafter of a static shape hands them over."""
         q = None if self.law is DraftSampling.DETERMINISTIC else self.q
         return DraftTree.from_shape(self.shape, self.tokens, sampling=self.law, draft_probs=q)
 
 
-def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSampling, seed: int = 0) -> Case:
-    """Random tables and drafts drawn from them."""
+def shape_of(nodes: int, *, chain: bool) -> TreeShape:
+    """Return a chain of so many nodes, or paths that share the root."""
     branches, length = SHAPES[nodes]
-    shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
+    return TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
+
+
+def make_case(nodes: int, vocab: int, batch: int, *, chain: bool, law: DraftSampling, seed: int = 0) -> Case:
+    """Return random tables and drafts drawn from them."""
+    shape = shape_of(nodes, chain=chain)
     generator = torch.Generator().manual_seed(seed)
     size = (batch, shape.num_nodes + 1, vocab)
     # Log-probabilities of a text's next token are about that spread; the drafter's are its own, on top.
     logits = 2.5 * torch.randn(size, generator=generator)
     p = logits.softmax(-1)
     q = (logits + 0.8 * torch.randn(size, generator=generator)).softmax(-1)
-    words = f"{'chain' if chain else f'{branches} x {length}'}, {law.name.lower().replace('_', ' ')}"
-    return Case(words, shape, law, draw_tokens(shape, law, q, generator), p, q)
+    return Case(shape, law, draw_tokens(shape, law, q, generator), p, q)
 
 
 def draw_tokens(shape: TreeShape, law: DraftSampling, q: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Drafts from q, whose rows do not depend on what is drawn above them."""
+    """Return drafts from q, whose rows do not depend on what is drawn above them."""
     batch = len(q)
     tokens = torch.zeros(batch, shape.num_nodes + 1, dtype=torch.long)
     for parent, children in enumerate(shape.children):
@@ -99,40 +105,25 @@ def draw_tokens(shape: TreeShape, law: DraftSampling, q: torch.Tensor, generator
 
 
 def cases_of(rule: Verifier, nodes: int) -> list[tuple[bool, DraftSampling]]:
-    """A chain, of the first law that the rule takes; and trees of every sampled one, or of the deterministic one."""
+    """Return chains of the first law that the rule takes, and trees of every sampled one, or the deterministic one."""
     found: list[tuple[bool, DraftSampling]] = []
-    branches, length = SHAPES[nodes]
+    if rule.noise is Noise.SHARED:
+        return found
     for chain in (True, False):
-        shape = TreeShape.chain(nodes) if chain else TreeShape.branching(branches, *[1] * (length - 1))
-        taken = []
-        for law in LAWS:
-            drafts = DraftSet((), Path(), "", "", 1.0, frozenset({law}), chain, shape.num_nodes, shape.max_depth, True)
-            if refusal(rule, drafts) is None:
-                taken.append(law)
+        taken = [law for law in reversed(LAWS) if fits(rule, shape_of(nodes, chain=chain), law)]
         sampled = [law for law in taken if law is not DraftSampling.DETERMINISTIC]
         found += [(chain, law) for law in (taken[:1] if chain else sampled or taken)]
     return found
 
 
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median time of some calls, after two to warm up."""
-    times = []
-    for number in range(repeats + 2):
-        begin = time.perf_counter()
-        work()
-        if number >= 2:
-            times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
 def time_rule(rule: Verifier, case: Case, repeats: int) -> float:
-    """Seconds of a round's acceptance."""
+    """Return the seconds of a round's acceptance."""
     uniforms = torch.rand(len(case.tokens), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return seconds(lambda: accept(rule, case.tree(), case.p, uniforms), repeats)
+    return timed(lambda: accept(rule, case.tree(), case.p, uniforms), repeats=repeats, limit=1e9, warm_up=2).seconds
 
 
 def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: float = 1.0) -> list[float]:
-    """Accepted tokens that rules expect, over the same drafts: ``draws``, or fewer after ``limit`` seconds.
+    """Return the accepted tokens that rules expect, over the same drafts: ``draws``, or fewer after ``limit`` seconds.
 
     What a rule expects given one draft says little: it may lose on that one and win on average.
     """
@@ -140,8 +131,7 @@ def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: flo
     found: list[list[float]] = [[] for _ in rules]
     begin = time.perf_counter()
     for _ in range(draws):
-        drawn = replace(case, tokens=draw_tokens(case.shape, case.law, case.q, generator))
-        tree = drawn.tree()
+        tree = replace(case, tokens=draw_tokens(case.shape, case.law, case.q, generator)).tree()
         for values, rule in zip(found, rules, strict=True):
             values.append(float((rule.laws(tree, case.p).stop * tree.depth).sum(-1).mean()))
         if time.perf_counter() - begin > limit:
@@ -149,16 +139,15 @@ def accepted_by(rules: Sequence[Verifier], case: Case, *, draws: int, limit: flo
     return [statistics.mean(values) for values in found]
 
 
-def forward_seconds(vocab: int, nodes: int, batch: int, repeats: int) -> float:
-    """A verify forward of a random 110M target in bf16, behind 128 tokens."""
-    runner = ModelRunner(llama_110m(vocab), max_batch_size=batch, max_length=256, max_nodes=nodes)
-    tokens = torch.randint(0, vocab, (batch, 128), generator=torch.Generator().manual_seed(0))
-    slots, nothing, lengths = np.arange(batch), np.zeros(batch, dtype=np.int64), np.full(batch, 128)
-    runner.run(ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=nothing))
-    drafted = torch.zeros(batch, nodes + 1, dtype=torch.long)
-    tree = DraftTree.from_shape(TreeShape.chain(nodes), drafted)
-    batch_of_trees = ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=lengths)
-    return seconds(lambda: runner.run(batch_of_trees), repeats)
+def forward_time(vocab: int, nodes: int, repeats: int) -> float:
+    """Return the seconds of a verify forward of a random 110M target in bf16, behind 128 tokens."""
+    runner = ModelRunner(llama_110m(vocab), max_batch_size=1, max_length=256, max_nodes=nodes)
+    tokens = torch.randint(0, vocab, (1, 128), generator=torch.Generator().manual_seed(0))
+    slots = np.zeros(1, dtype=np.int64)
+    runner.run(ForwardBatch.of_chunk(tokens, host_slots=slots, host_lengths=slots))
+    tree = DraftTree.from_shape(TreeShape.chain(nodes), torch.zeros(1, nodes + 1, dtype=torch.long))
+    batch = ForwardBatch.of_tree(tree, host_slots=slots, host_lengths=np.full(1, 128))
+    return timed(lambda: runner.run(batch), repeats=repeats, limit=1e9, warm_up=2).seconds
 
 
 @dataclass(frozen=True)
@@ -188,7 +177,7 @@ class Row:
 
 
 def break_even(cost: float, gain: float, accepted: float) -> float:
-    """Seconds that a round must take for ``cost`` more of them to be worth ``gain`` more tokens.
+    """Return the seconds that a round must take for ``cost`` more of them to be worth ``gain`` more tokens.
 
     (R + cost) / (accepted + 1 + gain) < R / (accepted + 1), solved for R: 1 ms more for 0.1 tokens on top of 2.0
     emitted ones pays where a round takes more than 20 ms.
@@ -204,109 +193,84 @@ def rows(
     repeats: int,
     draws: int = 64,
 ) -> Iterator[Row]:
-    """All cases, rejection sampling timed beside every rule."""
+    """Yield all cases, rejection sampling timed beside every rule."""
     base = RejectionVerifier()
-    for vocab in vocabularies:
-        for count in nodes:
-            for batch in batches:
-                kinds = {kind for rule in rules.values() for kind in cases_of(rule, count)}
-                for chain, law in sorted(kinds, reverse=True):
-                    case = make_case(count, vocab, batch, chain=chain, law=law)
-                    base_took = time_rule(base, case, repeats)
-                    for name, rule in rules.items():
-                        if (chain, law) not in cases_of(rule, count):
-                            continue
-                        try:
-                            took = time_rule(rule, case, repeats)
-                            accepted, base_accepted = accepted_by([rule, base], case, draws=draws)
-                        except ValueError:  # a linear program is for tiny vocabularies
-                            continue
-                        yield Row(
-                            name,
-                            rule.exactness.value,
-                            vocab,
-                            count,
-                            batch,
-                            case.name,
-                            took,
-                            accepted,
-                            base_took,
-                            base_accepted,
-                        )
+    sizes = [(vocab, count, batch) for vocab in vocabularies for count in nodes for batch in batches]
+    for vocab, count, batch in sizes:
+        kinds = {kind for rule in rules.values() for kind in cases_of(rule, count)}
+        for chain, law in sorted(kinds, reverse=True):
+            case = make_case(count, vocab, batch, chain=chain, law=law)
+            drafts = "chain" if chain else "{} x {}".format(*SHAPES[count])
+            base_took = time_rule(base, case, repeats)
+            for name, rule in rules.items():
+                if (chain, law) not in cases_of(rule, count):
+                    continue
+                try:
+                    took = time_rule(rule, case, repeats)
+                    accepted, base_accepted = accepted_by([rule, base], case, draws=draws)
+                except ValueError:  # a linear program is for tiny vocabularies
+                    continue
+                about = name, rule.exactness.value, vocab, count, batch, f"{drafts}, {_words(law)}"
+                yield Row(*about, took, accepted, base_took, base_accepted)
 
 
-COLUMNS = (
-    Column("vocab"),
-    Column("nodes"),
-    Column("batch"),
-    Column("drafts", "left"),
-    Column("rule (exactness)", "left"),
-    Column("ms"),
-    Column("accepted"),
-    Column("over\nrejection"),
-    Column("of a 110M\nforward"),
-    Column("pays from a\nround of, ms"),
-    Column("or a\ntarget of"),
-)
-WIDTH = 160
-"""Characters per line in a file or pipe: the table has many columns."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
-
-    rules: tuple[str, ...] = option(NAMES, "names of conf/verifier", choices=NAMES)
-    vocabularies: tuple[int, ...] = option((4096, 32768, 131072), "sizes of the vocabulary", least=2)
-    nodes: tuple[int, ...] = option((8, 16, 64), "drafted nodes", choices=tuple(SHAPES))
-    batches: tuple[int, ...] = option((1, 8), "rows", least=1)
-    repeats: int = option(7, "calls that are timed in each case", least=1)
+def _words(law: DraftSampling) -> str:
+    return law.name.lower().replace("_", " ")
 
 
 def main() -> None:
-    """Time the rules, and print one table and the requirement."""
+    """Time the rules, and print the table and the requirement; count operations, if that is wanted."""
     options = read_options(Options, __doc__)
+    if "operations" in options.only:
+        _count(options.rules)
+    if "costs" not in options.only:
+        return
     rules = make_rules(options.rules)
-    console = terminal.console(WIDTH)
     with torch.inference_mode():
-        forward = forward_seconds(*BAR, 1, options.repeats)
-        title = (
-            f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward of a 110M target, bf16, "
-            f"{BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms"
-        )
-        table = Table(COLUMNS, title)
+        forward = forward_time(*BAR, options.repeats)
+        about = f"forward of a 110M target, bf16, {BAR[1]} nodes, vocabulary {BAR[0]}, batch 1: {1e3 * forward:.1f} ms"
+        found = []
         for row in rows(rules, options.vocabularies, options.nodes, options.batches, options.repeats):
-            cells = row_cells(row, forward)
-            table.add(*cells)
+            found.append(_cells(row, forward))
             # The table comes at the end, which may be many minutes away.
-            line = " · ".join(cell.text for cell in cells[:7])
-            console.print(f"{line} tokens", highlight=False, markup=False, style="dim")
-        console.print(terminal.render(table))
+            print(" · ".join(str(cell) for cell in list(found[-1].values())[:7]), "tokens", flush=True)
+        show(f"{where()}; {about}", found)
         cheap = {name: rule for name, rule in rules.items() if name in CHEAP}
         for row in rows(cheap, BAR[:1], BAR[1:], [1], 3 * options.repeats, 1):
             share = row.took / forward
-            word = "reached" if share <= SHARE else "MISSED"
-            terminal.say(
-                console,
+            print(
                 f"{row.rule}, {row.case}, vocabulary {row.vocab}, {row.nodes} nodes: {1e3 * row.took:.2f} ms, "
-                f"{share:.1%} of the forward (<= {SHARE:.0%} {word})",
+                f"{share:.1%} of the forward (<= {SHARE:.0%} {'reached' if share <= SHARE else 'MISSED'})"
             )
 
 
-def row_cells(row: Row, forward: float) -> list[Cell]:
-    """A rule's figures on a case.
+def _cells(row: Row, forward: float) -> dict[str, str | Text]:
+    """Return a rule's figures on a case, beside the seconds of a forward of the 110M target."""
+    size = f"{float(row.pays) / 1e3 / forward * 110:,.0f}M" if row.pays[0].isdigit() else ""
+    return {
+        "vocab": str(row.vocab), "nodes": str(row.nodes), "batch": str(row.batch), "drafts": row.case,
+        "rule (exactness)": missed(f"{row.rule} ({row.exactness})", wrong=row.exactness != "exact"),
+        "ms": f"{1e3 * row.took:.3f}", "accepted": f"{row.accepted:.3f}",
+        "over\nrejection": f"{row.accepted - row.base_accepted:+.3f}",
+        "of a 110M\nforward": f"{row.took / forward:.1%}", "pays from a\nround of, ms": row.pays,
+        "or a\ntarget of": size,
+    }  # fmt: skip
 
-    Args:
-        row: The figures.
-        forward: Seconds of a forward of the 110M target.
-    """
-    pays = row.pays
-    size = f"{float(pays) / 1e3 / forward * _PARAMETERS / 1e6:,.0f}M" if pays[0].isdigit() else ""
-    emphasis = Emphasis.NONE if row.exactness == "exact" else Emphasis.LOSSY
-    texts = [str(row.vocab), str(row.nodes), str(row.batch), row.case, f"{row.rule} ({row.exactness})"]
-    texts += [f"{1e3 * row.took:.3f}", f"{row.accepted:.3f}", f"{row.accepted - row.base_accepted:+.3f}"]
-    texts += [f"{row.took / forward:.1%}", pays, size]
-    return [Cell(text, emphasis=emphasis if index == 4 else Emphasis.NONE) for index, text in enumerate(texts)]
+
+def _count(names: Sequence[str]) -> None:
+    found = []
+    for name, rule in make_rules([name for name in names if name != "transport"]).items():
+        for law in (law for law in LAWS if law in rule.samplings):
+            row = {"rule": name, "drafts": _words(law)}
+            for per_row in (False, True):
+                for title, shape in COUNTED.items():
+                    text = "-"
+                    if fits(rule, shape, law):
+                        work_of(rule, *drafted(shape, law, per_row=per_row))  # tables of a shape are made once
+                        text = str(work_of(rule, *drafted(shape, law, per_row=per_row)).launches)
+                    row[title + (",\nper row" if per_row else "")] = text
+            found.append(row)
+    show("Operations per accepted round", found)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 oneDNN multiplies in blocks. A plain matrix is rearranged at every call, or read in an unfavourable order. With the few
 rows of decoding this costs as much as the product itself. On packed weights, the linear layers of a 110M Llama take 0.5
-to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16;
-``python -m experiments.bench speed only=[packing]``).
+to 0.65 of the time in bfloat16 at 1 to 9 rows, and 0.3 to 0.5 in float32 (torch 2.13, AVX512-BF16).
 
 Float32 weights that came from a checkpoint in 16 bits are kept in 16 bits where this loses nothing
 (``half_weights.py``), which halves the time of one row once more.

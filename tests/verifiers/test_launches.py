@@ -6,8 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from experiments.bench.launches import LAWS, SHAPES, drafted, fits, work_of
-from experiments.bench.rules import NAMES, make_rules
+from experiments.bench.rules import LAWS, NAMES, SHAPES, drafted, fits, make_rules, work_of
 from specdec.acceptance import accept
 from specdec.host import without_looking
 from specdec.tree import DraftTree, TreeShape

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.bench.launches import SHAPES
+from experiments.bench.rules import SHAPES
 from specdec.acceptance import accept
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables

@@ -1,15 +1,15 @@
 """Does the engine make of an acceptance what the costs of a round promise? Measured with synthetic drafts."""
 
-from collections import Counter
 from typing import Any
 
 import torch
 
 from drafters import SyntheticDrafter
-from experiments.bench.clock import Budget, now
-from experiments.bench.engine.rounds import Rounds, advance, begin, repetitive, streamed
+from experiments.bench.engine.rounds import Rounds, advance, begin, streamed
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Setting, make_runner, measure_step
+from experiments.bench.models import repetitive
+from experiments.bench.timing import Budget, now
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.physics.speculation import speedup, tokens_per_round
@@ -31,8 +31,7 @@ def measure_acceptance(
         out, the costs, and how many outputs equal those of plain decoding.
     """
     what = f"synthetic acceptance at batch {batch}"
-    if budget.left <= 0:
-        budget.skip(what, "no time left")
+    if budget.spent(what):
         return None
     drafter = SyntheticDrafter(min(1.0, options.accept), options.depth)
     sampling = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
@@ -59,8 +58,8 @@ def measure_acceptance(
             before, outputs = outputs, [output.token_ids for output in engine.generate(prompts, each)]
             if outputs == before:
                 break
-        plain, speculative = Rounds([], Counter()), Rounds([], Counter())
-        costs = Rounds([], Counter()), Rounds([], Counter())
+        plain, speculative = Rounds(), Rounds()
+        costs = Rounds(), Rounds()
         for repeat in range(options.repeats):
             if repeat and budget.left <= 0:
                 break

@@ -2,21 +2,19 @@
 
 import importlib.util
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.bench.clock import Budget, timed
-from experiments.bench.engine.models import BUNDLED, make_target
-from experiments.bench.engine.rounds import WARM_UP, Rounds, advance, begin, repetitive
+from experiments.bench.engine.rounds import WARM_UP, Rounds, advance, begin
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Setting, make_runner, measure_step
+from experiments.bench.models import BUNDLED, make_target, repetitive
+from experiments.bench.timing import Budget, timed
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
-from specdec.quantization import METHODS
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 
@@ -25,7 +23,7 @@ NODES = (1, 5, 9, 16)
 
 
 def why_not(target: Target, name: str) -> str | None:
-    """Returns why llama.cpp cannot be a peer here; None if it can."""
+    """Return why llama.cpp cannot be a peer here; None if it can."""
     missing = [package for package in ("llama_cpp", "gguf") if importlib.util.find_spec(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed: pip install llama-cpp-python gguf"
@@ -51,9 +49,6 @@ def measure_llama_cpp(
             what = f"llama.cpp in {theirs}"
             if budget.left < 5:
                 budget.skip(what, "no time left")
-                continue
-            if ours is not None and ours not in METHODS:
-                budget.skip(what, f"there is no quantization {ours!r} here to compare it with")
                 continue
             try:
                 made = target if ours is None else make_target(name, target.device, target.dtype, quantization=ours)
@@ -101,8 +96,8 @@ def _compared(
     sampling = SamplingParams(max_new_tokens=WARM_UP + options.tokens, ignore_eos=True)
     with captured_at_once(CAPTURED):
         begin(engine, [prompt], sampling)
-        advance(engine, device, Rounds([], Counter()), most=WARM_UP)
-        walls = advance(engine, device, Rounds([], Counter())).walls
+        advance(engine, device, Rounds(), most=WARM_UP)
+        walls = advance(engine, device, Rounds()).walls
     records.append(_record(precision, 0, float(np.median(walls)), theirs, agrees))
     llama.close()
     return records

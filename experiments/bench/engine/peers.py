@@ -8,17 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig
 
-from drafters import ModelDrafter, NGramDrafter
-from experiments.bench.clock import Budget, now
-from experiments.bench.engine.models import BUNDLED, make_target
-from experiments.bench.engine.rounds import repetitive
+from drafters import NGramDrafter
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED
-from experiments.datasets.prompt import choose
-from experiments.datasets.stdlib import Stdlib
+from experiments.bench.models import (
+    BUNDLED,
+    assistant_of,
+    hf_generate,
+    make_target,
+    repetitive,
+    small_model,
+    stdlib_prompts,
+)  # fmt: skip
+from experiments.bench.timing import Budget, now
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams
@@ -61,7 +65,10 @@ def measure_peers(target: Target, name: str, context: int, options: Options, bud
     if name != BUNDLED:
         jobs.append((make_target(BUNDLED, target.device, target.dtype), BUNDLED, 128))
     for each, called, length in jobs:
-        prompts = _prompts(each, called, length, options.repeats)
+        count = options.repeats
+        prompts = [repetitive(length, each.vocab_size, row) for row in range(count)]
+        if called == BUNDLED:
+            prompts = stdlib_prompts(each, count, length)
         for contest in _contests(each, called, length, options):
             records += _held(contest, called, each, prompts, options, budget)
     return records
@@ -89,12 +96,8 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
     yield Contest(
         "prompt lookup, 8 tokens", ours(lookup), {"prompt_lookup_num_tokens": theirs(prompt_lookup_num_tokens=8)}
     )
-    drafter = ModelDrafter.from_pretrained("bundled/drafter", shape=4, device=target.device, dtype=target.dtype)
-    assistant = ModelDrafter.from_pretrained("bundled/drafter", shape=4, device=target.device, dtype=target.dtype).model
-    config = assistant.generation_config
-    assert config is not None
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 4, "constant"
-    config.assistant_confidence_threshold, config.eos_token_id = 0.0, None
+    drafter, twin = (small_model(target, dtype=target.dtype) for _ in range(2))
+    assistant = assistant_of(twin, 4)
     small = Engine(target, drafter, RejectionVerifier(), max_length=max_length)
     yield Contest("small model, 4 tokens", ours(small), {"assistant_model": theirs(assistant_model=assistant)})
 
@@ -102,13 +105,12 @@ def _contests(target: Target, name: str, context: int, options: Options) -> Iter
 def _held(
     contest: Contest, name: str, target: Target, prompts: list[list[int]], options: Options, budget: Budget
 ) -> list[dict[str, Any]]:
-    """Returns a record per peer: all warm up, then take turns on every prompt."""
+    """Return a record per peer: all warm up, then take turns on every prompt."""
     device = target.device
     about = {"target": name, "method": contest.method, "tokens": options.tokens}
     records: list[dict[str, Any]] = []
     racing: dict[str, Decode] = {}
-    if budget.left <= 0:
-        budget.skip(f"peers: {contest.method} of {name}", "no time left")
+    if budget.spent(f"peers: {contest.method} of {name}"):
         return []
     with captured_at_once(CAPTURED):
         for _ in range(2):
@@ -126,14 +128,11 @@ def _held(
                     got = list(decode(prompts[0]))
                 racing[peer] = decode
                 records.append({**about, "peer": peer, "same_tokens": got == expected})
-            except TooLongError:
-                records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s"})
             except Exception as error:  # whatever fails in another engine is a line in the table
-                if "TooLongError" in str(error):  # a compiler wraps what interrupts it
-                    records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s"})
-                    continue
-                reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-                records.append({**about, "peer": peer, "error": f"{type(error).__name__}: {reason}"[:200]})
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:200]
+                # A compiler wraps what interrupts it.
+                late = isinstance(error, TooLongError) or "TooLongError" in str(error)
+                records.append({**about, "peer": peer, "error": f"took longer than {limit:.0f} s" if late else reason})
         for _ in range(3):  # compiling changes a model's attributes, after which ours packs and captures again
             contest.ours(prompts[0])
         seconds: dict[str, list[float]] = {"": [], **{peer: [] for peer in racing}}
@@ -157,16 +156,6 @@ def _held(
     return records
 
 
-def hf_generate(model: PreTrainedModel, prompt: list[int], new_tokens: int, **kwargs: Any) -> list[int]:
-    """Returns what transformers' greedy ``generate`` emits after a prompt."""
-    ids = torch.tensor([prompt], device=model.device)
-    output: Any = model.generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False,
-        pad_token_id=0, **kwargs,
-    )  # fmt: skip
-    return output[0, len(prompt) :].tolist()
-
-
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise ``TooLongError`` in the ``with`` block after so many seconds.
@@ -188,11 +177,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _prompts(target: Target, name: str, context: int, count: int) -> list[list[int]]:
-    if name != BUNDLED:
-        return [repetitive(context, target.vocab_size, row) for row in range(count)]
-    assert target.tokenizer is not None
-    chosen, _ = choose(Stdlib(count=count, prompt_tokens=context, seed=0))
-    return [target.tokenizer(prompt.turns[0])["input_ids"][: 2 * context] for prompt in chosen]

@@ -4,17 +4,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from drafters import ModelDrafter, NGramDrafter
-from experiments.bench.clock import Budget, forward_seconds, now
-from experiments.bench.engine.models import make_draft_model
 from experiments.bench.engine.settings import Options
 from experiments.bench.engine.steps import CAPTURED, Setting, make_runner, measure_step
+from experiments.bench.models import make_draft_model, repetitive
 from experiments.bench.rules import make_rules
+from experiments.bench.timing import Budget, forward_seconds, now
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.execution.counting import Work, counted
@@ -52,6 +52,10 @@ class Way:
     invariant: bool = False
 
 
+Cell = tuple[tuple[str, str], Way]
+"""A drafter and a rule by name, and how the engine plays its rounds."""
+
+
 @dataclass
 class Rounds:
     """What a number of rounds took, those with a prefill left out.
@@ -64,8 +68,8 @@ class Rounds:
         steps: Rounds times rows.
     """
 
-    walls: list[float]
-    stages: Counter[str]
+    walls: list[float] = field(default_factory=list)
+    stages: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     emitted: int = 0
     steps: int = 0
@@ -81,45 +85,34 @@ class Rounds:
         return sum(self.walls) / max(1, len(self.walls))
 
     def stage(self, name: str) -> float:
-        """Returns the seconds of a stage per round."""
+        """Return the seconds of a stage per round."""
         return self.stages[name] / max(1, len(self.walls))
 
 
-def measure_rounds(
-    target: Target, context: int, options: Options, budget: Budget, *, batch: int = 1
-) -> list[dict[str, Any]]:
-    """Time rounds of every pair of ``PAIRS``, sampled at temperature 1 where the drafter draws.
-
-    Returns:
-        A record per pair: seconds per round and stage, the share of a round outside its forwards, operations and reads.
-    """
-    return _measure(target, context, options, budget, [(pair, Way()) for pair in PAIRS], batch=batch)
-
-
-def measure_ways(
-    target: Target, context: int, options: Options, budget: Budget, *, batch: int = 1
-) -> list[dict[str, Any]]:
-    """Time rounds of every pair of ``WAYS``, recorded in every way that was asked for, and in invariant mode.
-
-    Returns:
-        Records as from ``measure_rounds``, each with its ``recording`` and ``invariant``.
-    """
+def cells(options: Options) -> tuple[list[Cell], list[Cell]]:
+    """Return the rounds of every pair of ``PAIRS``; and of every pair of ``WAYS`` in all ways that were asked for."""
     ways = [Way(recording) for recording in options.recordings]
     if options.invariant:
         ways.append(Way(invariant=True))
-    return _measure(target, context, options, budget, [(pair, way) for pair in WAYS for way in ways], batch=batch)
+    return [(pair, Way()) for pair in PAIRS], [(pair, way) for pair in WAYS for way in ways]
 
 
-def _measure(
-    target: Target,
-    context: int,
-    options: Options,
-    budget: Budget,
-    cells: Sequence[tuple[tuple[str, str], Way]],
-    *,
-    batch: int,
+def measure_rounds(
+    target: Target, context: int, options: Options, budget: Budget, cells: Sequence[Cell], *, batch: int = 1
 ) -> list[dict[str, Any]]:
-    """Time rounds of every cell: a drafter and a rule by name, and how the engine plays its rounds."""
+    """Time rounds, sampled at temperature 1 where the drafter draws.
+
+    Args:
+        target: The target.
+        context: Prompt tokens.
+        options: How many rounds to play.
+        budget: Seconds.
+        cells: A drafter and a rule by name, and how the engine plays its rounds.
+        batch: Rows.
+
+    Returns:
+        A record per cell: seconds per round and stage, the share of a round outside its forwards, operations and reads.
+    """
     rules = make_rules(tuple(dict.fromkeys(rule for (_, rule), _ in cells if rule != "none")))
     draft_model = make_draft_model(target)
     makers: dict[str, Callable[[], Drafter | None]] = {
@@ -132,8 +125,7 @@ def _measure(
     for number, ((drafter, rule), way) in enumerate(cells):
         how = "" if way == Way() else f", recording={way.recording}, invariant={str(way.invariant).lower()}"
         what = f"rounds of {drafter} with {rule}{how}"
-        if budget.left <= 0:
-            budget.skip(what, "no time left")
+        if budget.spent(what):
             continue
         temperature = 0.0 if drafter in ("none", "ngram") else 1.0
         about = {"drafter": drafter, "rule": rule, "batch": batch, "temperature": temperature, **asdict(way)}
@@ -199,10 +191,10 @@ def _rounds_of(
         runners = [engine.runner, *([own] if isinstance(own, ModelRunner) else [])]
         with captured_at_once(CAPTURED):
             begin(engine, prompts, sampling)
-            advance(engine, device, Rounds([], Counter()), most=WARM_UP, limit=limit / 4)
-            timed = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 2)
+            advance(engine, device, Rounds(), most=WARM_UP, limit=limit / 4)
+            timed = advance(engine, device, Rounds(), most=count, limit=limit / 2)
             with forward_seconds(device, *runners) as spent:
-                inside = advance(engine, device, Rounds([], Counter()), most=count, limit=limit / 4)
+                inside = advance(engine, device, Rounds(), most=count, limit=limit / 4)
             with _forwards_counted(runners) as models, counted() as whole:
                 engine.step()
         outside = None
@@ -274,7 +266,7 @@ def advance(
 
 
 def _single(runner: ModelRunner, setting: Setting, target: Target) -> float:
-    """Returns the seconds of one forward of a runner's model, over a cache of its own."""
+    """Return the seconds of one forward of a runner's model, over a cache of its own."""
     of = target if runner.model is target.model else Target(runner.model)
     return measure_step(make_runner(of, setting, setting.nodes), setting, repeats=3, limit=2.0)["seconds"]
 
@@ -303,13 +295,8 @@ def _forwards_counted(runners: list[ModelRunner]) -> Iterator[Work]:
             vars(runner).pop("run", None)
 
 
-def repetitive(count: int, vocab: int, row: int = 0) -> list[int]:
-    """Returns a prompt that repeats itself, so that prompt lookup has something to find."""
-    return [(7 * (place % 23) + 3 * row + 1) % vocab for place in range(count)]
-
-
 def streamed(sampling: SamplingParams, row: int) -> SamplingParams:
-    """Returns the parameters of one row: random numbers of its own, the same ones in every run."""
+    """Return the parameters of one row: random numbers of its own, the same ones in every run."""
     return SamplingParams(
         max_new_tokens=sampling.max_new_tokens, temperature=sampling.temperature, ignore_eos=True, stream=row
     )

@@ -1,4 +1,4 @@
-"""How close is the engine to what its device can do? ``python -m experiments.bench engine seconds=300``.
+"""How close is the engine to what its device can do? ``seconds=300 only=[steps,rounds]``.
 
 It measures the device's bandwidth and arithmetic first. Then come forwards over the cache by nodes, rows, context,
 attention backend and executor; quantized weights; rounds by stage; the speedup of drafts with a given acceptance,
@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,19 @@ from typing import Any
 import torch
 import transformers
 
-from experiments.bench.clock import Budget
-from experiments.bench.engine import tables
 from experiments.bench.engine.acceptance import measure_acceptance
-from experiments.bench.engine.figures import Results, with_utilization
+from experiments.bench.engine.goals import Results, goals, with_utilization
 from experiments.bench.engine.llamacpp import measure_llama_cpp, why_not
-from experiments.bench.engine.memory import measure_memory
-from experiments.bench.engine.models import BUNDLED, dtype_for, make_target
 from experiments.bench.engine.peers import measure_peers
-from experiments.bench.engine.pictures import draw
-from experiments.bench.engine.rounds import measure_rounds, measure_ways
+from experiments.bench.engine.report import device_lines, draw, print_tables
+from experiments.bench.engine.rounds import cells, measure_rounds
 from experiments.bench.engine.settings import Grid, Options
 from experiments.bench.engine.steps import measure_prefill, measure_steps
-from experiments.bench.engine.weights import decode_large, measure_weights
+from experiments.bench.engine.storage import decode_large, measure_memory, measure_weights
+from experiments.bench.models import BUNDLED, dtype_for, make_target
 from experiments.bench.options import read_options, refuse
+from experiments.bench.timing import Budget
 from experiments.measuring.peaks import Peaks, measure_peaks
-from experiments.reporting import terminal
 from experiments.results.manifest import ROOT, device_name, git_state, versions
 from specdec.machine import dtype_name, recommended_threads
 from specdec.memory import free_memory
@@ -46,12 +42,11 @@ SHARES = {"steps": 0.32, "weights": 0.14, "rounds": 0.16, "synthetic": 0.1, "pee
 """How the time is divided; what a section does not need is left for the others."""
 
 
-def run(options: Options, say: Callable[[str], object] = print) -> Results:
+def run(options: Options) -> Results:
     """Measure what was asked for, and write ``results.json`` after every section.
 
     Args:
         options: The command line.
-        say: Called with lines about the progress.
 
     Raises:
         ValueError: The device, the dtype or a size does not fit.
@@ -78,15 +73,15 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
         "left_out": budget.left_out,
         "seconds": {},
     }
-    for line in tables.device_lines(results):
-        say(line)
+    for line in device_lines(results):
+        print(line)
     options.out.mkdir(parents=True, exist_ok=True)
     for section in options.only:
         began = time.perf_counter()
         # The sections that are left share the time that is left.
         later = options.only[options.only.index(section) :]
         part = budget.share(budget.left * SHARES[section] / sum(SHARES[each] for each in later))
-        say(f"{section}: up to {max(0.0, part.left):.0f} s")
+        print(f"{section}: up to {max(0.0, part.left):.0f} s", flush=True)
         _measure(section, results, target, name, grid, options, part)
         results["seconds"][section] = time.perf_counter() - began
         _write(results, options.out)
@@ -100,7 +95,7 @@ def run(options: Options, say: Callable[[str], object] = print) -> Results:
     for section in ("steps", "prefill"):
         if section in results:
             results[section] = with_utilization(results[section], results["device"])
-    results["goals"] = [{**asdict(goal), "met": goal.met} for goal in tables.goals(results)]
+    results["goals"] = [{**asdict(goal), "met": goal.met} for goal in goals(results)]
     _write(results, options.out)
     return results
 
@@ -119,8 +114,9 @@ def _measure(
             return
         results["weights"] = measure_weights(name, target, grid, options, budget)
     elif section == "rounds":
-        results["rounds"] = measure_rounds(target, context, options, budget.share(0.6 * budget.left))
-        results["ways"] = measure_ways(target, context, options, budget)
+        usual, others = cells(options)
+        results["rounds"] = measure_rounds(target, context, options, budget.share(0.6 * budget.left), usual)
+        results["ways"] = measure_rounds(target, context, options, budget, others)
     elif section == "synthetic":
         found = [measure_acceptance(target, context, options, budget, batch=batch) for batch in (1, 4)]
         results["synthetic"] = [each for each in found if each is not None]
@@ -182,19 +178,13 @@ def main() -> None:
     options = read_options(Options, __doc__)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    console = terminal.console(width=150)
     try:
-        results = run(options, lambda line: terminal.say(console, line))
+        results = run(options)
     except ValueError as error:
         refuse(error)
     except torch.OutOfMemoryError as error:
         reason = str(error).split(". ")[0]
         refuse(ValueError(f"the model does not fit into the device's memory ({reason}): take a smaller one"))
-    for table in tables.tables(results):
-        console.print(terminal.render(table, terminal.Frame.NARROW))
-    pictures = draw(results, options.out)
-    terminal.list_written(console, [options.out / "results.json", *pictures])
-
-
-if __name__ == "__main__":
-    main()
+    print_tables(results)
+    written = [options.out / "results.json", *draw(results, options.out)]
+    print(f"wrote into {options.out}: {', '.join(path.name for path in written)}")

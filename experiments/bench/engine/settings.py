@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.bench.engine.models import BUNDLED, SHAPES
+from experiments.bench.models import BUNDLED, SHAPES
 from experiments.bench.options import option
 from specdec.engine.rounds import RECORDING
 from specdec.quantization import METHODS
@@ -67,7 +67,7 @@ class Grid:
 
     @classmethod
     def of(cls, options: Options, device: torch.device, positions: int) -> "Grid":
-        """Returns the sizes that were asked for, or those that a device has time for.
+        """Return the sizes that were asked for, or those that a device has time for.
 
         Args:
             options: The command line.

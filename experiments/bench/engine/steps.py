@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.bench.clock import Budget, timed
 from experiments.bench.engine.settings import Grid
+from experiments.bench.timing import Budget, timed
 from experiments.measuring.forwards import Forward, captured_at_once, fill, forward_batch
 from experiments.measuring.forwards import as_graph as graph_of
 from specdec.attention import BACKENDS
@@ -55,7 +55,7 @@ class Setting:
 
 
 def settings(grid: Grid, *, invariant: bool = True) -> list[Setting]:
-    """Returns the points of a grid, the most telling ones first.
+    """Return the points of a grid, the most telling ones first.
 
     These are all nodes at every batch size and the first context; plain and verify steps at the other contexts; and
     every backend and executor at a few nodes.
@@ -106,8 +106,7 @@ def measure_steps(
     for setting in settings(grid, invariant=invariant):
         if setting.attention in refused or (records and _is_backend(setting.attention, records[0]["backend"])):
             continue  # it cannot run, or it is what "auto" has chosen
-        if budget.left <= 0:
-            budget.skip(f"step of {setting}", "no time left")
+        if budget.spent(f"step of {setting}"):
             continue
         expected = _expected(records, setting)
         if expected > budget.left / 3:
@@ -141,7 +140,7 @@ _RUNNER = ("batch", "attention", "optimize", "invariant", "context")
 
 
 def make_runner(target: Target, setting: Setting, nodes: int) -> ModelRunner:
-    """Returns a runner whose cache is full of random keys and values.
+    """Return a runner whose cache is full of random keys and values.
 
     Raises:
         ValueError: The backend does not take the model, or the cache does not fit.
@@ -193,10 +192,7 @@ def measure_prefill(target: Target, budget: Budget, *, repeats: int) -> list[dic
     """Time the prefill of a prompt, in one piece."""
     records = []
     for tokens in PREFILLS:
-        if tokens > target.max_length:
-            continue
-        if budget.left <= 0:
-            budget.skip(f"prefill of {tokens} tokens", "no time left")
+        if tokens > target.max_length or budget.spent(f"prefill of {tokens} tokens"):
             continue
         runner = ModelRunner(target.model, max_batch_size=1, max_length=tokens)
         given = torch.randint(0, runner.vocab_size, (1, tokens), device=runner.device)
@@ -211,13 +207,13 @@ def measure_prefill(target: Target, budget: Budget, *, repeats: int) -> list[dic
 
 
 def step_batch(setting: Setting, vocab: int, device: torch.device) -> ForwardBatch:
-    """Returns the forward of a setting: random tokens in a tree in which every node has two children."""
+    """Return the forward of a setting: random tokens in a tree in which every node has two children."""
     point = Forward(batch=setting.batch, queries=setting.nodes, context=setting.context)
     return forward_batch(point, vocab, device)
 
 
 def step_work(runner: ModelRunner, setting: Setting) -> Work:
-    """Returns what a step must move and compute: the weights once, the rows' keys and values once, and its own."""
+    """Return what a step must move and compute: the weights once, the rows' keys and values once, and its own."""
     tokens = setting.batch * setting.nodes
     moved = runner.weight_bytes(tokens) + runner.bytes_per_token * (setting.batch * setting.context + tokens)
     shape = ModelShape.of(runner.model.config)
@@ -226,24 +222,19 @@ def step_work(runner: ModelRunner, setting: Setting) -> Work:
 
 
 def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
-    """Returns a function that replays a forward as a CUDA graph, as the engine's rounds do.
+    """Return a function that replays a forward as a CUDA graph, as the engine's rounds do.
+
+    It has no bound of its lengths: attention reads whole rows of the cache, masked. The caches here have room for this
+    forward and nothing more, so it reads the same.
 
     Raises:
         RuntimeError: It cannot be captured.
     """
-    return graph_of(runner, without_host(batch))
-
-
-def without_host(batch: ForwardBatch) -> ForwardBatch:
-    """Returns the same forward without a bound of its lengths: attention reads whole rows of the cache, masked.
-
-    The caches here have room for this forward and nothing more, so it reads the same.
-    """
-    return replace(batch, key_bound=None)
+    return graph_of(runner, replace(batch, key_bound=None))
 
 
 def is_captured(runner: ModelRunner, setting: Setting) -> bool | None:
-    """Returns whether the executor replays a step of this size; None if it keeps no captures that one can look at."""
+    """Return whether the executor replays a step of this size; None if it keeps no captures that one can look at."""
     programs = getattr(runner.executor, "_programs", None)
     if programs is None:
         return None
@@ -256,7 +247,7 @@ def _is_backend(attention: str, name: str) -> bool:
 
 
 def _expected(records: list[dict[str, Any]], setting: Setting) -> float:
-    """Returns about how long a forward takes: in proportion to its tokens beyond the largest one that was timed."""
+    """Return about how long a forward takes: in proportion to its tokens beyond the largest one that was timed."""
     timed_before = [record for record in records if record["context"] == setting.context] or records
     if not timed_before:
         return 0.0

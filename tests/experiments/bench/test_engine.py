@@ -3,23 +3,23 @@
 import json
 import subprocess
 import sys
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from experiments.bench.clock import Budget, timed
 from experiments.bench.engine import run as command
-from experiments.bench.engine.figures import Goal, attention_utilization, goals, with_utilization
-from experiments.bench.engine.memory import kv_bytes, weight_bytes
-from experiments.bench.engine.models import SHAPES, make_target
+from experiments.bench.engine.goals import Goal, attention_utilization, goals, with_utilization
 from experiments.bench.engine.peers import TooLongError, time_limit
 from experiments.bench.engine.rounds import WAYS, Rounds, advance, begin
 from experiments.bench.engine.settings import SECTIONS, Grid, Options
-from experiments.bench.engine.steps import Setting, make_runner, settings, step_batch, step_work, without_host
+from experiments.bench.engine.steps import Setting, make_runner, settings, step_batch, step_work
+from experiments.bench.engine.storage import kv_bytes, weight_bytes
+from experiments.bench.models import SHAPES, make_target
 from experiments.bench.options import help_text, parse
+from experiments.bench.timing import Budget, timed
 from experiments.measuring.peaks import Peaks, cache_bytes, measure_peaks
 from specdec.engine.engine import Engine
 from specdec.physics.shape import ModelShape
@@ -214,7 +214,7 @@ def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
     setting = Setting(batch=2, nodes=5, context=32)
     runner = make_runner(target, setting, 5)
     batch = step_batch(setting, runner.vocab_size, CPU)
-    graphed = without_host(batch)
+    graphed = replace(batch, key_bound=None)
     assert graphed.key_bound is None and graphed.nodes == 5
     torch.testing.assert_close(runner.run(graphed).scores, runner.run(batch).scores)
 
@@ -222,11 +222,11 @@ def test_a_forward_without_lengths_on_the_host_is_the_same() -> None:
 def test_rounds_are_played_while_all_rows_run() -> None:
     engine = Engine(make_target("tiny", CPU, torch.float32), max_batch_size=2, max_length=64)
     first = begin(engine, [[1, 2, 3], [4, 5, 6]], SamplingParams(max_new_tokens=9))
-    rounds = advance(engine, CPU, Rounds([], Counter()), rows=2, most=3)
+    rounds = advance(engine, CPU, Rounds(), rows=2, most=3)
     assert len(rounds.walls) == 3 and rounds.tokens == rounds.emitted == rounds.steps == 6
     engine.abort(first[0])
-    assert not advance(engine, CPU, Rounds([], Counter()), rows=2).walls, "a row has ended"
-    rest = advance(engine, CPU, Rounds([], Counter()))
+    assert not advance(engine, CPU, Rounds(), rows=2).walls, "a row has ended"
+    rest = advance(engine, CPU, Rounds())
     assert rest.tokens == 9 - 1 - 3 and rest.tokens_per_round == 1 and engine.unfinished == 0
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from experiments.bench.engine import run as command
-from experiments.bench.engine.models import make_target
 from experiments.bench.engine.steps import Setting, as_graph, make_runner, measure_step, step_batch
+from experiments.bench.models import make_target
 
 pytestmark = pytest.mark.gpu
 

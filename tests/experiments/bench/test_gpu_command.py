@@ -24,7 +24,7 @@ def test_the_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named_as_one_installs_them() -> None:
     assert gpu.missing() == []
-    assert gpu.missing({"torch": "torch", "no_such_module": "no-such-package"}) == ["no-such-package"]
+    assert gpu.missing(["torch", "no_such_module"]) == ["no_such_module"]
 
 
 def test_both_commands_run_in_this_python() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from experiments.bench.verifiers import LAWS, SHAPES, Row, accepted_by, break_even, cases_of, make_case, time_rule
+from experiments.bench.rules import LAWS
+from experiments.bench.verifiers import SHAPES, Row, accepted_by, break_even, cases_of, make_case, time_rule
 from specdec.exactness.checks import check_drafts
 from specdec.types import DraftSampling
 from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier

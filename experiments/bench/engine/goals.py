@@ -7,11 +7,11 @@ from typing import Any
 from specdec.physics.bounds import Roof, Work, bandwidth_utilization, flop_utilization, suspicion
 
 Results = dict[str, Any]
-"""What a run has measured, as it is written to ``results.json``."""
+"""The measurements of a run, as they are written to ``results.json``."""
 
 
 def with_utilization(records: Sequence[dict[str, Any]], device: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns timed records with what follows from a device's roof.
+    """Return timed records with what follows from a device's roof.
 
     Adds ``bandwidth_utilization`` (against the measured copy), ``flop_utilization``, ``least_seconds`` (nobody can be
     faster), ``of_least`` (the time over that) and ``note`` (why the time is suspect; empty if it is not).
@@ -39,7 +39,7 @@ class Goal:
     """A figure to reach.
 
     Attributes:
-        what: What is measured.
+        what: Its name.
         wanted: The bound.
         measured: The figure; None if this run has not measured it.
         at_most: The figure may not be above the bound; else it may not be below it.
@@ -59,15 +59,15 @@ class Goal:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Returns the figures to reach on a device of this kind, with what this run has found."""
-    found = [*_on_gpu(results)] if results["device"]["type"] == "cuda" else [*_on_cpu(results)]
+    """Return the figures to reach on a device of this kind, with those of this run."""
+    found = _on_gpu(results) if results["device"]["type"] == "cuda" else _on_cpu(results)
     return [*found, *_everywhere(results)]
 
 
 def _on_gpu(results: Results) -> Iterator[Goal]:
-    is_8b = results["model"]["name"] == "llama-8b" and results["model"]["quantization"] is None
+    name, where = results["model"]["name"], "8B, context 1024, batch 1"
+    is_8b = name == "llama-8b" and results["model"]["quantization"] is None
     steps = results.get("steps", []) if is_8b else []
-    where = "8B, context 1024, batch 1"
     plain = _fastest(steps, batch=1, nodes=1, context=1024)
     used = None if plain is None else plain["bandwidth_utilization"]
     yield Goal(f"plain decoding, bandwidth utilization ({where})", 0.80, used)
@@ -78,18 +78,16 @@ def _on_gpu(results: Results) -> Iterator[Goal]:
     yield Goal("share of a round outside its forwards (8B)", 0.05, _outside(results) if is_8b else None, at_most=True)
     for scheme, least in (("int8", 1.6), ("fp8", 1.6), ("int4", 2.2)):
         yield Goal(f"{scheme} / {results['model']['dtype']}, one token", least, _scheme(results, scheme))
-    yield Goal(
-        "plain / transformers generate, its best setting", 1.5, _peer(results, "plain", results["model"]["name"])
-    )
+    yield Goal("plain / transformers generate, its best setting", 1.5, _peer(results, "plain", name))
     yield Goal("attention, context 32768, batch 8, 16 nodes: KV over bandwidth", 0.70, attention_utilization(results))
     large = results.get("large")
     yield Goal("a 70B shape in int4 decodes (tokens)", 1, None if large is None else large["tokens"])
-    yield Goal("synchronizations per round", 1, _most(results, "reads"), at_most=True)
+    reads = [r["reads"] for r in results.get("rounds", [])]
+    yield Goal("synchronizations per round", 1, max(reads, default=None), at_most=True)
 
 
 def _on_cpu(results: Results) -> Iterator[Goal]:
-    name = results["model"]["name"]
-    is_110m = name == "110m"
+    is_110m = results["model"]["name"] == "110m"
     yield Goal("plain / transformers generate, 110M", 1.5, _peer(results, "plain", "110m"))
     yield Goal("plain / transformers generate, bundled", 1.4, _peer(results, "plain", "bundled"))
     yield Goal("prompt lookup / transformers' own, bundled", 1.8, _peer(results, "prompt lookup", "bundled"))
@@ -111,16 +109,15 @@ def _everywhere(results: Results) -> Iterator[Goal]:
     yield Goal("measured / predicted speedup, synthetic acceptance", 0.95, min(synthetic, default=None))
     for rules, most in ((("rejection", "block", "target_walk"), 60), (("traversal", "kseq"), 150)):
         counts = [r["launches_outside"] for r in results.get("rounds", []) if r["rule"] in rules]
-        yield Goal(
-            f"launches per round outside forwards: {', '.join(rules)}", most, max(counts, default=None), at_most=True
-        )
+        what = f"launches per round outside forwards: {', '.join(rules)}"
+        yield Goal(what, most, max(counts, default=None), at_most=True)
     suspect = [r for r in (*results.get("steps", []), *results.get("prefill", [])) if "PHYSICS" in r["note"]]
     counted = len(suspect) if results.get("steps") else None
     yield Goal("times that are faster than physics", 0, counted, at_most=True)
 
 
 def attention_utilization(results: Results, *, batch: int = 8, nodes: int = 16, context: int = 32768) -> float | None:
-    """Returns the share of the bandwidth that attention alone reads keys and values with; None if it was not measured.
+    """Return the share of the bandwidth that attention alone reads keys and values with; None if it was not measured.
 
     Attention's time is that of a step with a long context without that of a step with the shortest one; likewise its
     bytes.
@@ -135,20 +132,25 @@ def attention_utilization(results: Results, *, batch: int = 8, nodes: int = 16, 
     return bandwidth_utilization(moved, long["seconds"] - short["seconds"], results["device"]["copy"])
 
 
+def best_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fastest step of every size, over backends and executors."""
+    best: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for step in steps:
+        size = step["batch"], step["nodes"], step["context"]
+        if size not in best or step["seconds"] < best[size]["seconds"]:
+            best[size] = step
+    return list(best.values())
+
+
 def _fastest(steps: Sequence[dict[str, Any]], **setting: int) -> dict[str, Any] | None:
-    """Returns the fastest step of a size, over backends and executors."""
-    fitting = [s for s in steps if all(s[name] == value for name, value in setting.items())]
+    fitting = [s for s in best_steps(steps) if all(s[name] == value for name, value in setting.items())]
     return min(fitting, key=lambda s: s["seconds"], default=None)
 
 
 def _outside(results: Results) -> float | None:
-    """Returns the largest share outside the forwards, over the rounds with rejection."""
+    """Return the largest share outside the forwards, over the rounds with rejection."""
     shares = [r["outside"] for r in results.get("rounds", []) if r["rule"] in ("none", "rejection")]
     return max((share for share in shares if share is not None), default=None)
-
-
-def _most(results: Results, name: str) -> float | None:
-    return max((r[name] for r in results.get("rounds", [])), default=None)
 
 
 def _scheme(results: Results, scheme: str) -> float | None:
@@ -157,7 +159,7 @@ def _scheme(results: Results, scheme: str) -> float | None:
 
 
 def _peer(results: Results, method: str, target: str) -> float | None:
-    """Returns our speed over the fastest peer's."""
+    """Return our speed over the fastest peer's."""
     found = [r for r in results.get("peers", []) if r["target"] == target and r["method"].startswith(method)]
     return min((r["ratio"] for r in found if "ratio" in r), default=None)
 
