@@ -1,6 +1,9 @@
 """A drafter exported as a configuration says, and what is printed about it."""
 
+import json
 import logging
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,8 @@ from transformers.utils import logging as transformers_logging
 import specdec
 from drafters.heads.served_for import ServedFor
 from experiments.config.sections import plain, typed
-from experiments.exporting.kinds import DSPARK, MTP, TITLES, check_format, kind_of
+from experiments.exporting.kinds import DSPARK, KINDS, MTP, check_format, kind_of
 from experiments.exporting.reading import Found, Source, config_of, notes_of, read
-from experiments.exporting.serving import commands, most_tokens, tokens_of
 from experiments.exporting.writing import Destination, write
 from experiments.reporting import terminal
 from experiments.reporting.exporting import facts_of
@@ -42,9 +44,9 @@ def export_drafter(config: DictConfig) -> list[Path]:
     if given is not None and target_config is None and Path(given).exists():
         raise ValueError(f"target.name={given}: there is no config.json of a model that transformers knows")
     found = read(source, kind, target_config)
-    most = most_tokens(found)
-    if config.tokens is not None and most is not None and config.tokens > most:
-        raise ValueError(f"tokens={config.tokens}: {source.name} drafts {most} tokens per round, give at most as many")
+    usual = KINDS[found.kind].tokens(found.module)
+    if config.tokens is not None and KINDS[found.kind].bounded and config.tokens > usual:
+        raise ValueError(f"tokens={config.tokens}: {source.name} drafts {usual} tokens per round, give at most as many")
     served = ServedFor(
         target=bundled.resolve(target),
         architectures=tuple(getattr(target_config, "architectures", None) or ()),
@@ -60,7 +62,7 @@ def export_drafter(config: DictConfig) -> list[Path]:
 
 def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], *, known: bool) -> None:
     out = terminal.console()
-    title = TITLES[found.kind].removeprefix("an ").removeprefix("a ")
+    title = KINDS[found.kind].title.removeprefix("an ").removeprefix("a ")
     terminal.say(out, f"{title[0].upper()}{title[1:]}: {facts_of(found)}")
     if not served.target:
         terminal.say(out, "its files name no target, so it was compared with none: give target.name=NAME to do so")
@@ -77,6 +79,32 @@ def _say(found: Found, to: Destination, served: ServedFor, written: list[Path], 
         )
     terminal.list_written(out, written)
     terminal.say(out, "read back and compared: equal")
-    tokens = served.tokens or tokens_of(found)
-    for engine, line in commands(found, layout=to.format, folder=to.folder, target=served.target, tokens=tokens):
+    tokens = served.tokens or KINDS[found.kind].tokens(found.module)
+    for engine, line in _commands(found.kind, to, served.target, tokens):
         out.print(f"{engine}: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _commands(kind: str, to: Destination, target: str, tokens: int) -> Iterator[tuple[str, str]]:
+    """Engines, and the command with which each serves what was written.
+
+    Args:
+        kind: The kind of drafter.
+        to: Where it was written, and how.
+        target: The target's name; empty if it is not known.
+        tokens: Drafted tokens per round.
+    """
+    model, known, place = shlex.quote(target) if target else "TARGET", KINDS[kind], shlex.quote(str(to.folder))
+    if to.format == "speculators" and kind != MTP:
+        yield "vLLM", f"vllm serve {place}"
+    if known.vllm is not None and to.format != "sglang":
+        setting = {"method": known.vllm, "model": str(to.folder), "num_speculative_tokens": tokens}
+        if kind == DSPARK:
+            setting["draft_sample_method"] = "probabilistic"
+        yield "vLLM", f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(setting))}"
+    if known.sglang is not None and to.format == "sglang":
+        line = f"python -m sglang.launch_server --model-path {model} --speculative-algorithm {known.sglang}"
+        line += f" --speculative-draft-model-path {place}"
+        if "mask_token_id" not in known.takes:  # a block's length is in its configuration
+            line += f" --speculative-num-steps {tokens} --speculative-eagle-topk 1"
+            line += f" --speculative-num-draft-tokens {tokens + 1}"
+        yield "SGLang", line

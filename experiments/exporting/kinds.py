@@ -1,48 +1,127 @@
-"""Which kind of drafter a folder holds, and the formats that this kind can be written in."""
+"""The kinds of drafters that can be exported, as one table; and which kind a folder holds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+from drafters.heads.eagle_export import TOKENS as EAGLE_TOKENS
 from drafters.heads.files import Checkpoint
+from drafters.heads.mtp_export import TOKENS as MTP_TOKENS
 from drafters.heads.mtp_files import FAMILIES
 from specdec import bundled
 from specdec.target.loading import looks_local
 
 MEDUSA, EAGLE, EAGLE3, MTP, DFLASH, DSPARK, LM = "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "lm"
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        MEDUSA: "Medusa heads",
-        EAGLE: "an EAGLE-1 head",
-        EAGLE3: "an EAGLE-3 head",
-        MTP: "an MTP module",
-        DFLASH: "a DFlash head",
-        DSPARK: "a DSpark head",
-        LM: "a small causal LM",
-    }
-)
-"""All kinds, in words."""
 
-FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        MEDUSA: ("native",),
-        EAGLE: ("native", "sglang"),
-        EAGLE3: ("native", "speculators", "sglang"),
-        MTP: ("native", "speculators"),
-        DFLASH: ("native", "speculators", "sglang"),
-        DSPARK: ("native", "speculators", "sglang"),
-        LM: ("native", "sglang"),
-    }
-)
-"""What each can be written in: as its authors write it, for vLLM in speculators' layout, for SGLang."""
 
-_WHY_NOT = {
-    (MEDUSA, "speculators"): "speculators has no layout for them",
-    (MEDUSA, "sglang"): "SGLang does not serve them",
-    (EAGLE, "speculators"): "speculators has no layout for it",
-    (MTP, "sglang"): "SGLang reads modules from the target's own folder only",
-    (LM, "speculators"): "speculators has no layout for it, and vLLM serves its own folder",
-}
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of drafter.
+
+    Attributes:
+        title: In words.
+        formats: What it is written in: as its authors write it, for vLLM in speculators' layout, for SGLang.
+        why_not: Why it is not written in the others.
+        takes: Settings of ``Source`` that it has a use for.
+        vllm, sglang: Its name in the engines' settings; None where it is not served by itself.
+        tokens: How many tokens a server drafts per round if nothing else is said, by the module.
+        bounded: Whether that is also the most: it does not go on by reading its own output.
+        width: Name of the attribute that says how wide the target's hidden states are; None if it reads none.
+        facts: Attributes of the module that decide how it drafts, besides its tensors.
+    """
+
+    title: str
+    formats: tuple[str, ...]
+    tokens: Callable[[Any], int]
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    vllm: str | None = None
+    sglang: str | None = None
+    bounded: bool = False
+    width: str | None = None
+    facts: tuple[str, ...] = ()
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it reads chosen hidden states of the target."""
+        return "hidden_layers" in self.takes
+
+
+_EAGLE_CONFIG = tuple(
+    f"config.{name}" for name in ("rope_parameters", "rms_norm_eps", "hidden_act", "num_hidden_layers", "vocab_size")
+)
+_BLOCK: dict[str, Any] = {
+    "formats": ("native", "speculators", "sglang"),
+    "tokens": lambda module: module.config.tokens,
+    "bounded": True,
+    "takes": ("hidden_layers", "mask_token_id"),
+    "width": "config.target_hidden_size",
+    "facts": (
+        "hidden_layers",
+        *(f"config.{name}" for name in (
+            *("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens", "vocab_size"),
+            *("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "rope_parameters"),
+            *("layer_types", "sliding_window", "hidden_act", "rms_norm_eps", "markov_rank", "markov_head_type"),
+            "confidence",
+        )),
+    ),
+}  # fmt: skip
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    MEDUSA: Kind(
+        title="Medusa heads",
+        formats=("native",),
+        why_not={"speculators": "speculators has no layout for them", "sglang": "SGLang does not serve them"},
+        tokens=lambda module: module.num_heads,
+        bounded=True,
+        width="hidden_size",
+        facts=("num_heads", "num_layers", "hidden_size", "vocab_size"),
+    ),
+    EAGLE: Kind(
+        title="an EAGLE-1 head",
+        formats=("native", "sglang"),
+        why_not={"speculators": "speculators has no layout for it"},
+        tokens=lambda module: EAGLE_TOKENS,
+        takes=("embeddings",),
+        vllm="eagle",
+        sglang="EAGLE",
+        width="captured_width",
+        facts=("fusion_bias", "owns_embeddings", "fed_back", *_EAGLE_CONFIG),
+    ),
+    EAGLE3: Kind(
+        title="an EAGLE-3 head",
+        formats=("native", "speculators", "sglang"),
+        tokens=lambda module: EAGLE_TOKENS,
+        takes=("embeddings", "hidden_layers"),
+        vllm="eagle3",
+        sglang="EAGLE3",
+        width="captured_width",
+        facts=(
+            *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
+            *("feeds_normed", "fusion_bias", "owns_embeddings", "owns_output", *_EAGLE_CONFIG),
+        ),
+    ),
+    MTP: Kind(
+        title="an MTP module",
+        formats=("native", "speculators"),
+        why_not={"sglang": "SGLang reads modules from the target's own folder only"},
+        tokens=lambda module: MTP_TOKENS,
+        width="captured_width",
+        facts=("before_norm", "model.hidden_first"),
+    ),
+    DFLASH: Kind(title="a DFlash head", vllm="dflash", sglang="DFLASH", **_BLOCK),
+    DSPARK: Kind(title="a DSpark head", vllm="dspark", sglang="DSPARK", **_BLOCK),
+    LM: Kind(
+        title="a small causal LM",
+        formats=("native", "sglang"),
+        why_not={"speculators": "speculators has no layout for it, and vLLM serves its own folder"},
+        tokens=lambda module: 4,
+        vllm="draft_model",
+        sglang="STANDALONE",
+    ),
+})  # fmt: skip
+
 _MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _LAYER = ("midlayer.", "layers.0.")
 
@@ -53,10 +132,11 @@ def check_format(kind: str, name: str, given: str) -> None:
     Raises:
         ValueError: Says why, and which formats there are.
     """
-    if given not in FORMATS[kind]:
+    known = KINDS[kind]
+    if given not in known.formats:
         raise ValueError(
-            f"format={given}: {name} holds {TITLES[kind]}, and {_WHY_NOT[kind, given]}; give format="
-            f"{' or format='.join(FORMATS[kind])}"
+            f"format={given}: {name} holds {known.title}, and {known.why_not[given]}; give format="
+            f"{' or format='.join(known.formats)}"
         )
 
 

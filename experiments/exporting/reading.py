@@ -13,7 +13,7 @@ from drafters.heads.eagle_files import load_eagle
 from drafters.heads.files import OURS, Checkpoint
 from drafters.heads.mtp_files import load_mtp
 from drafters.medusa_heads import MedusaHeads
-from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE, EAGLE3, LM, MEDUSA, MTP, TITLES
+from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE, EAGLE3, KINDS, LM, MEDUSA, MTP
 from specdec import bundled
 from specdec.target.loading import load_model, load_tokenizer, resolve_dtype
 
@@ -45,7 +45,7 @@ class Found:
     """A drafter that was read.
 
     Attributes:
-        kind: One of ``kinds.TITLES``.
+        kind: One of ``KINDS``.
         module: Its weights.
         notes: What its files say of its training: target, head, seeds, …
         tokenizer: That of a small LM, if it has one.
@@ -69,7 +69,13 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
     Raises:
         ValueError: It is incomplete, or the source says what this kind has no use for.
     """
-    _check_told(source, kind)
+    given = {"hidden_layers": source.hidden_layers, "mask_token_id": source.mask_token_id}
+    given["embeddings"] = None if source.embeddings == "auto" else source.embeddings
+    for setting, value in given.items():
+        if value is not None and setting not in KINDS[kind].takes:
+            raise ValueError(
+                f"drafter.{setting}: {source.name} holds {KINDS[kind].title}, which has none; leave it out"
+            )
     resolved = None if source.dtype is None else resolve_dtype(source.dtype)
     dtype = resolved if isinstance(resolved, torch.dtype) else None
     layers = None if source.hidden_layers is None else tuple(source.hidden_layers)
@@ -129,16 +135,6 @@ def config_of(target: str) -> PreTrainedConfig | None:
         return AutoConfig.from_pretrained(bundled.resolve(target))
     except (OSError, ValueError):
         return None
-
-
-def _check_told(source: Source, kind: str) -> None:
-    for name, given, kinds in (
-        ("hidden_layers", source.hidden_layers is not None, (EAGLE3, DFLASH, DSPARK)),
-        ("mask_token_id", source.mask_token_id is not None, (DFLASH, DSPARK)),
-        ("embeddings", source.embeddings != "auto", (EAGLE, EAGLE3)),
-    ):
-        if given and kind not in kinds:
-            raise ValueError(f"drafter.{name}: {source.name} holds {TITLES[kind]}, which has none; leave it out")
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase | None:

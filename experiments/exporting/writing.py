@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from drafters.heads.eagle_export import export_eagle
 from drafters.heads.files import INDICES, OURS, WEIGHTS
 from drafters.heads.mtp_export import embedding_first, export_mtp
 from drafters.heads.served_for import ServedFor
-from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE, EAGLE3, LM, MEDUSA, MTP, TITLES
+from experiments.exporting.kinds import DFLASH, DSPARK, EAGLE, EAGLE3, KINDS, LM, MEDUSA, MTP
 from experiments.exporting.reading import TRAINING, Found, Source, read
 from specdec import bundled
 
@@ -153,31 +154,23 @@ def check_fit(found: Found, target: PreTrainedConfig, name: str) -> None:
         ValueError: Says what does not fit.
     """
     module: Any = found.module
-    text = target.get_text_config(decoder=True)
-    layers = getattr(module, "hidden_layers", None) or () if found.kind in (EAGLE3, DFLASH, DSPARK) else ()
-    beyond = [layer for layer in layers if not -1 <= layer < text.num_hidden_layers]
-    if beyond:
+    text, known = target.get_text_config(decoder=True), KINDS[found.kind]
+    layers = getattr(module, "hidden_layers", None) or () if known.reads_layers else ()
+    if any(not -1 <= layer < text.num_hidden_layers for layer in layers):
         raise ValueError(
-            f"{TITLES[found.kind]} that reads the hidden states {list(layers)} does not fit the target {name} of "
+            f"{known.title} that reads the hidden states {list(layers)} does not fit the target {name} of "
             f"{text.num_hidden_layers} layers: give drafter.hidden_layers, or the target that it was trained on"
         )
-    width = {
-        MEDUSA: lambda: module.hidden_size,
-        EAGLE: lambda: module.captured_width,
-        EAGLE3: lambda: module.captured_width,
-        MTP: lambda: module.captured_width,
-        DFLASH: lambda: module.config.target_hidden_size or module.config.hidden_size,
-        DSPARK: lambda: module.config.target_hidden_size or module.config.hidden_size,
-    }.get(found.kind, lambda: text.hidden_size)()
-    if width != text.hidden_size:
+    width = text.hidden_size if known.width is None else attrgetter(known.width)(module)
+    if (width or module.config.hidden_size) != text.hidden_size:  # a block head's is its own, unless it says otherwise
         raise ValueError(
-            f"{TITLES[found.kind]} for hidden states of width {width} does not fit the target {name}, whose width is "
+            f"{known.title} for hidden states of width {width} does not fit the target {name}, whose width is "
             f"{text.hidden_size}: give the target that it was trained on"
         )
     tokens = module.vocab_size if found.kind == MEDUSA else module.config.vocab_size
     if tokens > text.vocab_size:
         raise ValueError(
-            f"{TITLES[found.kind]} of {tokens} tokens does not fit the target {name}, which has {text.vocab_size}: "
+            f"{known.title} of {tokens} tokens does not fit the target {name}, which has {text.vocab_size}: "
             f"give the target that it was trained on"
         )
     mask = module.config.mask_token_id if found.kind in (DFLASH, DSPARK) else 0
@@ -218,35 +211,7 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one is not None and other is not None and one.dtype is other.dtype and torch.equal(one, other)
 
 
-_FACTS: Mapping[str, tuple[str, ...]] = {
-    MEDUSA: ("num_heads", "num_layers", "hidden_size", "vocab_size"),
-    EAGLE: ("fusion_bias", "owns_embeddings", "fed_back"),
-    EAGLE3: (
-        *("hidden_layers", "captured", "captured_width", "norm_before_residual", "norm_joined", "norm_each"),
-        *("feeds_normed", "fusion_bias", "owns_embeddings", "owns_output"),
-    ),
-    MTP: ("before_norm", "model.hidden_first"),
-    DFLASH: ("hidden_layers",),
-    DSPARK: ("hidden_layers",),
-    LM: (),
-}
-_OF_CONFIG: Mapping[str, tuple[str, ...]] = {
-    DFLASH: (
-        *("shifted", "causal", "block_size", "mask_token_id", "layer_kind", "columns", "tokens", "vocab_size"),
-        *("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "rope_parameters", "layer_types"),
-        *("sliding_window", "hidden_act", "rms_norm_eps", "markov_rank", "markov_head_type", "confidence"),
-    ),
-    EAGLE: ("rope_parameters", "rms_norm_eps", "hidden_act", "num_hidden_layers", "vocab_size"),
-}
-
-
 def _facts(kind: str, module: Any) -> dict[str, Any]:
-    """Returns what decides how a drafter drafts, besides its tensors."""
-    found: dict[str, Any] = {}
-    for name in _FACTS[kind]:
-        value = module
-        for part in name.split("."):
-            value = getattr(value, part)
-        found[name] = list(value) if isinstance(value, tuple) else value
-    same = {DSPARK: DFLASH, EAGLE3: EAGLE}.get(kind, kind)
-    return found | {name: getattr(module.config, name) for name in _OF_CONFIG.get(same, ())}
+    """What decides how a drafter drafts, besides its tensors."""
+    found = {name: attrgetter(name)(module) for name in KINDS[kind].facts}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

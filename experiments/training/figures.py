@@ -1,10 +1,11 @@
 """Figures of a head over the places of its drafts: accuracy, acceptance, simulated length, coverage, calibration.
 
-All are teacher-forced: a depth is judged with the text's own tokens above it. What the head does in the engine is
-measured by ``experiments.training.served``.
+All figures are teacher-forced: a depth is judged with the text's own tokens above it. What the head does in the engine
+is measured by ``experiments.training.served``. Temperatures make a confidence head's predictions right, depth by depth
+(DSpark, arXiv 2607.05147: sequential temperature scaling).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +16,8 @@ from experiments.training.comparison import Places
 
 _BINS = 15
 """Bins of the calibration error."""
+_GRID = torch.logspace(-1, 1, 81, base=4, dtype=torch.float64)
+"""Temperatures that are tried: from 1/4 to 4."""
 
 
 class Tally:
@@ -115,3 +118,51 @@ def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " de
     """Returns the expected calibration error at every depth: |mean prediction − mean rate| of the bins, weighted."""
     counts, predicted, happened = bins
     return (predicted - happened).abs().sum(1) / counts.sum(1).clamp(min=1)
+
+
+def calibrated(found: Sequence[Places]) -> tuple[list[float], list[float]]:
+    """Returns a temperature for every depth, and the calibration errors that are left.
+
+    Args:
+        found: Places with a confidence, from held-out text.
+    """
+    valid = torch.cat([places.anchors.valid for places in found])
+    rates = torch.cat([places.acceptance for places in found]).double().clamp(0, 1)
+    confidences = [places.confidence for places in found if places.confidence is not None]
+    logits = torch.cat(confidences).double().logit(eps=1e-6)
+    return sequential_temperatures(logits.cpu(), rates.where(valid, 0.0).cumprod(1).cpu(), valid.cpu())
+
+
+def sequential_temperatures(
+    logits: Float[Tensor, "anchor depth"], reached: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
+) -> tuple[list[float], list[float]]:
+    """Returns temperatures, found one depth after the other with those above fixed, and the errors that are left.
+
+    At depth k it is the product Π_{i ≤ k} σ(z_i / τ_i) that is compared with how often a draft gets that far, because
+    this product decides how much is drafted.
+
+    Args:
+        logits: The confidence head's z.
+        reached: The probability of getting to each depth.
+        valid: Which places count.
+    """
+    temperatures, errors = [], []
+    above = torch.ones_like(logits[:, 0])
+    for depth in range(logits.shape[1]):
+        there = valid[:, depth]
+        predicted = above[there] * (logits[there, depth] / _GRID[:, None]).sigmoid()
+        tried = [calibration_error(each, reached[there, depth]) for each in predicted]
+        best = min(range(len(tried)), key=lambda index: (tried[index], abs(index - len(tried) // 2)))
+        temperatures.append(float(_GRID[best]))
+        errors.append(tried[best])
+        above = above * (logits[:, depth] / _GRID[best]).sigmoid()
+    return temperatures, errors
+
+
+def calibration_error(predicted: Float[Tensor, " anchor"], happened: Float[Tensor, " anchor"]) -> float:
+    """Returns the expected calibration error over bins of equal width: |mean prediction − mean rate|, weighted."""
+    bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
+    sums = torch.zeros(3, 1, _BINS, dtype=torch.float64)
+    for row, values in enumerate((torch.ones_like(predicted), predicted, happened)):
+        sums[row, 0].scatter_add_(0, bins, values)
+    return float(calibration_errors(sums)[0])

@@ -15,11 +15,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.calibration import calibrated
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison, Places, counted
 from experiments.training.data.packing import Rows
-from experiments.training.figures import Tally
+from experiments.training.figures import Tally, calibrated
 from experiments.training.fitting import FitConfig, optimizers_of, set_learning_rates
 from experiments.training.states import FrozenTarget
 

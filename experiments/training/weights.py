@@ -3,19 +3,18 @@
 import math
 from abc import ABC, abstractmethod
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+Table = Float[Tensor, "anchor depth"]
 
 
 class Weights(ABC):
     """Weighs the places of drafts. A subclass is final, takes plain arguments and has one YAML file."""
 
     @abstractmethod
-    def __call__(
-        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
-    ) -> Float[Tensor, "anchor depth"]:
-        """Returns a weight for every place; no gradient goes through it.
+    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
+        """A weight for every place; no gradient goes through it.
 
         Args:
             cross_entropy: −log q of the text's token.
@@ -23,21 +22,11 @@ class Weights(ABC):
         """
 
 
-class Equal(Weights):
-    """1 everywhere."""
-
-    def __call__(
-        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
-    ) -> Float[Tensor, "anchor depth"]:
-        """Returns ones."""
-        return torch.ones_like(cross_entropy)
-
-
 class Power(Weights):
     """``base ** (k − 1)`` at depth k: Medusa and EAGLE-3 take 0.8, MTP's fine-tuning 0.6 with a sum of one.
 
     Args:
-        base: The factor from one depth to the next.
+        base: The factor from one depth to the next; 1 weighs all depths alike.
         normalized: Whether the weights of all depths add up to one.
     """
 
@@ -46,11 +35,11 @@ class Power(Weights):
             raise ValueError(f"weights.base={base}: give a number above 0")
         self.base, self.normalized = base, normalized
 
-    def __call__(
-        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
-    ) -> Float[Tensor, "anchor depth"]:
-        """Returns the same for every anchor."""
-        return _by_depth([self.base**index for index in range(valid.shape[1])], cross_entropy, self.normalized)
+    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
+        """The same for every anchor."""
+        values = [self.base**index for index in range(valid.shape[1])]
+        total = sum(values) if self.normalized else 1.0
+        return cross_entropy.new_tensor([value / total for value in values]).expand_as(cross_entropy)
 
 
 class Exponential(Weights):
@@ -63,13 +52,11 @@ class Exponential(Weights):
     def __init__(self, gamma: float = 4.0):
         if not gamma > 0:
             raise ValueError(f"weights.gamma={gamma}: give a number above 0")
-        self.gamma = gamma
+        self.power = Power(math.exp(-1 / gamma))
 
-    def __call__(
-        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
-    ) -> Float[Tensor, "anchor depth"]:
-        """Returns the same for every anchor."""
-        return _by_depth([math.exp(-index / self.gamma) for index in range(valid.shape[1])], cross_entropy, False)
+    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
+        """The same for every anchor."""
+        return self.power(cross_entropy, valid)
 
 
 class DPace(Weights):
@@ -87,15 +74,8 @@ class DPace(Weights):
             raise ValueError(f"weights.smoothing={smoothing}: give a number from 0 to 1")
         self.smoothing = smoothing
 
-    def __call__(
-        self, cross_entropy: Float[Tensor, "anchor depth"], valid: Bool[Tensor, "anchor depth"]
-    ) -> Float[Tensor, "anchor depth"]:
-        """Returns weights that depend on the head's own probabilities."""
+    def __call__(self, cross_entropy: Table, valid: Bool[Tensor, "anchor depth"]) -> Table:
+        """Weights that depend on the head's own probabilities."""
         smooth = (1 - self.smoothing) * (-cross_entropy.detach()).exp() + self.smoothing
         reached = smooth.where(valid, 0.0).cumprod(1)
         return reached.flip(1).cumsum(1).flip(1)
-
-
-def _by_depth(values: list[float], like: Float[Tensor, "anchor depth"], normalized: bool) -> Tensor:
-    total = sum(values) if normalized else 1.0
-    return like.new_tensor([value / total for value in values]).expand_as(like)

@@ -126,3 +126,39 @@ def output_of(model: PreTrainedModel) -> nn.Linear:
     found: Any = model.get_output_embeddings()
     assert found is not None, "FrozenTarget refuses models without one"
     return found
+
+
+class Borrowed(nn.Module):
+    """A module of the target that a head uses. Its parameters are not the head's: nothing trains, moves or saves them.
+
+    Args:
+        module: The target's.
+        dtype: The dtype that the head computes in.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        self._module = (module,)  # in a tuple, or it would be registered
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> Tensor:
+        found: Any = self._module[0].weight
+        return found
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Returns the module's output in the head's dtype."""
+        if given.is_floating_point():
+            given = given.to(self.weight.dtype)
+        return self._module[0](given).to(self._dtype)
+
+
+def embeddings_of(model: PreTrainedModel) -> Borrowed:
+    """A target's input embeddings, for a head in float32."""
+    found: Any = model.get_input_embeddings()
+    return Borrowed(found, torch.float32)
+
+
+def output_layer_of(model: PreTrainedModel) -> Borrowed:
+    """A target's output layer, for a head in float32."""
+    return Borrowed(output_of(model), torch.float32)

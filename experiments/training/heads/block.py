@@ -18,8 +18,7 @@ from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
-from experiments.training.heads.base import Prediction, TrainedHead
-from experiments.training.heads.borrowing import embeddings_of, output_layer_of
+from experiments.training.heads.base import Prediction, TrainedHead, embeddings_of, output_layer_of
 from experiments.training.heads.feature import most_frequent, take_output
 from experiments.training.states import additive
 from specdec.interfaces import Drafter

@@ -12,7 +12,7 @@ from drafters.heads.eagle_files import load_eagle
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
 from drafters.mtp import MTPDrafter
-from experiments.exporting.kinds import FORMATS, TITLES, kind_of
+from experiments.exporting.kinds import KINDS, kind_of
 from experiments.exporting.reading import Source, read
 from experiments.exporting.writing import compare
 from specdec.drafter_checks import playing
@@ -40,11 +40,11 @@ def drafts(drafter: Drafter, target: Target) -> list[playing.Run]:
         return playing.run(engine, [playing.Job((3, 1, 4, 1, 5, 9, 2, 6), sampling)])
 
 
-ALWAYS = {(kind, forms[-1]) for kind, forms in FORMATS.items()} | {("eagle3", "speculators")}
+ALWAYS = {(kind, known.formats[-1]) for kind, known in KINDS.items()} | {("eagle3", "speculators")}
 CASES = [
     pytest.param(kind, form, marks=() if (kind, form) in ALWAYS else pytest.mark.full)
-    for kind, forms in FORMATS.items()
-    for form in forms
+    for kind, known in KINDS.items()
+    for form in known.formats
 ]
 
 
@@ -84,9 +84,9 @@ def test_a_difference_would_be_found(written: Callable[[str], Path], target: Tar
         compare(found, type(found)(found.kind, head))
 
 
-@pytest.mark.parametrize("kind", TITLES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_formats_that_there_are_not_are_refused(kind: str, written: Callable[[str], Path], exported: Export) -> None:
-    folder, forms = written(kind), FORMATS[kind]
+    folder, forms = written(kind), KINDS[kind].formats
     for form in {"native", "speculators", "sglang"} - set(forms):
         with pytest.raises(ValueError, match=rf"^format={form}: .*; give format={' or format='.join(forms)}$"):
             exported(folder, form)

@@ -9,12 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.training.batch import Anchors, Batch, OutputLayer, TargetStates, every_anchor
-from experiments.training.calibration import calibration_error, sequential_temperatures
 from experiments.training.comparison import Comparison, Places, column_of, counted
-from experiments.training.figures import Tally, calibration_errors
+from experiments.training.figures import Tally, calibration_error, calibration_errors, sequential_temperatures
 from experiments.training.heads.base import Prediction, TrainedHead
 from experiments.training.losses import CrossEntropy, ForwardKL, Loss
-from experiments.training.weights import DPace, Equal, Power, Weights
+from experiments.training.weights import DPace, Power, Weights
 
 WIDTH, VOCAB, DEPTHS = 4, 7, 3
 
@@ -105,7 +104,7 @@ COLUMNS = torch.tensor([0, 2, 3, 6])
 @pytest.mark.parametrize(
     ("loss", "weights", "columns", "confident"),
     [
-        ("kl", Equal(), None, False),
+        ("kl", Power(1.0), None, False),
         ("text", Power(0.5), None, True),
         ("kl", DPace(0.5), COLUMNS, False),
         ("text", Power(0.8), COLUMNS, True),
@@ -131,7 +130,7 @@ def test_the_loss_is_the_sum_of_the_depths_means(
 def test_two_halves_of_a_batch_add_up_to_the_whole() -> None:
     """Rows with unequal numbers of places: what is divided by is the total of both, as it is over processes."""
     head, (batch, states) = Linear(), example()
-    comparison = Comparison(head, ForwardKL(), Equal(), chunk=100)
+    comparison = Comparison(head, ForwardKL(), Power(1.0), chunk=100)
     whole = every_anchor(batch, DEPTHS)
     totals = whole.valid.sum(0).double()
     value, _ = comparison(batch, states, whole, totals, 0.0)
@@ -148,7 +147,7 @@ def test_a_batch_with_nothing_to_learn_costs_nothing() -> None:
     head, (batch, states) = Linear(), example()
     empty = replace(batch, supervised=torch.zeros_like(batch.supervised))
     anchors = every_anchor(empty, DEPTHS)
-    value, places = Comparison(head, ForwardKL(), Equal(), chunk=8)(empty, states, anchors, torch.zeros(3), 0.0)
+    value, places = Comparison(head, ForwardKL(), Power(1.0), chunk=8)(empty, states, anchors, torch.zeros(3), 0.0)
     assert float(value) == 0 and places.acceptance.shape == (0, DEPTHS)
 
 

@@ -17,11 +17,10 @@ from experiments.training.data.packing import Rows
 from experiments.training.heads.base import TrainedHead
 from experiments.training.heads.block import TrainedBlock, block_mask, sampled
 from experiments.training.heads.eagle3 import TrainedEagle3
-from experiments.training.heads.feature import TrainedFeatureHead, most_frequent
+from experiments.training.heads.feature import TrainedFeatureHead, most_frequent, unrolled_attention
 from experiments.training.heads.lm import TrainedLM
 from experiments.training.heads.medusa import TrainedMedusa
 from experiments.training.heads.mtp import TrainedMTP
-from experiments.training.heads.unrolled import unrolled_attention
 from experiments.training.states import FrozenTarget
 from specdec.target.target import Target
 from tests.experiments.conftest import VOCAB_SIZE

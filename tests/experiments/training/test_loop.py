@@ -226,7 +226,7 @@ def test_wrong_settings_are_one_sentence(options: dict[str, Any], message: str) 
         (["head=eagle3", "head.draft_vocabulary=999"], "head.draft_vocabulary=999: the target has 257 tokens"),
         (["head=dflash", "head.mask_token_id=999"], "head.mask_token_id=999: the target .* has the tokens 0 to 256"),
         (["head=medusa", "head.name={saved}/medusa", "head.depths=2"], "holds 3 heads of width 32 .* 2 of width 32"),
-        (["loss=kl", "loss._target_=experiments.training.weights.Equal"], "is no .*losses.Loss: give a subclass of it"),
+        (["loss=kl", "loss._target_=experiments.training.weights.Power"], "is no .*losses.Loss: give a subclass of it"),
         (["data=chat", "data.file={saved}/none.jsonl"], r"^data\.file: there is no file .*none.jsonl"),
         (["served.prompt_tokens=1"], "served.prompt_tokens=1: give at least 2"),
     ],

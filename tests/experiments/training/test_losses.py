@@ -20,7 +20,7 @@ from experiments.training.losses import (
     TotalVariation,
     WeightedSum,
 )
-from experiments.training.weights import DPace, Equal, Exponential, Power
+from experiments.training.weights import DPace, Exponential, Power
 
 PLACES, COLUMNS = 6, 11
 Formula = Callable[[np.ndarray, np.ndarray, int], float]
@@ -132,7 +132,7 @@ def test_wrong_settings_are_one_sentence() -> None:
 
 def test_weights_by_depth() -> None:
     losses, valid = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    assert Equal()(losses, valid).tolist() == [[1.0] * 3] * 2
+    assert Power(1.0)(losses, valid).tolist() == [[1.0] * 3] * 2
     torch.testing.assert_close(Power(0.5)(losses, valid), torch.tensor([[1.0, 0.5, 0.25]] * 2))
     torch.testing.assert_close(
         Power(0.6, normalized=True)(losses, valid)[0], torch.tensor([1 / 1.96, 0.6 / 1.96, 0.36 / 1.96])
