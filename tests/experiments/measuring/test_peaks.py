@@ -36,6 +36,24 @@ def test_the_peaks_of_a_processor_are_numbers() -> None:
     assert peaks.better(peaks) == peaks
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_processor_that_widens_16_bits_is_measured_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a product of 16-bit numbers is emulated, forwards are widened, and would reach several times its rate."""
+
+    def timed(call: Any, device: torch.device, limit: float) -> float:
+        return 4.0 if call().dtype == dtype else 1.0
+
+    monkeypatch.setattr("experiments.measuring.peaks._best", timed)
+    widened, plain = (
+        measure_peaks(torch.device("cpu"), of, seconds=0, largest=1 << 20) for of in (dtype, torch.float32)
+    )
+    assert widened.flops == plain.flops
+    monkeypatch.setattr("experiments.measuring.peaks._best", lambda call, *rest: 1.0 if call().dtype == dtype else 4.0)
+    assert measure_peaks(torch.device("cpu"), dtype, seconds=0, largest=1 << 20).flops == plain.flops, "it has them"
+
+
 def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = Peaks(copy=2e9, read=3e9, flops=5e9, cache_bytes=1)
     monkeypatch.setattr("experiments.session.accounting.brief_peaks", lambda *of: quiet)
