@@ -13,9 +13,7 @@ import hashlib
 import inspect
 import json
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -93,10 +91,8 @@ def remember(rule: "Verifier", **how: object) -> Path | None:
 def checked_file() -> Path:
     """Where the project of the working directory remembers its checks."""
     here = Path.cwd()
-    for folder in (here, *here.parents):
-        if any((folder / mark).exists() for mark in _ROOT_MARKS):
-            return folder / FOLDER / CHECKED
-    return here / FOLDER / CHECKED
+    marked = (each for each in (here, *here.parents) if any((each / mark).exists() for mark in _ROOT_MARKS))
+    return next(marked, here) / FOLDER / CHECKED
 
 
 def digest(rule: "Verifier") -> str | None:
@@ -143,23 +139,11 @@ def _is_core(module: str) -> bool:
     return module.partition(".")[0] in (_CORE, "builtins", "abc", "typing")
 
 
-_PACKAGES = frozenset(["site-packages", "dist-packages"])
-"""The folders of installed packages."""
-
-
 def _is_project(module: ModuleType) -> bool:
-    """Whether a module is neither Python's nor an installed package's."""
-    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
-        return False
+    """Whether a module is neither Python's nor an installed package's, of this or another environment."""
     file = getattr(module, "__file__", None)
-    if file is None or _PACKAGES.intersection(Path(file).parts):  # also of another environment, by a .pth file
-        return False
-    return not any(Path(file).is_relative_to(folder) for folder in _installed())
-
-
-def _installed() -> set[str]:
-    paths = sysconfig.get_paths()
-    return {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
+    is_python = module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return not is_python and file is not None and not {"site-packages", "dist-packages"}.intersection(Path(file).parts)
 
 
 def _source(module: ModuleType) -> str | None:
@@ -179,8 +163,7 @@ def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
         return repr(value)
     if id(value) in above:
         return "itself"
-    above = (*above, id(value))
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    above, name = (*above, id(value)), f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, FunctionType):
         try:
             return f"function {inspect.getsource(value)}"
@@ -189,12 +172,10 @@ def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
     if isinstance(value, type | ModuleType):
         return f"{getattr(value, '__module__', '')}.{value.__name__}"
     if isinstance(value, Mapping):
-        items = sorted((_canonical(key, above), _canonical(each, above)) for key, each in value.items())
-        return f"{name}{items}"
-    if isinstance(value, list | tuple):
-        return f"{name}{[_canonical(each, above) for each in value]}"
-    if isinstance(value, set | frozenset):
-        return f"{name}{sorted(_canonical(each, above) for each in value)}"
+        return f"{name}{sorted((_canonical(key, above), _canonical(each, above)) for key, each in value.items())}"
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [_canonical(each, above) for each in value]
+        return f"{name}{sorted(parts) if isinstance(value, set | frozenset) else parts}"
     if hasattr(value, "tolist"):  # tensors and arrays
         return f"{name} {getattr(value, 'dtype', '')} {value.tolist()!r}"
     return f"{name} {_canonical(vars(value), above) if hasattr(value, '__dict__') else repr(value)}"

@@ -265,13 +265,9 @@ def _typed(column: pandas.Series, dtype: str) -> pandas.Series:
 
 def _settings(column: pandas.Series) -> pandas.Series:
     """A setting's values in the narrowest type that holds those of all runs; text where they are of several kinds."""
-    values = [None if isinstance(value, float) and value != value else value for value in column.astype(object)]
-    kinds = {type(value) for value in values if value is not None}
-    if len(kinds) > 1 and kinds <= {int, float}:
-        return pandas.Series(values, column.index, dtype="float64")
-    dtype = {bool: "boolean", int: "Int64", float: "float64"}.get(next(iter(kinds), str)) if len(kinds) == 1 else None
-    if dtype is None:  # lists become their JSON text, so that runs can be grouped by them
-        values = [
-            each if each is None or isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values
-        ]
-    return pandas.Series(values, column.index, dtype=dtype or "string")
+    found = column.convert_dtypes(convert_floating=False)
+    if found.dtype != object:
+        return found
+    # Lists become their JSON text, so that runs can be grouped by them.
+    text = column.map(lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text.where(column.notna()).astype("string")

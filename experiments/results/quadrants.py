@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas
 
@@ -18,24 +17,22 @@ INPUT, OUTPUT = "dataset.tokens", "sampling.max_new_tokens"
 
 @dataclass(frozen=True)
 class Metric:
-    """What a quadrant is about.
-
-    Attributes:
-        name: In a table.
-        meaning: In a sentence.
-        unit: Its unit.
+    """The figure that a quadrant is about: its name in a table and in a sentence, its unit, its place in ``Figures``
+    (with what takes it to the unit).
     """
 
     name: str
     meaning: str
     unit: str
+    field: str
+    scale: float
 
 
 METRICS = {
-    "SS": Metric("requests/min", "requests per minute", "per minute"),
-    "SL": Metric("TPOT", "time per output token after the first", "ms"),
-    "LS": Metric("TTFT", "time to first token", "ms"),
-    "LL": Metric("slot time", "time that a request holds its slot", "s"),
+    "SS": Metric("requests/min", "requests per minute", "per minute", "requests_per_minute", 1.0),
+    "SL": Metric("TPOT", "time per output token after the first", "ms", "tpot", 1e3),
+    "LS": Metric("TTFT", "time to first token", "ms", "ttft", 1e3),
+    "LL": Metric("slot time", "time that a request holds its slot", "s", "slot_time", 1.0),
 }
 """By quadrant: the first letter is the input's length (short, long), the second the output's."""
 
@@ -127,10 +124,10 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
     lengths = [(_input(run), _output(run)) for run in runs]
     inputs, outputs = (sorted({pair[side] for pair in lengths}) for side in (0, 1))
     if len(inputs) != 2 or len(outputs) != 2 or len(set(lengths)) < len(lengths):
+        these = f"{INPUT}={','.join(map(str, inputs))} and {OUTPUT}={','.join(map(str, outputs))} in {len(runs)} runs"
         raise ValueError(
-            f"quadrants need runs at two input lengths and two output lengths, each pair once, and these have "
-            f"{INPUT}={_listed(inputs)} and {OUTPUT}={_listed(outputs)} in {len(runs)} runs: give "
-            f"{INPUT}=64,640 {OUTPUT}=16,160"
+            f"quadrants need runs at two input lengths and two output lengths, each pair once, and these have {these}: "
+            f"give {INPUT}=64,640 {OUTPUT}=16,160"
         )
     found = []
     for run, (length, most) in zip(runs, lengths, strict=True):
@@ -182,14 +179,9 @@ def _figures(
         tpot=_mean(own.tpot),
         slot_time=_mean(own.slot_time),
     )
-    field, scale = _OWN[name]
-    value = getattr(found, field)
+    value = getattr(found, METRICS[name].field)
     gain, interval = (None, None) if method.method == PLAIN else _gain(name, own, plain, bootstrap)
-    return replace(found, own=None if value is None else scale * value, gain=gain, gain_interval=interval)
-
-
-_OWN = {"SS": ("requests_per_minute", 1.0), "SL": ("tpot", 1e3), "LS": ("ttft", 1e3), "LL": ("slot_time", 1.0)}
-"""By quadrant: the figure that it is about, and what takes it to its unit."""
+    return replace(found, own=None if value is None else METRICS[name].scale * value, gain=gain, gain_interval=interval)
 
 
 def _gain(
@@ -216,10 +208,6 @@ def _input(run: Run) -> int:
 
 def _output(run: Run) -> int:
     return int(run.manifest["config"]["sampling"]["max_new_tokens"])
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return ",".join(map(str, values))
 
 
 def _mean(values: pandas.Series) -> float | None:

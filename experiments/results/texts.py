@@ -3,19 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas
+
 from experiments.results.statistics import Bootstrap, Interval, difference_of_means, ratio_of_sums
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of one text, counted.
-
-    Attributes:
-        category: The text's category.
-        rounds: How many there were.
-        tokens: The tokens that they emitted.
-        nodes: The nodes that were drafted in them.
-    """
+    """The rounds of one text: its category, how many rounds there were, the tokens they emitted, the nodes drafted."""
 
     category: str
     rounds: int
@@ -25,10 +20,10 @@ class Rounds:
 
 @dataclass(frozen=True)
 class LookUp:
-    """What a drafter did.
+    """A drafter's figures.
 
     Attributes:
-        label: What the tables call it.
+        label: Its name in the tables.
         texts: Its rounds, text by text.
         length: Tokens per round over all texts: the mean acceptance length.
         interval: Its interval over the choice of texts; None with a single text.
@@ -45,24 +40,16 @@ class LookUp:
 
 
 def look_up(label: str, texts: Sequence[Rounds], bootstrap: Bootstrap) -> LookUp:
-    """Return the figures of one drafter.
-
-    Args:
-        label: What the tables call it.
-        texts: Its rounds, text by text.
-        bootstrap: Settings of the interval.
-    """
-    columns = [each.tokens for each in texts], [each.rounds for each in texts]
+    """Return the figures of the drafter of that name."""
+    frame = pandas.DataFrame(list(texts))
+    by_category = frame.groupby("category", sort=False)[["tokens", "rounds"]].sum()
     return LookUp(
         label=label,
         texts=tuple(texts),
-        length=_ratio(texts),
-        interval=bootstrap.interval(ratio_of_sums, columns),
-        nodes=sum(each.nodes for each in texts) / sum(each.rounds for each in texts),
-        categories={
-            name: _ratio([each for each in texts if each.category == name])
-            for name in dict.fromkeys(each.category for each in texts)
-        },
+        length=float(frame.tokens.sum() / frame["rounds"].sum()),
+        interval=bootstrap.interval(ratio_of_sums, [frame.tokens, frame["rounds"]]),
+        nodes=float(frame.nodes.sum() / frame["rounds"].sum()),
+        categories=(by_category.tokens / by_category["rounds"]).to_dict(),
     )
 
 
@@ -70,7 +57,3 @@ def over(each: LookUp, other: LookUp, bootstrap: Bootstrap) -> Interval | None:
     """Return the interval of the difference of tokens per round, with both on the same texts."""
     columns = [[getattr(text, name) for text in one.texts] for one in (each, other) for name in ("tokens", "rounds")]
     return bootstrap.interval(difference_of_means, columns)
-
-
-def _ratio(texts: Sequence[Rounds]) -> float:
-    return sum(each.tokens for each in texts) / sum(each.rounds for each in texts)

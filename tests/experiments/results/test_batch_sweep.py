@@ -12,6 +12,7 @@ from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import MethodSummary, summarize
 from tests.experiments.made_runs import made
+from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=100)
 BATCHES = (1, 2, 4, 8, 16)
@@ -28,29 +29,9 @@ def records(batch: int) -> list[Record]:
     for number in range(2 * batch):
         for method, per_round, emitted in (("plain", PLAIN[batch], 1), ("fast", FAST[batch], 2)):
             rounds = TOKENS // emitted
-            found.append(
-                Record(
-                    prompt=f"p{number}",
-                    method=method,
-                    exactness=None if method == "plain" else "exact",
-                    temperature=0.0,
-                    batch=number // batch,
-                    prompt_tokens=5,
-                    token_ids=tuple(range(TOKENS)),
-                    finish_reason="length",
-                    seconds=per_round * rounds,
-                    accepted=(emitted - 1,) * rounds,
-                    expected_accepted=(emitted - 1.0,) * rounds,
-                    proposed_depth=(emitted - 1,) * rounds,
-                    proposed_nodes=(emitted - 1,) * rounds,
-                    arrived=0.0,
-                    admitted=0.0,
-                    prefilled=0.0,
-                    finished=per_round * rounds,
-                    emitted_at=tuple(per_round * (place + 1) for place in range(rounds)),
-                    emitted=(emitted,) * rounds,
-                )
-            )
+            seen = [(per_round * (place + 1), emitted) for place in range(rounds)]
+            fields = {"batch": number // batch, "seconds": per_round * rounds, "accepted": (emitted - 1,) * rounds}
+            found.append(output(f"p{number}", method, **fields | moments(*seen)))
     return found
 
 

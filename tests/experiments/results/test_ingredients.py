@@ -11,6 +11,7 @@ from experiments.results.ingredients import Ladder, ladders
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
 from tests.experiments.made_runs import made
+from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=100)
 PLAIN = {"target": "t", "forwards": "slow", "weights": "bfloat16", "drafter": "none", "batch": "1"}
@@ -42,28 +43,9 @@ def records() -> list[Record]:
         for method, (ingredients, seconds) in METHODS.items():
             other = ingredients["weights"] != "bfloat16"
             tokens = tuple(100 * (other and place >= 5) + place for place in range(TOKENS))
-            found.append(
-                Record(
-                    prompt=f"p{number}",
-                    method=method,
-                    temperature=0.0,
-                    batch=number,
-                    prompt_tokens=5,
-                    token_ids=tokens,
-                    finish_reason="length",
-                    seconds=seconds * (1 + number / 10),
-                    accepted=(0,) * TOKENS,
-                    expected_accepted=(0.0,) * TOKENS,
-                    proposed_depth=(0,) * TOKENS,
-                    proposed_nodes=(0,) * TOKENS,
-                    arrived=0.0,
-                    admitted=0.0,
-                    prefilled=0.0,
-                    finished=seconds,
-                    emitted_at=tuple(seconds * (place + 1) / TOKENS for place in range(TOKENS)),
-                    emitted=(1,) * TOKENS,
-                )
-            )
+            seen = [(seconds * (place + 1) / TOKENS, 1) for place in range(TOKENS)]
+            fields = {"batch": number, "seconds": seconds * (1 + number / 10), "accepted": (0,) * TOKENS}
+            found.append(output(f"p{number}", method, **fields | moments(*seen) | {"token_ids": tokens}))
     return found
 
 
@@ -141,6 +123,6 @@ def test_what_is_written(tmp_path: Path) -> None:
 )
 def test_a_wrong_ladder_is_one_sentence(order: list[str], sentence: str) -> None:
     ingredients = {name: each for name, (each, _) in METHODS.items()} | {"slow": FAST, "again": PLAIN}
-    again = [Record(prompt="p0", method="again", temperature=0.0, batch=0, prompt_tokens=5, finish_reason="length")]
+    again = [output("p0", "again")]
     with pytest.raises(ValueError, match=sentence):
         ladders([*records(), *again], ingredients, order, QUICK)

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,29 +21,16 @@ from experiments.results.records import Record, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
 from experiments.session.session import NotLosslessError, check_lossless
+from tests.experiments.results.outputs import output
 
 
-def record(prompt: str, method: str = "fast", **more: object) -> Record:
-    fields: dict[str, object] = {
-        "prompt": prompt,
-        "method": method,
-        "exactness": None if method == "plain" else "exact",
-        "temperature": 0.0,
-        "batch": int(prompt),
-        "prompt_tokens": 5,
-        "token_ids": (1, 2, 3),
-        "finish_reason": "length",
-        "seconds": 1.0 if method == "plain" else 0.5,
-        "accepted": (0, 0, 0) if method == "plain" else (2,),
-        "expected_accepted": (0.0, 0.0, 0.0) if method == "plain" else (2.0,),
-        "proposed_depth": (0, 0, 0) if method == "plain" else (3,),
-        "proposed_nodes": (0, 0, 0) if method == "plain" else (3,),
-        "equals_plain": None if method == "plain" else True,
-    }
-    return Record(**fields | more)  # type: ignore[arg-type]
+def record(prompt: str, method: str = "fast", **more: Any) -> Record:
+    rounds = {"accepted": (0, 0, 0)} if method == "plain" else {"accepted": (2,), "proposed_depth": (3,)}
+    fields = {"batch": int(prompt), "seconds": 1.0 if method == "plain" else 0.5, **rounds}
+    return output(prompt, method, **fields | {"equals_plain": None if method == "plain" else True} | more)
 
 
-def parted(prompt: str, margin: float | None, bound: float | None, **more: object) -> Record:
+def parted(prompt: str, margin: float | None, bound: float | None, **more: Any) -> Record:
     """A record whose output differs at the second token."""
     found = {"equals_plain": False, "divergence": 1, "margin": margin, "tie_bound": bound}
     return record(prompt, **found | {"tokens_at_divergence": (7, 9), "texts_at_divergence": (" [a]", " b")} | more)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -11,29 +10,15 @@ from experiments.results.noise import Noise, noise_of
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize
+from tests.experiments.results.outputs import output
 
 IDLE = {"cores": 4, "own": 1.0, "others": 0.1}
 
 
 def record(batch: int, per_round: float, *, method: str = PLAIN, tokens: int = 50, **more: object) -> Record:
     """Ten rounds of so many seconds, and a prefill of 1 s."""
-    made = Record(
-        prompt=f"p{batch}",
-        method=method,
-        temperature=0.0,
-        batch=batch,
-        prompt_tokens=tokens,
-        token_ids=tuple(range(10)),
-        finish_reason="length",
-        seconds=1 + 10 * per_round,
-        stage_seconds={"prefill": 1.0},
-        load=IDLE,
-        accepted=(0,) * 10,
-        expected_accepted=(0.0,) * 10,
-        proposed_depth=(0,) * 10,
-        proposed_nodes=(0,) * 10,
-    )
-    return replace(made, **more)
+    fields = {"batch": batch, "prompt_tokens": tokens, "accepted": (0,) * 10, "seconds": 1 + 10 * per_round}
+    return output(f"p{batch}", method, **fields | {"stage_seconds": {"prefill": 1.0}, "load": IDLE} | more)
 
 
 def noise(times: Sequence[float], load: Mapping[str, float] = IDLE) -> Noise:

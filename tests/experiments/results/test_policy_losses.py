@@ -12,26 +12,14 @@ from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.costs import RoundCosts
+from tests.experiments.results.outputs import output
 
 COSTS = RoundCosts(rows=(1,), table=((1.0, 1.5, 2.0),))
 
 
 def record(method: str, prompt: int, seconds: float, depth: int, rounds: int) -> Record:
-    return Record(
-        prompt=str(prompt),
-        category="ab"[prompt % 2],
-        method=method,
-        temperature=0.0,
-        batch=prompt,
-        prompt_tokens=3,
-        token_ids=tuple(range(12)),
-        finish_reason="length",
-        seconds=seconds,
-        accepted=(0,) * rounds,
-        expected_accepted=(0.0,) * rounds,
-        proposed_depth=(depth,) * rounds,
-        proposed_nodes=(depth,) * rounds,
-    )
+    fields = {"category": "ab"[prompt % 2], "batch": prompt, "seconds": seconds}
+    return output(str(prompt), method, tokens=12, accepted=(0,) * rounds, proposed_depth=(depth,) * rounds, **fields)
 
 
 # By the clock, depth 1 is best for a and depth 2 for b. By the costs, 12 tokens take 12 s in 6 rounds of depth 2, and

@@ -13,6 +13,7 @@ from experiments.results.records import Record, replace_records
 from experiments.results.runs import Run, load_run
 from experiments.results.statistics import Bootstrap
 from tests.experiments.made_runs import made
+from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=100)
 INPUTS, OUTPUTS = (10, 100), (4, 40)
@@ -27,32 +28,17 @@ def records(tokens: int, most: int, written: int) -> list[Record]:
     for number in range(4):
         for method in ("plain", "fast"):
             first = FIRST[method] * tokens / 10
-            moments = tuple(first + FURTHER[method] * place for place in range(written))
-            found.append(
-                Record(
-                    prompt=f"p{number}",
-                    method=method,
-                    exactness=None if method == "plain" else "exact",
-                    temperature=0.0,
-                    batch=number // 2,
-                    prompt_tokens=tokens,
-                    token_ids=tuple(range(written)),
-                    finish_reason="length",
-                    seconds=moments[-1],
-                    stage_seconds={"prefill": first, "verify": moments[-1] - first},
-                    accepted=(0,) * written,
-                    expected_accepted=(0.0,) * written,
-                    proposed_depth=(1,) * written,
-                    proposed_nodes=(1,) * written,
-                    arrived=0.0,
-                    admitted=0.0,
-                    prefilled=first / 2,
-                    finished=moments[-1],
-                    emitted_at=moments,
-                    emitted=(1,) * written,
-                    equals_plain=None if method == "plain" else True,
-                )
-            )
+            seen = [(first + FURTHER[method] * place, 1) for place in range(written)]
+            fields = {
+                "batch": number // 2,
+                "prompt_tokens": tokens,
+                "seconds": seen[-1][0],
+                "stage_seconds": {"prefill": first, "verify": seen[-1][0] - first},
+                "accepted": (0,) * written,
+                "proposed_depth": (1,) * written,
+                "equals_plain": None if method == "plain" else True,
+            }
+            found.append(output(f"p{number}", method, **fields | moments(*seen, prefilled=first / 2)))
     return found
 
 

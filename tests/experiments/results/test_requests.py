@@ -21,29 +21,15 @@ from experiments.results.requests import (
     spreads,
 )
 from experiments.results.statistics import Bootstrap
+from tests.experiments.results.outputs import moments, output
 
 QUICK = Bootstrap(resamples=200)
 
 
 def record(prompt: str, batch: int, emissions: tuple[tuple[float, int], ...], **more: Any) -> Record:
     """A request of 4 prompt tokens in a call of 10 s: admitted after 1 s, prefilled after 2."""
-    fields: dict[str, Any] = {
-        "prompt": prompt,
-        "method": "fast",
-        "temperature": 0.0,
-        "batch": batch,
-        "prompt_tokens": 4,
-        "token_ids": tuple(range(sum(count for _, count in emissions))),
-        "finish_reason": "length",
-        "seconds": 10.0,
-        "arrived": 0.0,
-        "admitted": 1.0,
-        "prefilled": 2.0,
-        "finished": emissions[-1][0] if emissions else None,
-        "emitted_at": tuple(moment for moment, _ in emissions),
-        "emitted": tuple(count for _, count in emissions),
-    }
-    return Record(**fields | more)
+    fields = {"batch": batch, "prompt_tokens": 4, "seconds": 10.0} | moments(*emissions, admitted=1.0, prefilled=2.0)
+    return output(prompt, **fields | more)
 
 
 def line(emissions: tuple[tuple[float, int], ...], **more: Any) -> Any:
@@ -84,12 +70,10 @@ def test_a_request_by_hand() -> None:
 def test_from_arrival_to_end_is_ttft_and_the_other_tokens() -> None:
     rng = np.random.default_rng(3)
     for _ in range(30):
-        moments = np.cumsum(rng.integers(1, 500, size=rng.integers(4, 12)) / 1024)  # exact as binary fractions
-        counts = rng.integers(1, 6, size=len(moments) - 3).tolist()
-        first = {
-            name: float(moment) for name, moment in zip(("arrived", "admitted", "prefilled"), moments, strict=False)
-        }
-        row = line(tuple(zip(moments[3:].tolist(), [*counts[:-1], counts[-1] + 1], strict=True)), **first)
+        times = np.cumsum(rng.integers(1, 500, size=rng.integers(4, 12)) / 1024)  # exact as binary fractions
+        counts = rng.integers(1, 6, size=len(times) - 3).tolist()
+        first = {name: float(moment) for name, moment in zip(("arrived", "admitted", "prefilled"), times, strict=False)}
+        row = line(tuple(zip(times[3:].tolist(), [*counts[:-1], counts[-1] + 1], strict=True)), **first)
         tokens = sum(counts) + 1
         assert row.e2e == pytest.approx(row.ttft + (tokens - 1) * row.tpot, rel=1e-12)
         assert row.tpot == 0 or row.e2e != pytest.approx(row.ttft + tokens * row.tpot, rel=1e-12), "as some have it"

@@ -4,15 +4,13 @@ import pytest
 
 from experiments.results.records import Record
 from experiments.results.sources import Source, sourced
+from tests.experiments.results.outputs import output
 
 A, R, B, E, T = Source.ACCEPTED, Source.RECOVERED, Source.BONUS, Source.EITHER, Source.TARGET
 
 
 def record(tokens: int, **columns: tuple[int, ...]) -> Record:
-    return Record(
-        prompt="p", method="m", temperature=0.0, batch=0, prompt_tokens=1, finish_reason="length",
-        token_ids=tuple(range(tokens)), expected_accepted=(0.0,) * len(columns["accepted"]), **columns,
-    )  # fmt: skip
+    return output(tokens=tokens, **columns)
 
 
 @pytest.mark.parametrize(

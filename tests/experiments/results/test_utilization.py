@@ -1,6 +1,5 @@
 """MBU, MFU, waste and residuals from records, by hand; what is above the roof is said."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from experiments.results.records import Record
 from experiments.results.summary import summarize
 from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_of
 from specdec.physics import bounds
+from tests.experiments.results.outputs import output
 
 PEAKS = {"copy": 80.0, "read": 100.0, "flops": 1000.0, "cache_bytes": 0.0}
 WORK = {
@@ -22,28 +22,9 @@ WORK = {
 }
 
 
-def record(**changes: Any) -> Record:
-    made = Record(
-        prompt="p",
-        method="plain",
-        temperature=0.0,
-        batch=0,
-        prompt_tokens=4,
-        token_ids=(1,),
-        finish_reason="length",
-        seconds=10.0,
-        stage_seconds={"verify": 8.0, "prefill": 1.0},
-        accepted=(0,),
-        expected_accepted=(0.0,),
-        proposed_depth=(0,),
-        proposed_nodes=(0,),
-        work=WORK,
-    )
-    return replace(made, **changes)
-
-
-def rounds(count: int) -> dict[str, Any]:
-    return dict.fromkeys(("accepted", "expected_accepted", "proposed_depth", "proposed_nodes"), (0,) * count)
+def record(prompt: str = "p", rounds: int = 1, **more: Any) -> Record:
+    fields = {"seconds": 10.0, "stage_seconds": {"verify": 8.0, "prefill": 1.0}, "work": WORK}
+    return output(prompt, "plain", accepted=(0,) * rounds, **fields | more)
 
 
 def test_utilization_is_counted_by_hand() -> None:
@@ -64,9 +45,9 @@ def test_utilization_is_counted_by_hand() -> None:
 def test_rows_of_a_batch_count_once_and_failures_never() -> None:
     rows = [
         record(),
-        record(prompt="q"),
-        record(prompt="r", batch=1),
-        record(prompt="s", batch=2, finish_reason="error"),
+        record("q"),
+        record("r", batch=1),
+        record("s", batch=2, finish_reason="error"),
     ]
     both = utilization_of(rows, PEAKS)
     assert both is not None and both.stages["verify"].mbu == pytest.approx(600 / 1600)
@@ -116,7 +97,7 @@ PREDICTED = {
 
 
 def test_residuals_add_up() -> None:
-    row = record(work=PREDICTED, round_seconds=(3.0, 3.75, 2.0), predicted_seconds=(3.3, 4.2, None), **rounds(3))
+    row = record(work=PREDICTED, round_seconds=(3.0, 3.75, 2.0), predicted_seconds=(3.3, 4.2, None), rounds=3)
     found = utilization_of([row], PEAKS)
     assert found is not None and found.prediction is not None
     prediction = found.prediction
