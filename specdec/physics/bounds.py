@@ -21,11 +21,11 @@ class Roof:
         return self.flops / self.bandwidth
 
     def attainable(self, intensity: float) -> float:
-        """Returns the operations per second that work with ``intensity`` operations per byte can reach."""
+        """Return the operations per second that work with ``intensity`` operations per byte can reach."""
         return min(self.flops, intensity * self.bandwidth)
 
     def least_seconds(self, work: "Work") -> float:
-        """Returns the time that nobody can beat: memory and products at their best, one behind the other's back."""
+        """Return the time that nobody can beat: memory and products at their best, one behind the other's back."""
         return max(work.bytes / self.bandwidth, work.flops / self.flops)
 
 
@@ -51,12 +51,12 @@ class Work:
 
 
 def bandwidth_utilization(moved: float, seconds: float, bandwidth: float) -> float:
-    """Returns the share of a bandwidth that moving so many bytes in so many seconds makes use of (MBU)."""
+    """Return the share of a bandwidth that moving so many bytes in so many seconds makes use of (MBU)."""
     return moved / (seconds * bandwidth)
 
 
 def flop_utilization(flops: float, seconds: float, peak: float) -> float:
-    """Returns the share of the peak that so many operations in so many seconds make use of (MFU)."""
+    """Return the share of the peak that so many operations in so many seconds make use of (MFU)."""
     return flops / (seconds * peak)
 
 
@@ -68,7 +68,7 @@ CACHES = 4
 
 
 def suspicion(work: Work, seconds: float, roof: Roof, *, cache_bytes: int) -> str:
-    """Returns why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
+    """Return why a time cannot be right, or is no statement about memory; empty if nothing speaks against it.
 
     Args:
         work: What was done.

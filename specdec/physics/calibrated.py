@@ -87,7 +87,7 @@ class CalibratedRounds:
     # ---------------------------------------------------------------- as RoundCost
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns the seconds of the target's forward.
+        """Return the seconds of the target's forward.
 
         Raises:
             ValueError: The size is outside of the box.
@@ -96,7 +96,7 @@ class CalibratedRounds:
         return self.target.seconds(StepSize.of(rows=batch, queries=drafted + 1, context=context))
 
     def draft(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        """Returns what a draft adds to a round besides the target's forward: drafting, and deciding about it.
+        """Return what a draft adds to a round besides the target's forward: drafting, and deciding about it.
 
         Args:
             batch: Rows.
@@ -126,23 +126,19 @@ class CalibratedRounds:
         return self.judging.fixed + self.host
 
     def round_seconds(self, *, batch: int, drafted: int, context: float, depth: float | None = None) -> float:
-        """Returns the seconds of a whole round; see ``draft``."""
+        """Return the seconds of a whole round; see ``draft``."""
         verify = self.verify(batch=batch, drafted=drafted, context=context)
         return verify + self.draft(batch=batch, drafted=drafted, context=context, depth=depth) + self.outside
 
     def depth_of(self, drafted: float) -> float:
-        """Returns how deep a draft of so many nodes is."""
-        if not self.depths:
-            return drafted
-        nodes, depths = zip(*self.depths, strict=True)
-        return float(np.interp(drafted, (0, *nodes), (0, *depths)))
+        """Return how deep a draft of so many nodes is."""
+        nodes, depths = zip((0, 0), *self.depths, strict=True)
+        return float(np.interp(drafted, nodes, depths)) if self.depths else drafted
 
     def nodes_at(self, depth: float) -> float:
-        """Returns how many nodes a draft of this depth has."""
-        if not self.depths:
-            return depth
-        nodes, depths = zip(*self.depths, strict=True)
-        return float(np.interp(depth, (0, *depths), (0, *nodes)))
+        """Return how many nodes a draft of this depth has."""
+        nodes, depths = zip((0, 0), *self.depths, strict=True)
+        return float(np.interp(depth, depths, nodes)) if self.depths else depth
 
     @property
     def middle(self) -> float:
@@ -232,7 +228,7 @@ class CalibratedRounds:
 
     @classmethod
     def load(cls, path: str | Path) -> "CalibratedRounds":
-        """Returns what ``save`` has written.
+        """Return what ``save`` has written.
 
         Raises:
             ValueError: The file cannot be read, or is something else.
@@ -251,7 +247,7 @@ class CalibratedRounds:
 
 
 def is_calibrated(path: str | Path) -> bool:
-    """Returns whether a file says that it holds calibrated costs; False also for one that cannot be read."""
+    """Return whether a file says that it holds calibrated costs; False also for one that cannot be read."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -260,7 +256,7 @@ def is_calibrated(path: str | Path) -> bool:
 
 
 def _made(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a file's sections describe."""
+    """Return the arguments that a file's sections describe."""
     known = {each.name for each in fields(CalibratedRounds)}
     unknown = set(found) - known
     if unknown:

@@ -1,7 +1,6 @@
 """How much memory a model with its cache takes, and how many rows, or how long ones, a device has room for."""
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specdec.physics.precision import Precision
@@ -13,7 +12,7 @@ PAGE = 16
 
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
-    """Returns the bytes of a model's matrices in memory.
+    """Return the bytes of a model's matrices in memory.
 
     An output layer that is the table of embeddings takes no memory of its own, unless it is stored in another format:
     then there are two. A head's output layer may be its target's.
@@ -26,17 +25,17 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
 
 
 def kv_bytes_per_position(shape: ModelShape, precision: Precision) -> float:
-    """Returns the bytes that one position of one row takes in the cache, over all layers."""
+    """Return the bytes that one position of one row takes in the cache, over all layers."""
     return shape.kept_per_position * precision.kv + shape.vectors_per_position * precision.kv_vector
 
 
 def state_bytes_per_row(shape: ModelShape, precision: Precision) -> float:
-    """Returns the bytes of recurrent layers' states, for one row."""
+    """Return the bytes of recurrent layers' states, for one row."""
     return shape.state_per_row * precision.activations
 
 
 def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float) -> float:
-    """Returns the bytes of one row in a cache that drops what has left a layer's window.
+    """Return the bytes of one row in a cache that drops what has left a layer's window.
 
     The caches of this project keep whole rows in all layers.
     """
@@ -51,7 +50,7 @@ def windowed_kv_bytes(shape: ModelShape, precision: Precision, positions: float)
 
 
 def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, logits: int) -> float:
-    """Returns the largest part of what a forward holds besides weights and cache, as an estimate.
+    """Return the largest part of what a forward holds besides weights and cache, as an estimate.
 
     In a layer these are the residual stream, its normed copy, and the widest products: queries, keys and values, or
     the inner vectors of the MLP and their gate. At the end these are the logits. The memory of a layer is free again
@@ -63,18 +62,15 @@ def activation_bytes(shape: ModelShape, precision: Precision, *, tokens: int, lo
         tokens: Tokens of the largest forward, over all rows.
         logits: Tokens whose logits are computed in one forward.
     """
-    widest = max((max(_inner(layer, shape.hidden), _mixed(layer)) for layer, _ in shape.groups), default=0.0)
+    # An MLP's inner vectors and their gates are two of its three matrices' widths.
+    inner = [layer.mlp.active / shape.hidden * 2 / 3 for layer, _ in shape.groups]
+    widest = max((*inner, *(_mixed(layer) for layer, _ in shape.groups)), default=0.0)
     layer = tokens * (2 * shape.hidden + widest) * precision.activations
     return max(layer, logits * shape.vocab * (precision.logits + precision.activations))
 
 
-def _inner(layer: Layer, hidden: int) -> float:
-    """Returns the numbers per token within an MLP: its inner vectors, and their gates."""
-    return layer.mlp.active / hidden * 2 / 3
-
-
 def _mixed(layer: Layer) -> float:
-    """Returns the numbers per token within attention: queries, keys, values and the output."""
+    """Return the numbers per token within attention: queries, keys, values and the output."""
     attention = layer.attention
     if attention is None:
         return 0.0
@@ -108,7 +104,7 @@ class Served:
     overhead: float = 0.0
 
     def memory(self, *, rows: int, length: int) -> "Memory":
-        """Returns what rows of the same length take, each in a slot of its own.
+        """Return what rows of the same length take, each in a slot of its own.
 
         Args:
             rows: Rows, which is how many slots there are.
@@ -117,13 +113,17 @@ class Served:
         own, theirs = self.slots, self.drafter_slots
         kept, drafting = (replace(each, drafted=0).bytes(rows=rows, length=length) for each in (own, theirs))
         held = own.bytes(rows=rows, length=length) + theirs.bytes(rows=rows, length=length)
+        activations, nodes = self.activations, rows * (self.drafted + 1)
+        if activations is None:
+            tokens = max(self.prefill_chunk, nodes)
+            activations = activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
         return Memory(
             weights=weight_bytes(self.shape, self.precision),
-            drafter=self._drafter_weights,
+            drafter=self._of_drafter(weight_bytes),
             kv=kept,
             drafter_kv=drafting,
             scratch=held - kept - drafting,
-            activations=self._activations(rows) if self.activations is None else self.activations,
+            activations=activations,
             overhead=self.overhead,
         )
 
@@ -131,15 +131,20 @@ class Served:
     def slots(self) -> SlotMemory:
         """The target's cache."""
         state = state_bytes_per_row(self.shape, self.precision)
-        return SlotMemory(per_position=self._kv(self.shape, self.precision), drafted=self.drafted, per_row=state)
+        return SlotMemory(
+            per_position=kv_bytes_per_position(self.shape, self.precision), drafted=self.drafted, per_row=state
+        )
 
     @property
     def drafter_slots(self) -> SlotMemory:
         """The drafter's cache; without a drafter it takes nothing."""
-        return SlotMemory(per_position=self._drafter_kv, drafted=self.drafted if self.shown is None else self.shown)
+        return SlotMemory(
+            per_position=self._of_drafter(kv_bytes_per_position),
+            drafted=self.drafted if self.shown is None else self.shown,
+        )
 
     def most_rows(self, memory: float, *, length: int) -> int:
-        """Returns how many slots of a length there is room for; 0 if there is none.
+        """Return how many slots of a length there is room for; 0 if there is none.
 
         Args:
             memory: Bytes that may be used.
@@ -148,7 +153,7 @@ class Served:
         return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
 
     def longest(self, memory: float, *, rows: int) -> int:
-        """Returns how long so many slots can be; 0 if there is no room.
+        """Return how long so many slots can be; 0 if there is no room.
 
         Args:
             memory: Bytes that may be used.
@@ -157,7 +162,7 @@ class Served:
         return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
 
     def most_paged_rows(self, memory: float, *, mean_length: float, page: int = PAGE) -> int:
-        """Returns how many rows there is room for whose lengths differ, if the cache is given out in pages.
+        """Return how many rows there is room for whose lengths differ, if the cache is given out in pages.
 
         The last page of a row is half empty on average.
 
@@ -167,7 +172,9 @@ class Served:
             page: Positions per page.
         """
         positions = mean_length + self.drafted + 1 + (page - 1) / 2
-        per_row = positions * self._kv_of_all + state_bytes_per_row(self.shape, self.precision)
+        per_row = positions * (self.slots.per_position + self.drafter_slots.per_position) + state_bytes_per_row(
+            self.shape, self.precision
+        )
 
         def fits(rows: int) -> bool:
             fixed = self.memory(rows=rows, length=0)
@@ -176,40 +183,9 @@ class Served:
 
         return largest(fits)
 
-    def paged_bytes(self, lengths: Iterable[int], page: int = PAGE) -> float:
-        """Returns the bytes of a paged cache with rows of these lengths, each with room for its draft.
-
-        Args:
-            lengths: Committed positions of every row.
-            page: Positions per page.
-        """
-        pages = sum(math.ceil((length + self.drafted + 1) / page) for length in lengths)
-        return pages * page * self._kv_of_all
-
-    def _activations(self, rows: int) -> float:
-        nodes = rows * (self.drafted + 1)
-        tokens = max(self.prefill_chunk, nodes)
-        return activation_bytes(self.shape, self.precision, tokens=tokens, logits=nodes)
-
-    @staticmethod
-    def _kv(shape: ModelShape, precision: Precision) -> float:
-        return kv_bytes_per_position(shape, precision)
-
-    @property
-    def _kv_of_all(self) -> float:
-        return self._kv(self.shape, self.precision) + self._drafter_kv
-
-    @property
-    def _drafter_kv(self) -> float:
-        if self.drafter is None:
-            return 0.0
-        return self._kv(self.drafter, self.drafter_precision or self.precision)
-
-    @property
-    def _drafter_weights(self) -> float:
-        if self.drafter is None:
-            return 0.0
-        return weight_bytes(self.drafter, self.drafter_precision or self.precision)
+    def _of_drafter(self, count: Callable[[ModelShape, Precision], float]) -> float:
+        """Return a number of bytes of the drafter; 0 without one."""
+        return 0.0 if self.drafter is None else count(self.drafter, self.drafter_precision or self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +221,7 @@ _MOST = 1 << 40
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """Returns the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
+    """Return the largest number that fits, if all smaller ones do; 0 if not even 1 does."""
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Device:
     chip: Chip | None = None
 
     def roof(self, dtype: str = "bfloat16", *, measured: bool = False) -> Roof:
-        """Returns what the device does at best.
+        """Return what the device does at best.
 
         Args:
             dtype: What matrix products compute in. Weights that are only stored in fewer bits are expanded first, and
@@ -91,7 +91,7 @@ class Device:
 
 
 def read_devices(path: Path = TABLE) -> dict[str, Device]:
-    """Returns the devices of a file, by name.
+    """Return the devices of a file, by name.
 
     Args:
         path: A YAML file of the form that ``devices.yaml`` describes.
@@ -113,7 +113,7 @@ def read_devices(path: Path = TABLE) -> dict[str, Device]:
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device:
-    """Returns the device of a name, which may be written in any case, with spaces or underscores.
+    """Return the device of a name, which may be written in any case, with spaces or underscores.
 
     Raises:
         ValueError: There is none. Offers near names, or all of them.
@@ -128,7 +128,7 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
 
 
 def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | None:
-    """Returns the row of the table that a GPU's own name means; None if there is none.
+    """Return the row of the table that a GPU's own name means; None if there is none.
 
     Args:
         name: As the driver tells it: "NVIDIA H100 80GB HBM3".
@@ -144,49 +144,42 @@ def row_of(name: str, memory: float, devices: Mapping[str, Device]) -> Device | 
     return None if best is None else devices[best]
 
 
+_CHIP = ("processors", "registers", "shared")
+
+
 def _device(name: str, row: Any, path: Path) -> Device:
     if not isinstance(row, Mapping):
         raise ValueError(f"{path}: {name} is not a row: give memory, bandwidth, flops and source")
-    unknown = set(row) - {"title", "memory", "bandwidth", "flops", "cache", "source", "measured", "chip"}
+    unknown = set(row) - {each.name for each in fields(Device)} | ({"name"} & set(row))
     if unknown:
         raise ValueError(f"{path}: {name} has {sorted(map(str, unknown))[0]!r}, which no row has")
     for key in ("memory", "bandwidth", "flops", "source"):
         if row.get(key) is None:
             raise ValueError(f"{path}: {name} has no {key}")
-    measured = row.get("measured")
+    where, measured, chip = f"{path}: {name}", row.get("measured"), row.get("chip")
     if measured is not None and not isinstance(measured, Mapping):
-        raise ValueError(f"{path}: {name}.measured is not a section: give bandwidth, flops or both")
+        raise ValueError(f"{where}.measured is not a section: give bandwidth, flops or both")
+    if chip is not None and (not isinstance(chip, Mapping) or not set(_CHIP) <= set(chip) <= {*_CHIP, "link"}):
+        raise ValueError(f"{where}.chip={chip!r}: give {', '.join(_CHIP)}, and link if there is one")
+    found = {key: _number(chip[key], f"{where}.chip.{key}") for key in chip or ()}
     return Device(
         name=name,
         title=str(row.get("title") or name),
-        memory=_number(row["memory"], f"{path}: {name}.memory"),
-        bandwidth=_number(row["bandwidth"], f"{path}: {name}.bandwidth"),
-        flops=_rates(row["flops"], f"{path}: {name}.flops"),
-        cache=_number(row["cache"], f"{path}: {name}.cache") if row.get("cache") else 0.0,
+        memory=_number(row["memory"], f"{where}.memory"),
+        bandwidth=_number(row["bandwidth"], f"{where}.bandwidth"),
+        flops=_rates(row["flops"], f"{where}.flops"),
+        cache=_number(row["cache"], f"{where}.cache") if row.get("cache") else 0.0,
         source=str(row["source"]),
-        measured=None if measured is None else _measured(measured, f"{path}: {name}.measured"),
-        chip=None if row.get("chip") is None else _chip(row["chip"], f"{path}: {name}.chip"),
+        measured=None if measured is None else _measured(measured, f"{where}.measured"),
+        chip=Chip(**{**found, "processors": int(found["processors"])}) if found else None,
     )
 
 
-def _chip(given: Any, where: str) -> Chip:
-    needed = ("processors", "registers", "shared")
-    if not isinstance(given, Mapping) or not set(needed) <= set(given) <= {*needed, "link"}:
-        raise ValueError(f"{where}={given!r}: give {', '.join(needed)}, and link if there is one")
-    found = {key: _number(given[key], f"{where}.{key}") for key in given}
-    return Chip(
-        processors=int(found["processors"]),
-        registers=found["registers"],
-        shared=found["shared"],
-        link=found.get("link"),
-    )
-
-
-def _measured(given: Mapping[str, Any], where: str) -> Measured:
-    bandwidth = given.get("bandwidth")
+def _measured(row: Mapping[str, Any], where: str) -> Measured:
+    bandwidth, flops = row.get("bandwidth"), row.get("flops")
     return Measured(
         bandwidth=None if bandwidth is None else _number(bandwidth, f"{where}.bandwidth"),
-        flops=_rates(given["flops"], f"{where}.flops") if given.get("flops") is not None else {},
+        flops={} if flops is None else _rates(flops, f"{where}.flops"),
     )
 
 

@@ -16,7 +16,7 @@ EAGLE3_LAYERS = 3
 
 
 def eagle3(target: ModelShape, *, layer: Layer | None = None, draft_vocab: int | None = None) -> ModelShape:
-    """Returns the shape of an EAGLE-3 head: one layer over embedding and state side by side, and a small output layer.
+    """Return the shape of an EAGLE-3 head: one layer over embedding and state side by side, and a small output layer.
 
     Args:
         target: The model whose hidden states it reads.
@@ -37,12 +37,12 @@ def eagle3(target: ModelShape, *, layer: Layer | None = None, draft_vocab: int |
 
 
 def eagle(target: ModelShape, *, layer: Layer | None = None) -> ModelShape:
-    """Returns the shape of an EAGLE-1 or EAGLE-2 head: two inputs merged, one layer, the target's output layer."""
+    """Return the shape of an EAGLE-1 or EAGLE-2 head: two inputs merged, one layer, the target's output layer."""
     return _borrowing("eagle", target, (layer or like(target),), other=2 * target.hidden**2)
 
 
 def mtp(target: ModelShape) -> ModelShape:
-    """Returns the shape of an MTP module: two inputs merged, a layer like the target's last, the target's output."""
+    """Return the shape of an MTP module: two inputs merged, a layer like the target's last, the target's output."""
     return _borrowing("mtp", target, (target.layers[-1],), other=2 * target.hidden**2)
 
 
@@ -54,7 +54,7 @@ def block(
     hidden_layers: int | None = None,
     markov_rank: int = 0,
 ) -> ModelShape:
-    """Returns the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
+    """Return the shape of a block drafter: a few layers over places and hidden states, the target's output layer.
 
     Args:
         target: The model whose hidden states it reads.
@@ -71,7 +71,7 @@ def block(
 
 
 def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape:
-    """Returns the shape of Medusa's heads: each some layers of a square matrix, and an output layer of its own.
+    """Return the shape of Medusa's heads: each some layers of a square matrix, and an output layer of its own.
 
     Args:
         target: The model whose last hidden state they read.
@@ -91,14 +91,14 @@ def medusa(target: ModelShape, *, heads: int = 4, layers: int = 1) -> ModelShape
 
 
 def like(target: ModelShape) -> Layer:
-    """Returns a layer like the target's, with full attention and a dense MLP as wide as what a token uses there."""
+    """Return a layer like the target's, with full attention and a dense MLP as wide as what a token uses there."""
     layer = next((each for each in target.layers if each.attention is not None), None)
     attention = None if layer is None or layer.attention is None else replace(layer.attention, window=None)
     return Layer(attention=attention, mlp=Mlp(weights=target.layers[0].mlp.active))
 
 
 def _twice_as_wide(layer: Layer, hidden: int) -> Layer:
-    """Returns the layer with queries, keys and values of an input that is twice as wide as the residual stream."""
+    """Return the layer with queries, keys and values of an input that is twice as wide as the residual stream."""
     attention = layer.attention
     if attention is None:
         return layer
@@ -106,7 +106,7 @@ def _twice_as_wide(layer: Layer, hidden: int) -> Layer:
 
 
 def _output(attention: Attention, hidden: int) -> int:
-    """Returns the numbers in attention's last matrix, which the width of its input does not change."""
+    """Return the numbers in attention's last matrix, which the width of its input does not change."""
     return attention.heads * attention.prefill_value_dim * hidden
 
 

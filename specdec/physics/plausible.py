@@ -24,14 +24,14 @@ class LeastWork:
     pair_flops: float
 
     def of(self, size: StepSize) -> Work:
-        """Returns the work of a forward."""
+        """Return the work of a forward."""
         return Work(
             self.weight_bytes + self.kv_bytes * size.positions,
             self.token_flops * size.tokens + self.pair_flops * size.pairs,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Meaning:
     """A constant beside the least that it can be.
 
@@ -64,7 +64,7 @@ class Meaning:
 def meanings(
     cost: StepCost, sizes: Sequence[StepSize], least: LeastWork, roof: Roof, *, cache_bytes: float
 ) -> list[Meaning]:
-    """Returns the constants of a step's cost with their physical meaning.
+    """Return the constants of a step's cost with their physical meaning.
 
     δ is that of the range of fewest tokens, where memory is the bound: weights over bandwidth. γ is that of the range
     of most tokens: operations over the peak rate. In a range between, the one may hide behind the other. α is keys and
@@ -80,36 +80,17 @@ def meanings(
     first, last = cost.ranges[0], cost.ranges[-1]
     longest = max(size.positions for size in sizes)
     largest = least.of(max(sizes, key=lambda size: size.tokens))
+    weights, kv, per_token = least.weight_bytes, least.kv_bytes, least.token_flops
+    in_caches, kv_in_caches = (size < CACHES * cache_bytes for size in (weights, kv * longest))
+    hidden = largest.intensity < roof.ridge
+    fixed = first.fixed + first.per_token * (1 if first.upto == 1 else 0)
+    alpha = cost.per_position + cost.per_pair
     found = [
-        Meaning(
-            symbol="delta",
-            what="weights / bandwidth",
-            seconds=first.fixed + first.per_token * (1 if first.upto == 1 else 0),
-            least=least.weight_bytes / roof.bandwidth,
-            excuse="caches" if least.weight_bytes < CACHES * cache_bytes else "",
-        )
+        Meaning("delta", "weights / bandwidth", fixed, weights / roof.bandwidth, "caches" if in_caches else ""),
+        Meaning("gamma", "FLOPs per token / peak", last.per_token, per_token / roof.flops, "hidden" if hidden else ""),
+        Meaning("alpha", "KV per position / bandwidth", alpha, kv / roof.bandwidth, "caches" if kv_in_caches else ""),
     ]
-    if last.per_token:
-        found.append(
-            Meaning(
-                symbol="gamma",
-                what="FLOPs per token / peak",
-                seconds=last.per_token,
-                least=least.token_flops / roof.flops,
-                excuse="hidden" if largest.intensity < roof.ridge else "",
-            )
-        )
-    if cost.per_position or cost.per_pair:
-        found.append(
-            Meaning(
-                symbol="alpha",
-                what="KV per position / bandwidth",
-                seconds=cost.per_position + cost.per_pair,
-                least=least.kv_bytes / roof.bandwidth,
-                excuse="caches" if least.kv_bytes * longest < CACHES * cache_bytes else "",
-            )
-        )
-    return found
+    return [each for each in found if each.symbol == "delta" or each.seconds]
 
 
 def check_possible(

@@ -55,7 +55,7 @@ class Precision:
         output: str | None = None,
         kv: str | None = None,
     ) -> "Precision":
-        """Returns the bytes of formats by name.
+        """Return the bytes of formats by name.
 
         Args:
             dtype: What the model computes in.
@@ -82,7 +82,7 @@ class Precision:
 
 
 def bytes_of(name: str) -> float:
-    """Returns the bytes of a number in a format.
+    """Return the bytes of a number in a format.
 
     Raises:
         ValueError: There is no such format.
@@ -108,7 +108,7 @@ class Stored:
 
 
 def stored(config: Mapping[str, Any]) -> Stored | None:
-    """Returns how a checkpoint is quantized, by its configuration's ``quantization_config``; None if it is not.
+    """Return how a checkpoint is quantized, by its configuration's ``quantization_config``; None if it is not.
 
     Args:
         config: The content of its ``config.json``.

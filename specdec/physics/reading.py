@@ -6,56 +6,22 @@ with transformers' own models, type by type.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from specdec.physics.recurrences import read_recurrence
-from specdec.physics.shape import Attention, Layer, Mlp, ModelShape
+import yaml
 
-_ENCODER_NAMES = """
-    bert roberta distilbert albert electra deberta deberta-v2 xlm-roberta xlm-roberta-xl camembert mpnet modernbert
-    nomic_bert longformer big_bird funnel squeezebert mobilebert ernie esm convbert fnet layoutlm rembert eurobert
-    vit deit swin clip siglip dinov2 wav2vec2 hubert
-"""
-_UNGATED_NAMES = """
-    gpt2 gptj gpt_neo gpt_neox gpt_neox_japanese gpt_bigcode opt codegen bloom falcon mpt phi starcoder2 biogpt xglm
-    persimmon nemotron ctrl nanochat arcee openai-gpt jais2 apertus
-"""
+from specdec.physics.shape import Attention, Layer, Mlp, ModelShape, Recurrence
 
-_COUNTED_NAMES = """
-    apertus arcee aria_text axk1 bamba biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cohere_compass_text
-    ctrl cwm deepseek_v2 deepseek_v3 deepseek_v32 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe
-    falcon flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3
-    gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
-    granitemoehybrid granitemoeshared helium hunyuan_v1_dense hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1
-    lfm2 llama llama4 llama4_text mellum minicpm3 minimax_m2 ministral ministral3 mistral mixtral mpt nanochat
-    nemotron olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
-    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open stablelm
-    starcoder2 vaultgemma youtu
-"""
-
-COUNTED = frozenset(_COUNTED_NAMES.split())
-"""Model types whose counts of weights equal those of transformers' own models, which a test compares."""
-
-ENCODERS = frozenset(_ENCODER_NAMES.split())
-"""Model types that encode; some can also be decoders, if ``is_decoder`` says so."""
-
-_UNGATED = frozenset(_UNGATED_NAMES.split()) | ENCODERS
-"""Model types whose MLP has two matrices; that of all others has three, where one gates another."""
+_TYPES: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("model_types.yaml").read_text(encoding="utf-8"))
+COUNTED, ENCODERS, TIED = (frozenset(_TYPES[name]) for name in ("counted", "encoders", "tied"))
+_UNGATED = frozenset(_TYPES["ungated"]) | ENCODERS
 
 _POSITION_TABLES = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", *ENCODERS), 0),
     **dict.fromkeys(("opt", "biogpt"), 2),
 }
 """Model types with a learned vector per position, and how many rows their table has beyond the positions."""
-
-_TIED_NAMES = """
-    biogpt bloom cohere cohere2 cohere2_moe cohere_compass_text ctrl ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3
-    gemma3_text gpt-sw3 gpt2 gpt_bigcode gpt_neox_japanese granite_swa lfm2 minicpm3 mpt openai-gpt opt smollm3
-    starcoder2 vaultgemma youtu
-"""
-
-TIED = frozenset(_TIED_NAMES.split())
-"""Model types whose output layer is the table of embeddings where a file does not say, which a test compares."""
 
 DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {
@@ -84,12 +50,11 @@ class MissingSizeError(ValueError):
 
 def read_shape(config: object) -> ModelShape:
     """See ``ModelShape.of``."""
-    given = _as_mapping(config)
-    if given.get("is_encoder_decoder"):
-        raise ValueError(f"{_title(given)} is an encoder-decoder model: only decoders can be planned")
-    given = _decoder_of(given)
-    if given.get("is_encoder_decoder"):
-        raise ValueError(f"{_title(given)} is an encoder-decoder model: only decoders can be planned")
+    whole = _as_mapping(config)
+    given = _decoder_of(whole)
+    for each in (whole, given):
+        if each.get("is_encoder_decoder"):
+            raise ValueError(f"{_title(each)} is an encoder-decoder model: only decoders can be planned")
     kind = str(given.get("model_type") or "")
     if kind in ENCODERS and not given.get("is_decoder"):
         raise ValueError(f"{_title(given)} is an encoder, which writes no text: only decoders can be planned")
@@ -118,11 +83,11 @@ class _Reader:
         self.gated = kind not in _UNGATED
 
     def find(self, *names: str) -> Any:
-        """Returns the first of some keys that is there and not null; None without one."""
+        """Return the first of some keys that is there and not null; None without one."""
         return next((self.given[name] for name in names if self.given.get(name) is not None), None)
 
     def size(self, *names: str) -> int:
-        """Returns the first of some keys that is there.
+        """Return the first of some keys that is there.
 
         Raises:
             MissingSizeError: None is.
@@ -134,7 +99,7 @@ class _Reader:
         return found
 
     def shape(self) -> ModelShape:
-        """Returns the shape."""
+        """Return the shape."""
         tied = self.given.get("tie_word_embeddings")
         if tied is None and self.kind in TIED and self.given.get(_WITHIN, True):
             tied = True
@@ -161,9 +126,9 @@ class _Reader:
         )
 
     def layer(self, index: int) -> Layer:
-        """Returns the shape of one layer."""
+        """Return the shape of one layer."""
         kind = self._layer_kind(index)
-        recurrence = read_recurrence(self.given, self.kind, kind, self.hidden)
+        recurrence = _recurrence(self.given, self.kind, kind, self.hidden)
         attends = recurrence is None or kind in ("hybrid", "parallel")
         window = self._window(index, kind)
         return Layer(
@@ -174,7 +139,7 @@ class _Reader:
         )
 
     def attention(self, window: int | None) -> Attention:
-        """Returns the shape of a layer's attention."""
+        """Return the shape of a layer's attention."""
         latent, rotary = self.find("kv_lora_rank"), self.find("qk_rope_head_dim")
         if latent and rotary:
             return self._latent_attention(int(latent), int(rotary), window)
@@ -187,7 +152,7 @@ class _Reader:
         )
 
     def _indexer(self) -> Attention | None:
-        """Returns what chooses positions in DeepSeek-V3.2's sparse attention; None in other models."""
+        """Return what chooses positions in DeepSeek-V3.2's sparse attention; None in other models."""
         heads, dim = self.find("index_n_heads"), self.find("index_head_dim")
         if not heads or not dim or self.kind not in _CHOOSING:
             return None
@@ -204,7 +169,7 @@ class _Reader:
         )
 
     def mlp(self, index: int) -> Mlp:
-        """Returns the shape of a layer's feed-forward part."""
+        """Return the shape of a layer's feed-forward part."""
         if self.kind == "lfm2" and self.find("block_auto_adjust_ff_dim"):
             return Mlp(weights=3 * self.hidden * self._adjusted())
         experts = self.find("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -230,7 +195,7 @@ class _Reader:
         return 3 if self.gated else 2
 
     def _adjusted(self) -> int:
-        """Returns the width of LFM2's MLP, which its configuration gives in another unit."""
+        """Return the width of LFM2's MLP, which its configuration gives in another unit."""
         inner, step = int(2 * self.inner / 3), int(self.find("block_multiple_of") or 1)
         inner = int((self.find("block_ffn_dim_multiplier") or 1) * inner)
         return -(-inner // step) * step
@@ -289,7 +254,7 @@ class _Reader:
         return "full_attention" if kinds is None else str(kinds[index % len(kinds)])
 
     def _window(self, index: int, kind: str) -> int | None:
-        """Returns how many positions a layer sees at most; None for all."""
+        """Return how many positions a layer sees at most; None for all."""
         if self.kind in _CHOOSING:
             return self.find("index_topk")
         if kind == "chunked_attention":
@@ -341,7 +306,7 @@ def _as_mapping(config: object) -> Mapping[str, Any]:
 
 
 def _decoder_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the configuration of the decoder in a model for several kinds of input; a decoder's own as it is."""
+    """Return the configuration of the decoder in a model for several kinds of input; a decoder's own as it is."""
     for name in _TEXT:
         inner = given.get(name)
         if isinstance(inner, Mapping) and given.get("num_hidden_layers") is None:
@@ -356,3 +321,55 @@ def _title(given: Mapping[str, Any]) -> str:
     if isinstance(made, Sequence) and not isinstance(made, str) and made:
         return str(made[0])
     return f"the configuration of model_type {kind!r}" if kind else "the configuration"
+
+
+def _recurrence(given: Mapping[str, Any], kind: str, layer: str, hidden: int) -> Recurrence | None:
+    """Return the recurrence of a layer; None if it has none.
+
+    Args:
+        given: The configuration.
+        kind: Its ``model_type``.
+        layer: The layer's entry in ``layer_types``.
+        hidden: Width of the residual stream.
+
+    Raises:
+        ValueError: The layer is of a kind whose sizes are not known here.
+    """
+    if layer == "linear_attention" and given.get("linear_num_value_heads"):
+        return _delta_net(given, kind, hidden)
+    if layer == "conv" and given.get("conv_L_cache"):
+        return _short_convolution(given, hidden)
+    if layer in ("mamba", "linear_attention") and kind in ("bamba", "granitemoehybrid"):
+        return _mamba2(given, hidden)
+    if layer in ("linear_attention", "mamba", "conv", "recurrent", "hybrid", "mamba2", "rwkv"):
+        raise ValueError(f"the sizes of a {layer!r} layer of model_type {kind!r} are not known here")
+    return None
+
+
+def _delta_net(given: Mapping[str, Any], kind: str, hidden: int) -> Recurrence:
+    """Qwen3-Next's gated delta net: per head a matrix of keys by values."""
+    heads = given["linear_num_value_heads"]
+    keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
+    values = heads * given["linear_value_head_dim"]
+    mixed, kernel = 2 * keys + values, given["linear_conv_kernel_dim"]
+    projections = hidden * (mixed + values + 2 * heads) + values * hidden
+    matrix = heads * given["linear_key_head_dim"] * given["linear_value_head_dim"]
+    # Decay, the product with the key, the rank-one update, and the product with the query: 7 operations per number.
+    return Recurrence(weights=projections + mixed * kernel, state=matrix + mixed * kernel, flops=7 * matrix)
+
+
+def _mamba2(given: Mapping[str, Any], hidden: int) -> Recurrence:
+    """Mamba-2 as in Bamba and Granite: per head a matrix of its width by the state's."""
+    heads, groups = given["mamba_n_heads"], given["mamba_n_groups"]
+    depth, kernel = given["mamba_d_state"], given["mamba_d_conv"]
+    inner = int(given["mamba_expand"] * hidden)
+    mixed = inner + 2 * groups * depth
+    weights = hidden * (inner + mixed + heads) + mixed * kernel + inner * hidden
+    matrix = inner * depth
+    return Recurrence(weights=weights, state=matrix + mixed * kernel, flops=5 * matrix)
+
+
+def _short_convolution(given: Mapping[str, Any], hidden: int) -> Recurrence:
+    """LFM2's gated convolution over a few positions."""
+    kernel = given["conv_L_cache"]
+    return Recurrence(weights=hidden * (3 * hidden + kernel + hidden), state=hidden * kernel, flops=2 * hidden * kernel)

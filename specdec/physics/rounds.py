@@ -17,11 +17,11 @@ class RoundCost(Protocol):
     """
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns the seconds of the target's forward."""
+        """Return the seconds of the target's forward."""
         ...
 
     def draft(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns the seconds of drafting; 0 where nothing is drafted."""
+        """Return the seconds of drafting; 0 where nothing is drafted."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class AffineCost:
     per_position: float
 
     def seconds(self, *, tokens: float, positions: float) -> float:
-        """Returns the seconds of a forward.
+        """Return the seconds of a forward.
 
         Args:
             tokens: Tokens of the batch.
@@ -92,7 +92,7 @@ class DraftModel:
     at_once: bool = False
 
     def work(self, *, batch: int, drafted: int, context: float) -> StepWork:
-        """Returns the work of drafting so many tokens in every row."""
+        """Return the work of drafting so many tokens in every row."""
         if not drafted:
             return StepWork()
         if self.at_once:
@@ -137,6 +137,6 @@ class RoofRounds:
 
 
 def round_seconds(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
-    """Returns the seconds of a whole round."""
+    """Return the seconds of a whole round."""
     verify = cost.verify(batch=batch, drafted=drafted, context=context)
     return verify + cost.draft(batch=batch, drafted=drafted, context=context) + cost.outside

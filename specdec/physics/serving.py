@@ -2,7 +2,7 @@
 
 
 def latency(first: float, per_token: float, tokens: int) -> float:
-    """Returns the seconds from a request's arrival to its last token: TTFT + (N - 1) · TPOT.
+    """Return the seconds from a request's arrival to its last token: TTFT + (N - 1) · TPOT.
 
     Args:
         first: Seconds to the first token.
@@ -13,7 +13,7 @@ def latency(first: float, per_token: float, tokens: int) -> float:
 
 
 def price_per_million(price: float, tokens_per_second: float) -> float:
-    """Returns the price of a million tokens.
+    """Return the price of a million tokens.
 
     Args:
         price: Price of the device per hour.
@@ -23,22 +23,12 @@ def price_per_million(price: float, tokens_per_second: float) -> float:
 
 
 def hours_per_million(tokens_per_second: float) -> float:
-    """Returns the hours that a device takes for a million tokens."""
+    """Return the hours that a device takes for a million tokens."""
     return 1e6 / (3600 * tokens_per_second)
 
 
-def rows_in_flight(arrivals_per_second: float, seconds: float) -> float:
-    """Returns how many requests are served at a time, on average (Little's law).
-
-    Args:
-        arrivals_per_second: Requests that arrive.
-        seconds: Mean time that a request takes.
-    """
-    return arrivals_per_second * seconds
-
-
 def load_seconds(size: float, bandwidth: float) -> float:
-    """Returns the seconds that reading the weights from a disk takes.
+    """Return the seconds that reading the weights from a disk takes.
 
     Args:
         size: Bytes.
@@ -50,7 +40,7 @@ def load_seconds(size: float, bandwidth: float) -> float:
 def all_reduce_seconds(
     *, devices: int, tokens: float, hidden: int, number_bytes: float, bandwidth: float, latency: float = 0.0
 ) -> float:
-    """Returns the seconds of one sum over devices that share a model; a layer needs two.
+    """Return the seconds of one sum over devices that share a model; a layer needs two.
 
     Args:
         devices: How many there are.

@@ -39,7 +39,7 @@ class Attention:
     def grouped(
         cls, *, weights: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None
     ) -> "Attention":
-        """Returns attention with a key and a value for each of ``kv_heads`` heads: as many as query heads, or fewer."""
+        """Return attention with a key and a value for each of ``kv_heads`` heads: as many as query heads, or fewer."""
         return cls(
             weights=weights,
             heads=heads,
@@ -63,7 +63,7 @@ class Attention:
         return 2 * self.heads * (self.prefill_key_dim + self.prefill_value_dim)
 
     def seen(self, context: float) -> float:
-        """Returns how many of ``context`` positions a query sees."""
+        """Return how many of ``context`` positions a query sees."""
         return context if self.window is None else min(context, self.window)
 
 
@@ -109,7 +109,7 @@ class Mlp:
         return self.weights + self.chosen * self.expert_weights
 
     def hit(self, tokens: float) -> float:
-        """Returns how many of the experts' weights a step with so many tokens reads.
+        """Return how many of the experts' weights a step with so many tokens reads.
 
         A token is taken to choose every expert with the same probability. Real routers have favourites, so that a
         step hits fewer experts than this.
@@ -118,7 +118,7 @@ class Mlp:
 
 
 def experts_hit(tokens: float, *, experts: int, chosen: int) -> float:
-    """Returns how many of a layer's experts are used by at least one of so many tokens, if all are equally likely.
+    """Return how many of a layer's experts are used by at least one of so many tokens, if all are equally likely.
 
     Args:
         tokens: Tokens of a step, over all rows.
@@ -187,7 +187,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: object) -> "ModelShape":
-        """Returns the shape that a transformers configuration describes.
+        """Return the shape that a transformers configuration describes.
 
         Args:
             config: The configuration, or its content as a mapping.
@@ -234,7 +234,7 @@ class ModelShape:
         return sum(layer.mlp.experts * layer.mlp.expert_weights * count for layer, count in self.groups)
 
     def experts_read(self, tokens: float) -> float:
-        """Returns how many of the experts' weights a step with so many tokens must read."""
+        """Return how many of the experts' weights a step with so many tokens must read."""
         return sum(layer.mlp.hit(tokens) * count for layer, count in self.groups)
 
     @property

@@ -7,7 +7,7 @@ from specdec.physics.rounds import RoundCost, round_seconds
 
 
 def tokens_per_round(acceptance: Sequence[float]) -> float:
-    """Returns the expected number of tokens that a round with a chain of drafts emits, the last one included.
+    """Return the expected number of tokens that a round with a chain of drafts emits, the last one included.
 
     With the same rate at all of K positions this is (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, equation 1).
 
@@ -21,22 +21,8 @@ def tokens_per_round(acceptance: Sequence[float]) -> float:
     return total
 
 
-def tokens_per_tree(parents: Sequence[int], acceptance: Sequence[float]) -> float:
-    """Returns the expected number of tokens that a round with a tree of drafts emits, the last one included.
-
-    Args:
-        parents: The parent of every node, smaller than the node's own index; the root comes first and has -1.
-        acceptance: The probability that each node is accepted, given that its parent was; the root's is not used. Those
-            of siblings may not sum to more than 1, because at most one of them is accepted.
-    """
-    reached = [1.0]
-    for node in range(1, len(parents)):
-        reached.append(reached[parents[node]] * acceptance[node])
-    return sum(reached)
-
-
 def speedup(tokens: float, *, plain: float, verify: float, draft: float = 0.0, outside: float = 0.0) -> float:
-    """Returns the speed of speculation over plain decoding's.
+    """Return the speed of speculation over plain decoding's.
 
     Args:
         tokens: Tokens per round.
@@ -53,7 +39,7 @@ Acceptance = float | Sequence[float]
 
 
 def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
-    """Returns the expected number of tokens of a round with a chain of so many drafted tokens.
+    """Return the expected number of tokens of a round with a chain of so many drafted tokens.
 
     Args:
         acceptance: One probability, or one by position. A position beyond the last one has the last one's.
@@ -65,7 +51,7 @@ def chain_tokens(acceptance: Acceptance, drafted: int) -> float:
 
 
 def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
-    """Returns the speed of rounds with chains of so many tokens over plain decoding's, at the same load.
+    """Return the speed of rounds with chains of so many tokens over plain decoding's, at the same load.
 
     Args:
         cost: How long the parts of a round take.
@@ -80,7 +66,7 @@ def speedup_of(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: 
 
 
 def target_efficiency(cost: RoundCost, *, batch: int, drafted: int, context: float) -> float:
-    """Returns the seconds of the target's plain step over those of verifying: 1 where verification is free.
+    """Return the seconds of the target's plain step over those of verifying: 1 where verification is free.
 
     It depends on the device and not on acceptance (MoESD, arXiv 2505.19645).
     """
@@ -102,7 +88,7 @@ class BestLength:
 
 
 def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context: float, longest: int) -> BestLength:
-    """Returns the length of chains that is fastest, out of none to ``longest``.
+    """Return the length of chains that is fastest, out of none to ``longest``.
 
     Args:
         cost: How long the parts of a round take.
@@ -120,7 +106,7 @@ def best_length(cost: RoundCost, acceptance: Acceptance, *, batch: int, context:
 
 
 def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, context: float) -> float:
-    """Returns the seconds that a round saves against decoding its tokens plainly; below 0 where speculation costs time.
+    """Return the seconds that a round saves against decoding its tokens plainly; below 0 where speculation costs time.
 
     With fitted constants this is (Ω - 1)(δ + αBS + outside) - γB(K + 1 - Ω) - draft: whatever does not depend on the
     number of tokens is shared by the Ω tokens of a round, and rejected tokens are paid for.
@@ -133,7 +119,7 @@ def gain(cost: RoundCost, acceptance: Acceptance, *, batch: int, drafted: int, c
 def break_even_batch(
     cost: RoundCost, acceptance: Acceptance, *, drafted: int, context: float, most: int = 1 << 14
 ) -> int | None:
-    """Returns the largest batch at which speculation is no slower than plain decoding.
+    """Return the largest batch at which speculation is no slower than plain decoding.
 
     With experts it may be slower for few rows, too, which this does not say.
 
@@ -166,7 +152,7 @@ def break_even_batch(
 def critical_context(
     *, flops: float, pair_flops: float, kv_bytes: float, ridge: float, drafted: float = 0
 ) -> float | None:
-    """Returns the context from which a step is bound by memory however many rows there are.
+    """Return the context from which a step is bound by memory however many rows there are.
 
     With very many rows, reading the weights costs nothing per row: what is left per row is its keys and values, and
     the operations of its tokens. From this context on, their ratio stays below the ridge (MagicDec, arXiv 2408.11049).
@@ -189,7 +175,7 @@ def critical_context(
 def intensity_of_many_rows(
     *, flops: float, pair_flops: float, kv_bytes: float, context: float, drafted: float = 0
 ) -> float:
-    """Returns the operations per byte of a step with so many rows that reading the weights costs nothing per row.
+    """Return the operations per byte of a step with so many rows that reading the weights costs nothing per row.
 
     Args:
         flops: Operations per token in products with weights.

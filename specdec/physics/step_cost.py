@@ -11,11 +11,18 @@ larger of several bounds: published fits of serving engines, and ours, say so.
 
 One line over all numbers of tokens would be wrong, because other numbers of rows are multiplied by other kernels. So δ
 and γ belong to a range of tokens, and are fitted range by range, while α and β are common to all.
+
+The constants are fitted by least squares of relative errors, none of them below 0. A constant below 0 would mean that
+more work takes less time. Ordinary least squares gives such constants where two sizes grow together, and predicts
+negative times outside of what was measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,7 @@ class StepSize:
 
     @classmethod
     def of(cls, *, rows: float, queries: float, context: float) -> "StepSize":
-        """Returns the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions.
+        """Return the size of a forward of ``queries`` tokens in each of some rows, behind ``context`` positions.
 
         Args:
             rows: Rows of the batch.
@@ -47,49 +54,35 @@ class StepSize:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRange:
-    """What forwards of some numbers of tokens have in common.
-
-    Attributes:
-        upto: The most tokens; None for the last range.
-        fixed: Seconds of any of them (δ).
-        per_token: Seconds per token (γ).
-    """
+    """Forwards of up to ``upto`` tokens: seconds of any of them (``fixed``, δ) and per token (``per_token``, γ)."""
 
     upto: int | None
     fixed: float
     per_token: float
 
     def seconds(self, tokens: float) -> float:
-        """Returns what does not depend on the cache."""
+        """Return the seconds that do not depend on the cache."""
         return self.fixed + self.per_token * tokens
 
 
-def check_ranges(ranges: Sequence[TokenRange]) -> None:
-    """Refuse ranges that do not cover every number of tokens once.
+def _check(ranges: Sequence[TokenRange], *more: float) -> None:
+    """Refuse ranges that do not cover every number of tokens once, and constants that are no times.
 
     Raises:
-        ValueError: Names what they are.
+        ValueError: Names the ranges.
     """
     ends = [each.upto for each in ranges]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"the ranges of a cost end at {ends}: the last one alone has no end")
     if not all(0 < low < high for low, high in pairwise(end for end in ends if end is not None)):
         raise ValueError(f"the ranges of a cost end at {ends}: give ascending numbers of tokens")
-
-
-def range_of(ranges: Sequence[TokenRange], tokens: float) -> TokenRange:
-    """Returns the range that a number of tokens is in."""
-    return next(each for each in ranges if each.upto is None or tokens <= each.upto)
-
-
-def check_seconds(numbers: Iterable[float]) -> None:
-    """Refuse constants that are no times.
-
-    Raises:
-        ValueError: There is one.
-    """
-    if not all(0 <= number < float("inf") for number in numbers):
+    constants = [*more, *(number for each in ranges for number in (each.fixed, each.per_token))]
+    if not all(0 <= number < float("inf") for number in constants):
         raise ValueError("a constant of a cost is no number of seconds from 0 on: measure it again")
+
+
+def _range_of(ranges: Sequence[TokenRange], tokens: float) -> TokenRange:
+    return next(each for each in ranges if each.upto is None or tokens <= each.upto)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +100,7 @@ class StepCost:
     per_pair: float
 
     def __post_init__(self) -> None:
-        check_ranges(self.ranges)
-        numbers = [number for each in self.ranges for number in (each.fixed, each.per_token)]
-        check_seconds([*numbers, self.per_position, self.per_pair])
+        _check(self.ranges, self.per_position, self.per_pair)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -117,20 +108,20 @@ class StepCost:
         return tuple(each.upto for each in self.ranges if each.upto is not None)
 
     def seconds(self, size: StepSize) -> float:
-        """Returns the seconds of a forward."""
+        """Return the seconds of a forward."""
         attention = self.per_position * size.positions + self.per_pair * size.pairs
-        return range_of(self.ranges, size.tokens).seconds(size.tokens) + attention
+        return _range_of(self.ranges, size.tokens).seconds(size.tokens) + attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartCost:
-    """Seconds of what a round does besides the target's forward, level by level of the draft.
+    """Seconds of a round besides the target's forward, level by level of the draft.
 
     A level is a call of the drafting model, or a step of the acceptance rule, for all rows together.
 
     Attributes:
         fixed: Seconds of any round in which it happens.
-        levels: What a level costs by its number of tokens, ascending; the last range has no upper end.
+        levels: The cost of a level by its number of tokens, ascending; the last range has no upper end.
         per_position: Seconds per level and position in the cache, over all rows.
     """
 
@@ -139,12 +130,10 @@ class PartCost:
     per_position: float = 0.0
 
     def __post_init__(self) -> None:
-        check_ranges(self.levels)
-        numbers = [number for each in self.levels for number in (each.fixed, each.per_token)]
-        check_seconds([self.fixed, *numbers, self.per_position])
+        _check(self.levels, self.fixed, self.per_position)
 
     def seconds(self, *, levels: float, tokens: float, positions: float) -> float:
-        """Returns the seconds in one round.
+        """Return the seconds in one round.
 
         Args:
             levels: Depth of the deepest draft.
@@ -154,12 +143,12 @@ class PartCost:
         if not levels:
             return self.fixed
         each = tokens / levels
-        return self.fixed + levels * (range_of(self.levels, each).seconds(each) + self.per_position * positions)
+        return self.fixed + levels * (_range_of(self.levels, each).seconds(each) + self.per_position * positions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How far predictions are from what was measured, relative to it.
+    """How far predictions are from measurements, relative to them.
 
     Attributes:
         median: The median of the absolute relative errors.
@@ -175,19 +164,119 @@ class Errors:
 
     @classmethod
     def of(cls, predicted: Sequence[float], measured: Sequence[float]) -> "Errors":
-        """Returns the errors of predictions.
+        """Return the errors of predictions.
 
         Raises:
             ValueError: There is none.
         """
-        errors = sorted(abs(p / m - 1) for p, m in zip(predicted, measured, strict=True))
-        if not errors:
+        errors = np.array([abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)])
+        if not len(errors):
             raise ValueError("there is no measured point to compare predictions with")
-        return cls(median=_quantile(errors, 0.5), p95=_quantile(errors, 0.95), worst=errors[-1], points=len(errors))
+        median, p95 = np.quantile(errors, (0.5, 0.95))
+        return cls(median=float(median), p95=float(p95), worst=float(errors.max()), points=len(errors))
 
 
-def _quantile(ascending: Sequence[float], share: float) -> float:
-    place = share * (len(ascending) - 1)
-    low = int(place)
-    high = min(low + 1, len(ascending) - 1)
-    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
+@dataclass(frozen=True, kw_only=True)
+class TimedStep:
+    """A forward that was timed: its size, and how long it took."""
+
+    size: StepSize
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPart:
+    """A part of rounds that was timed: its size as for ``PartCost.seconds``, and how long it took."""
+
+    levels: int
+    tokens: int
+    positions: float
+    seconds: float
+
+
+def fit_step(steps: Sequence[TimedStep], *, ends: Sequence[int] = ()) -> StepCost:
+    """Return the constants that are closest to measured forwards.
+
+    In a range whose forwards all have one number of tokens, the time per token cannot be told from the fixed one: all
+    of it counts as fixed.
+
+    Args:
+        steps: What was measured.
+        ends: The most tokens of every range but the last one. A range that nothing was measured in is left out, and its
+            forwards count to the next one (at the end, to the one before).
+
+    Raises:
+        ValueError: There are fewer steps than constants.
+    """
+    columns, wanted = _by_range([step.size.tokens for step in steps], ends)
+    columns.append(np.array([step.size.positions for step in steps], dtype=float))
+    columns.append(np.array([step.size.pairs for step in steps], dtype=float))
+    found = _fit(np.stack(columns, axis=1), [step.seconds for step in steps])
+    return StepCost(ranges=_ranges(found, wanted), per_position=float(found[-2]), per_pair=float(found[-1]))
+
+
+def fit_part(parts: Sequence[TimedPart], *, ends: Sequence[int] = ()) -> PartCost:
+    """Return the constants that are closest to measured parts of rounds.
+
+    Args:
+        parts: What was measured.
+        ends: The most tokens of a level of every range but the last one; see ``fit_step``.
+
+    Raises:
+        ValueError: There are fewer of them than constants.
+    """
+    levels = np.array([part.levels for part in parts], dtype=float)
+    tokens = np.array([part.tokens for part in parts], dtype=float)
+    columns, wanted = _by_range(tokens / np.maximum(levels, 1.0), ends)
+    columns = [column * levels for column in columns]
+    columns.append(levels * np.array([part.positions for part in parts], dtype=float))
+    columns.append(np.ones(len(parts)))
+    found = _fit(np.stack(columns, axis=1), [part.seconds for part in parts])
+    return PartCost(fixed=float(found[-1]), levels=_ranges(found, wanted), per_position=float(found[-2]))
+
+
+def _by_range(given: Sequence[float] | np.ndarray, ends: Sequence[int]) -> tuple[list[np.ndarray], list[int]]:
+    """Return two columns for every range, of its fixed part and of its tokens, and the ends of the ranges."""
+    tokens = np.array(given, dtype=float)
+    wanted = _occupied(tokens, ends)
+    number = np.digitize(tokens, wanted, right=True)
+    columns: list[np.ndarray] = []
+    for index in range(len(wanted) + 1):
+        own = number == index
+        varied = len(np.unique(tokens[own])) > 1
+        columns += [np.where(own, 1.0, 0.0), np.where(own & varied, tokens, 0.0)]
+    return columns, wanted
+
+
+def _ranges(found: Float[np.ndarray, " term"], ends: Sequence[int]) -> tuple[TokenRange, ...]:
+    return tuple(
+        TokenRange(upto=end, fixed=float(found[2 * index]), per_token=float(found[2 * index + 1]))
+        for index, end in enumerate((*ends, None))
+    )
+
+
+def _occupied(tokens: np.ndarray, ends: Sequence[int]) -> list[int]:
+    """Return the ends of those ranges that hold a measured number of tokens, but for the last one."""
+    kept: list[int] = []
+    begin = 0
+    for end in sorted(ends):
+        if ((tokens > begin) & (tokens <= end)).any() and (tokens > end).any():
+            kept.append(end)
+            begin = end
+    return kept
+
+
+def _fit(columns: Float[np.ndarray, "point term"], seconds: Sequence[float]) -> Float[np.ndarray, " term"]:
+    measured = np.array(seconds, dtype=float)
+    used = int((np.abs(columns).sum(0) > 0).sum()) if len(measured) else 1
+    if len(measured) < used:
+        raise ValueError(f"{len(measured)} measured times do not determine {used} constants: measure more sizes")
+    if not (measured > 0).all():
+        raise ValueError("a measured time is not above 0: measure again")
+    from scipy.optimize import nnls  # plans, which fit nothing, do without
+
+    weighted = columns / measured[:, None]
+    # Terms differ by many orders of magnitude, which the solver's tolerance does not know.
+    scale = np.linalg.norm(weighted, axis=0)
+    scale[scale == 0] = 1.0
+    return nnls(weighted / scale, np.ones(len(measured)))[0] / scale

@@ -50,32 +50,32 @@ class StepWork:
         return self.linear + self.attention
 
     def least_seconds(self, roof: Roof) -> float:
-        """Returns the time that nobody can beat: all bytes at full bandwidth while all operations run at full rate."""
+        """Return the time that nobody can beat: all bytes at full bandwidth while all operations run at full rate."""
         return roof.least_seconds(self.total)
 
     def by_parts(self, roof: Roof) -> float:
-        """Returns the least time if attention and the linear layers take turns, as they do in a model.
+        """Return the least time if attention and the linear layers take turns, as they do in a model.
 
         It is more than ``least_seconds`` where one of them is bound by memory and the other one by operations.
         """
         return roof.least_seconds(self.linear) + roof.least_seconds(self.attention)
 
     def bound(self, roof: Roof) -> str:
-        """Returns what limits the whole: ``"memory"`` or ``"compute"``."""
+        """Return what limits the whole: ``"memory"`` or ``"compute"``."""
         return "memory" if self.total.intensity < roof.ridge else "compute"
 
     def __add__(self, other: "StepWork") -> "StepWork":
         return StepWork(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def times(self, count: float) -> "StepWork":
-        """Returns the work of so many such forwards, one after the other."""
+        """Return the work of so many such forwards, one after the other."""
         return StepWork(**{f.name: getattr(self, f.name) * count for f in fields(self)})
 
 
 def step_work(
     shape: ModelShape, precision: Precision, *, batch: int, context: float, drafted: float = 0, tree_depth: int = 0
 ) -> StepWork:
-    """Returns the work of a decoding step, or of one that verifies a draft.
+    """Return the work of a decoding step, or of one that verifies a draft.
 
     Args:
         shape: The model.
@@ -104,7 +104,7 @@ def step_work(
 def prefill_work(
     shape: ModelShape, precision: Precision, *, tokens: float, context: float = 0, batch: int = 1, logits: int = 1
 ) -> StepWork:
-    """Returns the work of a prompt's prefill, or of one chunk of it.
+    """Return the work of a prompt's prefill, or of one chunk of it.
 
     Args:
         shape: The model.
@@ -170,7 +170,7 @@ def _weight_bytes(shape: ModelShape, precision: Precision, tokens: float, logits
 
 
 def _causal_pairs(tokens: float, context: float, attention: Attention) -> float:
-    """Returns how many pairs of a query and a position it sees there are in a causal prefill."""
+    """Return how many pairs of a query and a position it sees there are in a causal prefill."""
     window = attention.window
     last = context + tokens
     if window is None or last <= window:

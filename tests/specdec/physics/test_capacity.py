@@ -148,14 +148,6 @@ def test_the_most_rows_are_exact(room: float, rows: int) -> None:
         assert served.longest(room, rows=1) == rows
 
 
-def test_pages_hold_whole_numbers_of_positions() -> None:
-    served = Served(shape=ROUND_8B, precision=Precision(), drafted=3)
-    # 12 + 3 + 1 positions fill a page; one more begins another.
-    assert served.paged_bytes([12], page=16) == 16 * 131_072
-    assert served.paged_bytes([13, 0], page=16) == 3 * 16 * 131_072
-    assert served.paged_bytes([13], page=1) == 17 * 131_072
-
-
 def test_an_output_layer_in_another_format_is_a_second_table() -> None:
     tied = ModelShape.of(tiny_config("llama", tie_word_embeddings=True))
     shared = weight_bytes(tied, Precision.of("float32"))

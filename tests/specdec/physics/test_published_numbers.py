@@ -12,7 +12,6 @@ from specdec.physics.serving import (
     latency,
     load_seconds,
     price_per_million,
-    rows_in_flight,
 )
 from specdec.physics.shape import Attention, Layer, ModelShape, experts_hit, nominal
 from specdec.physics.work import StepWork, prefill_work, step_work
@@ -250,10 +249,6 @@ def test_latency_counts_the_first_token_once() -> None:
     """Printed with N and with N - 1: the time to the first token ends with the first of the N."""
     assert latency(0.5, 0.05, 1) == 0.5
     assert latency(0.5, 0.05, 101) == pytest.approx(5.5)
-
-
-def test_rows_in_flight_are_rate_times_latency() -> None:
-    assert rows_in_flight(4.0, 2.5) == 10.0
 
 
 def test_a_model_on_two_devices_sums_in_every_layer() -> None:

@@ -20,7 +20,6 @@ from specdec.physics.speculation import (
     speedup_of,
     target_efficiency,
     tokens_per_round,
-    tokens_per_tree,
 )
 
 H100 = Roof(bandwidth=3.35e12, flops=989.4e12)
@@ -50,13 +49,6 @@ def test_tokens_per_round_with_a_rate_per_position() -> None:
     assert tokens_per_round([0.5, 0.2]) == pytest.approx(1 + 0.5 + 0.1)
     assert chain_tokens([0.5, 0.2], 1) == pytest.approx(1.5)
     assert chain_tokens([0.5, 0.2], 3) == pytest.approx(1 + 0.5 + 0.1 + 0.02), "the last rate goes on"
-
-
-def test_tokens_of_a_tree() -> None:
-    chain = tokens_per_tree([-1, 0, 1], [1.0, 0.5, 0.2])
-    assert chain == pytest.approx(tokens_per_round([0.5, 0.2]))
-    wide = tokens_per_tree([-1, 0, 0, 1], [1.0, 0.5, 0.3, 0.2])
-    assert wide == pytest.approx(1 + 0.5 + 0.3 + 0.1)
 
 
 @pytest.mark.parametrize(

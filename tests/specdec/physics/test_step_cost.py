@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from specdec.physics.fitting import TimedPart, TimedStep, fit_part, fit_step
-from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TokenRange
+from specdec.physics.step_cost import (
+    Errors,
+    PartCost,
+    StepCost,
+    StepSize,
+    TimedPart,
+    TimedStep,
+    TokenRange,
+    fit_part,
+    fit_step,
+)
 
 PLANTED = StepCost(
     ranges=(
