@@ -109,8 +109,7 @@ def objective(config: DictConfig, summary: "Summary") -> float | None:
 
 def _report_on_one(config: DictConfig) -> "Report":
     from experiments.commands.policy_study import closing
-    from experiments.reporting.categories import category_plot
-    from experiments.reporting.run_plots import RUN_PLOTS
+    from experiments.reporting.run_plots import RUN_PLOTS, category_plot
     from experiments.session.measurement import Report
 
     return Report(
@@ -121,7 +120,8 @@ def _report_on_one(config: DictConfig) -> "Report":
 
 
 def _report_on_several(config: DictConfig) -> "Report":
-    from experiments.reporting.methods import methods_plot, methods_table, nodes_plot
+    from experiments.reporting.run_plots import methods_plot, nodes_plot
+    from experiments.reporting.run_tables import methods_table
     from experiments.session.measurement import Report
 
     labels = {str(name): str(label) for name, label in config.labels.items()}
@@ -173,16 +173,14 @@ def _with_requests(report: "Report") -> "Report":
 
 
 def _tables(summary: "Summary", title: str) -> list["Table"]:
-    from experiments.reporting.categories import category_table
-    from experiments.reporting.run_tables import run_table
+    from experiments.reporting.run_tables import category_table, run_table
 
     categories = category_table(summary)
     return [run_table(summary, title), *([categories] if categories is not None else [])]
 
 
 def _tables_of_several(summary: "Summary", title: str) -> list["Table"]:
-    from experiments.reporting.categories import category_table
-    from experiments.reporting.run_tables import comparison_table
+    from experiments.reporting.run_tables import category_table, comparison_table
 
     categories = category_table(summary)
     return [comparison_table(summary, title), *([categories] if categories is not None else [])]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.bench.gallery import Study, copy_pictures, run
 from experiments.bench.options import option, read_options, refuse
-from experiments.reporting.methods import methods_document
+from experiments.reporting.run_tables import methods_document
 from experiments.results.runs import load_run
 
 COMPARED = Path("docs/drafters-compared.md")

@@ -12,8 +12,7 @@ from experiments.config.sections import build, plain
 from experiments.measuring.calibrating import Plan, calibrate
 from experiments.measuring.forwards import Grid
 from experiments.reporting import terminal
-from experiments.reporting.calibration import constants_table, document, errors_table, remarks
-from experiments.reporting.calibration_plot import predicted_plot
+from experiments.reporting.calibration import constants_table, document, errors_table, predicted_plot, remarks
 from experiments.session.components import check_components
 from experiments.session.engines import settle
 from specdec.interfaces import Drafter

@@ -15,9 +15,7 @@ from experiments.planning.plan import Plan
 from experiments.planning.question import Question
 from experiments.planning.sources import read_config, shape_of
 from experiments.reporting import terminal
-from experiments.reporting.plan import tables
-from experiments.reporting.plan_figures import figures_of
-from experiments.reporting.plan_words import head_lines, tail_lines
+from experiments.reporting.plan import figures_of, head_lines, tables, tail_lines
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.devices import TABLE, Device, find_device, read_devices
 from specdec.physics.shape import ModelShape

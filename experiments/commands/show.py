@@ -8,7 +8,7 @@ from rich.text import Text
 from experiments.commands.showing import choose_records, prompts_of
 from experiments.reporting import terminal
 from experiments.reporting.table import Column, Table
-from experiments.reporting.token_lines import colored, output_view, round_view
+from experiments.reporting.tokens import colored, output_view, round_view
 from experiments.results.origin import read_manifest
 from experiments.results.records import RECORDS, Record, read_records
 from experiments.results.runs import jobs_of

@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 
 from experiments.config import job
 from experiments.config.sections import build, component_of, plain, typed
-from experiments.reporting.progress import Every
-from experiments.reporting.training import TrainingProgress, say_result
+from experiments.reporting.progress import Every, TrainingProgress, say_result
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.resume import difference

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.grading.accuracy import Accuracy
-from experiments.reporting import markdown, terminal
+from experiments.reporting import terminal
 from experiments.reporting.cells import lossiness
 from experiments.reporting.formats import USUAL, write_formats
 from experiments.reporting.table import Cell, Column, Table
@@ -47,7 +47,7 @@ def report_accuracy(
     facts = {"title": title, "method": method, "exactness": exactness, "mean_acceptance_length": length}
     contents = {**facts, "confidence": confidence, "rows": [asdict(each) for each in rows]}
     (out / "accuracy.json").write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = "\n".join([markdown.render(table), *(f"- {note}" for note in notes)]) + "\n"
+    text = "\n".join([table.markdown(), *(f"- {note}" for note in notes)]) + "\n"
     written = write_formats(formats, out, "accuracy", document=text, table=table, figures=lambda: _figures(rows))
     terminal.list_written(console, [*written, out / "accuracy.json"])
 

@@ -3,37 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-
-from experiments.reporting import markdown, style, terminal
-from experiments.reporting.cells import NOTHING, number, times, with_interval
-from experiments.reporting.requests import CLOSED
-from experiments.reporting.table import Cell, Column, Table
+from experiments.reporting import style, terminal
+from experiments.reporting.cells import EMPTY, NOTHING, number, speedup
+from experiments.reporting.comparison import conditions_of
+from experiments.reporting.formats import document, write_texts
+from experiments.reporting.requests import CLOSED, milliseconds
+from experiments.reporting.table import Table, left
 from experiments.reporting.verdicts import warning
-from experiments.results.batch_sweep import Curve, curves
+from experiments.results.batch_sweep import Curve, Point, curves
 from experiments.results.comparison import dataset_name
 from experiments.results.plain_json import json_text
-from experiments.results.requests import Spread
 from experiments.results.runs import Run
 
-COLUMNS = (
-    Column("T"),
-    Column("method", "left", fold=True, min_width=16),
-    Column("batch"),
-    Column("in flight,\nmean"),
-    Column("TTFT, ms\np50; p99"),
-    Column("TPOT, ms\np50; p99"),
-    Column("tokens/s,\none user"),
-    Column("tokens/s,\nall users"),
-    Column("speedup"),
-    Column("", "left"),
-)
-_KNEE = "knee"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _ABOUT_KNEES = "knee: the largest throughput for its latency (all users' tokens/s over the median TPOT)"
+_RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "black"}
 
 
 def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Curve]:
@@ -48,52 +36,58 @@ def report_batch_sweep(runs: Sequence[Run], folder: Path) -> list[Curve]:
             "a picture over batch sizes needs runs at two of them, and times of requests: "
             "give engine.max_batch_size=1,2,4"
         )
-    console = terminal.console()
-    said = sentences(found)
-    notes = [*_conditions(runs), CLOSED, _ABOUT_KNEES]
-    made = table(found, notes=notes)
+    console, said = terminal.console(), sentences(found)
+    about = [*conditions_of(runs, dataset_name), CLOSED]
+    made = table(found, notes=[*about, _ABOUT_KNEES])
     console.print(terminal.render(made, terminal.Frame.NARROW))
     terminal.say(console, *said)
-    document = [f"{'; '.join(notes)}.", "", markdown.render(made).rstrip(), "", *(f"- {each}" for each in said)]
-    text, figures = folder / "batch_sweep.md", folder / "batch_sweep.json"
-    text.write_text("\n".join(document) + "\n", encoding="utf-8")
-    figures.write_text(json_text({"curves": [_figures(curve) for curve in found]}), encoding="utf-8")
-    picture = batch_sweep_plot(found, folder / "batch_sweep.png", "; ".join([*_conditions(runs), CLOSED]))
-    terminal.list_written(console, [text, figures, picture])
+    texts = {
+        "batch_sweep.md": document(f"{'; '.join(made.notes)}.", made, said),
+        "batch_sweep.json": json_text({"curves": [_figures(curve) for curve in found]}),
+    }
+    written = write_texts(folder, texts)
+    picture = batch_sweep_plot(found, folder / "batch_sweep.png", "; ".join(about))
+    terminal.list_written(console, [*written, picture])
     return found
 
 
 def table(found: Sequence[Curve], *, notes: Sequence[str] = ()) -> Table:
-    """Returns a row per method and batch size."""
-    made = Table(COLUMNS, "Latency and throughput by batch size", notes)
-    for curve in found:
-        for point in curve.points:
-            felt = point.method.requests
-            assert felt is not None, "it has times"
-            made.add(
-                f"{curve.temperature:g}",
-                "plain decoding" if curve.plain else curve.name,
-                str(point.batch),
-                NOTHING if felt.concurrency is None else f"{felt.concurrency.running:.1f}",
-                _milliseconds(felt.ttft),
-                _milliseconds(felt.tpot),
-                number(felt.user_tokens_per_second, 1),
-                number(point.tokens_per_second, 1),
-                Cell(NOTHING) if curve.plain else with_interval(times(point.speedup), point.speedup_interval),
-                _KNEE if point is curve.knee and curve.knee_is_inside else "",
-                end_section=point is curve.points[-1],
-            )
-    return made
+    """A row per method and batch size."""
+
+    def in_flight(row: tuple[Curve, Point]) -> str:
+        felt = row[1].method.requests
+        return NOTHING if felt is None or felt.concurrency is None else f"{felt.concurrency.running:.1f}"
+
+    def user_speed(row: tuple[Curve, Point]) -> str:
+        felt = row[1].method.requests
+        return number(None if felt is None else felt.user_tokens_per_second, 1)
+
+    return Table.of(
+        [(curve, point) for curve in found for point in curve.points],
+        [
+            ("T", lambda row: f"{row[0].temperature:g}"),
+            (left("method", fold=True, min_width=16), lambda row: _name(row[0])),
+            ("batch", lambda row: str(row[1].batch)),
+            ("in flight,\nmean", in_flight),
+            ("TTFT, ms\np50; p99", lambda row: milliseconds(row[1].method.requests and row[1].method.requests.ttft)),
+            ("TPOT, ms\np50; p99", lambda row: milliseconds(row[1].method.requests and row[1].method.requests.tpot)),
+            ("tokens/s,\none user", user_speed),
+            ("tokens/s,\nall users", lambda row: number(row[1].tokens_per_second, 1)),
+            ("speedup", lambda row: EMPTY if row[0].plain else speedup(row[1].method)),
+            (left(""), lambda row: "knee" if row[1] is row[0].knee and row[0].knee_is_inside else ""),
+        ],
+        title="Latency and throughput by batch size",
+        notes=notes,
+        section=lambda row: id(row[0]),
+    )
 
 
 def sentences(found: Sequence[Curve]) -> list[str]:
-    """Returns where each curve has its knee, and where speculation stops paying."""
+    """Where each curve has its knee, and where speculation stops paying."""
     said = []
-    temperatures = {curve.temperature for curve in found}
+    several = len({curve.temperature for curve in found}) > 1
     for curve in found:
-        name = "plain decoding" if curve.plain else curve.name
-        name += f" at temperature {curve.temperature:g}" if len(temperatures) > 1 else ""
-        knee = curve.knee
+        name, knee = _name(curve) + (f" at temperature {curve.temperature:g}" if several else ""), curve.knee
         at = f"{knee.tokens_per_second:.0f} tokens/s at {1000 * knee.tpot:.1f} ms per token"
         if curve.knee_is_inside:
             said.append(f"{name}: knee at batch {knee.batch}, {at}")
@@ -102,6 +96,10 @@ def sentences(found: Sequence[Curve]) -> list[str]:
         if not curve.plain:
             said.append(f"{name}: {_crossing_words(curve)}")
     return said
+
+
+def _name(curve: Curve) -> str:
+    return "plain decoding" if curve.plain else curve.name
 
 
 def _crossing_words(curve: Curve) -> str:
@@ -115,43 +113,47 @@ def _crossing_words(curve: Curve) -> str:
     for crossing in curve.crossings:
         verb = "stops to be faster" if crossing.stops else "begins to be faster"
         doubt = "" if crossing.certain else ", as far as the intervals tell: one of them holds 1"
-        parts.append(
-            f"{verb} than plain decoding between batch {crossing.before} and {crossing.after}, "
-            f"at about {crossing.at:.1f}{doubt}"
-        )
+        between = f"between batch {crossing.before} and {crossing.after}, at about {crossing.at:.1f}"
+        parts.append(f"{verb} than plain decoding {between}{doubt}")
     return "; ".join(parts)
 
 
 @style.styled()
 def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
     """Draw throughput over latency with the knees, and the speedup by batch size with the crossings."""
+    from matplotlib.lines import Line2D
+
     several = len({curve.temperature for curve in found}) > 1
     figure = style.new_figure(style.PAGE, 3.5 + 0.13 * (len(found) // 3))
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    handles, labels = [], []
+    left_, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    handles: list[object] = []
+    labels = []
     for index, curve in enumerate(found):
-        looks = {"color": style.color(index), "marker": style.marker(index)}
-        x = [1000 * point.tpot for point in curve.points]
-        y = [point.tokens_per_second for point in curve.points]
-        (line,) = left.plot(x, y, **looks, linestyle="--" if curve.plain else "-")
+        x, y = [1000 * point.tpot for point in curve.points], [point.tokens_per_second for point in curve.points]
+        (line,) = left_.plot(x, y, **style.looks(index), linestyle="--" if curve.plain else "-")
+        # The curves are often close to each other.
+        place, side = ((7, -12), "left") if curve.plain else ((-7, 6), "right")
         for point, latency, rate in zip(curve.points, x, y, strict=True):
-            beside = (7, -12) if curve.plain else (-7, 6)  # the curves are often close to each other
-            place: dict[str, Any] = {"xytext": beside, "textcoords": "offset points", "fontsize": style.SMALLEST}
-            place["ha"] = "left" if curve.plain else "right"
-            left.annotate(str(point.batch), (latency, rate), color=style.color(index), **place)
+            style.note(left_, str(point.batch), (latency, rate), place, color=style.color(index), ha=side, bbox=None)
         if curve.knee_is_inside:
-            knee = curve.knee
-            ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
-            left.plot([1000 * knee.tpot], [knee.tokens_per_second], linestyle="none", **ring)
-        name = "plain decoding" if curve.plain else curve.name
+            left_.plot([1000 * curve.knee.tpot], [curve.knee.tokens_per_second], **_RING, markersize=12)
         handles.append(line)
-        labels.append(style.wrapped(name + (f", T={curve.temperature:g}" if several else ""), 40))
+        labels.append(style.wrapped(_name(curve) + (f", T={curve.temperature:g}" if several else ""), 40))
         if not curve.plain:
             _speedups(right, curve, index)
-    _finish(left, right, sorted({point.batch for curve in found for point in curve.points}))
+    left_.set(xlabel="time per further token of one user (ms, median)", ylabel="output tokens/s of all users")
+    left_.set_title("numbers: batch size; up and left is better")
+    left_.margins(0.12)
+    left_.set_ylim(bottom=0)
+    right.set_xscale("log", base=2)
+    style.plain_log(right.xaxis, sorted({point.batch for curve in found for point in curve.points}))
+    right.set(xlabel="batch size", ylabel="tokens/s over plain decoding's", title="above 1, speculation pays")
+    style.baseline(right)
+    right.set_ylim(0, max(1.1, right.get_ylim()[1]))
+    for axes in (left_, right):
+        axes.grid()
     if any(curve.knee_is_inside for curve in found):
-        ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": "black"}
-        handles.append(Line2D([], [], linestyle="none", **ring))
+        handles.append(Line2D([], [], **_RING, markersize=9))
         labels.append("knee: largest throughput for its latency")
     if any(curve.crossings for curve in found):
         handles.append(Line2D([], [], color="black", linestyle=":", linewidth=0.9))
@@ -163,54 +165,18 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
     return style.save(figure, path)
 
 
-def _speedups(axes: Axes, curve: Curve, index: int) -> None:
-    known = [(point.batch, point.speedup, point.speedup_interval) for point in curve.points if point.speedup]
-    looks: dict[str, Any] = {"color": style.color(index), "marker": style.marker(index)}
-    axes.plot([batch for batch, _, _ in known], [speedup for _, speedup, _ in known], **looks)
-    for batch, _, interval in known:
-        if interval is not None:
-            axes.vlines(batch, *interval, color=style.color(index), linewidth=0.9)
+def _speedups(axes: "Axes", curve: Curve, index: int) -> None:
+    known = [point for point in curve.points if point.speedup]
+    color = style.color(index)
+    axes.plot([point.batch for point in known], [point.speedup for point in known], **style.looks(index))
+    for point in known:
+        if point.speedup_interval is not None:
+            axes.vlines(point.batch, *point.speedup_interval, color=color, linewidth=0.9)
     for crossing in curve.crossings:
-        axes.axvline(crossing.at, color=style.color(index), linestyle=":", linewidth=0.9)
+        axes.axvline(crossing.at, color=color, linestyle=":", linewidth=0.9)
         # At the bottom of the panel, where no curve is.
-        where: dict[str, Any] = {
-            "xy": (crossing.at, 0.02),
-            "xycoords": ("data", "axes fraction"),
-            "fontsize": style.SMALLEST,
-        }
-        axes.annotate(f" {crossing.at:.1f}", **where, color=style.color(index))
-
-
-def _finish(left: Axes, right: Axes, batches: Sequence[int]) -> None:
-    left.set_xlabel("time per further token of one user (ms, median)")
-    left.set_ylabel("output tokens/s of all users")
-    left.set_title("numbers: batch size; up and left is better")
-    left.margins(0.12)
-    left.set_ylim(bottom=0)
-    right.set_xscale("log", base=2)
-    right.xaxis.set_major_locator(FixedLocator(list(batches)))
-    right.xaxis.set_minor_locator(NullLocator())
-    right.xaxis.set_major_formatter(ScalarFormatter())
-    right.set_xlabel("batch size")
-    right.set_ylabel("tokens/s over plain decoding's")
-    right.set_title("above 1, speculation pays")
-    style.baseline(right)
-    right.set_ylim(0, max(1.1, right.get_ylim()[1]))
-    for axes in (left, right):
-        axes.grid()
-
-
-def _conditions(runs: Sequence[Run]) -> list[str]:
-    """What all runs share, in words; each run's own value where they differ."""
-    facts = [
-        {run.manifest["target"]["name"] for run in runs},
-        {run.manifest["dtype"] for run in runs},
-        {run.manifest["device"] for run in runs},
-        {dataset_name(run) for run in runs},
-    ]
-    said = [" or ".join(sorted(values)) for values in facts]
-    noisy = sum(run.summary.noise is not None and run.summary.noise.noisy for run in runs)
-    return [*said, *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else [])]
+        at, where = (crossing.at, 0.03), ("data", "axes fraction")
+        style.note(axes, f"{crossing.at:.1f}", at, xycoords=where, color=color)
 
 
 def _figures(curve: Curve) -> dict[str, object]:
@@ -221,16 +187,11 @@ def _figures(curve: Curve) -> dict[str, object]:
         "crossings": [asdict(crossing) for crossing in curve.crossings],
         "points": [
             {
-                "batch": point.batch,
-                "tokens_per_second": point.tokens_per_second,
-                "speedup": point.speedup,
-                "speedup_interval": point.speedup_interval,
+                **{
+                    name: getattr(point, name) for name in ("batch", "tokens_per_second", "speedup", "speedup_interval")
+                },
                 "requests": None if point.method.requests is None else asdict(point.method.requests),
             }
             for point in curve.points
         ],
     }
-
-
-def _milliseconds(spread: Spread | None) -> str:
-    return NOTHING if spread is None else f"{1000 * spread.p50:.1f}; {1000 * spread.p99:.1f}"

@@ -1,10 +1,11 @@
-"""Calibrated costs as tables: the constants with what they mean, and how well they predict."""
+"""Calibrated costs as tables and a picture: the constants with what they mean, and how well they predict."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from experiments.reporting import markdown
-from experiments.reporting.cells import NOTHING
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting import formats, style
+from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table, left
 from specdec.physics.bounds import Roof
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.physics.plausible import LeastWork, Meaning, meanings
@@ -26,8 +27,7 @@ _PARTS = {
 
 def constants_table(found: CalibratedRounds) -> Table:
     """The constants of every part, and what a step would take if it reached the device's peaks."""
-    columns = [Column("", "left"), Column("constant", "left"), Column("time")]
-    columns += [Column("of the\npeak"), Column("meaning", "left")]
+    columns = [left(""), left("constant"), Column("time"), Column("of the\npeak"), left("meaning")]
     table = Table(columns, _title(found), _notes(found))
     known = {each.symbol: each for each in meanings_of(found)}
     _step_rows(table, "target's forward", found.target, known)
@@ -55,35 +55,29 @@ def meanings_of(found: CalibratedRounds) -> list[Meaning]:
 
 
 def errors_table(found: CalibratedRounds) -> Table:
-    """How far predicted times are from measured ones, at the fitted sizes and at others."""
-    columns = [Column("", "left"), Column("sizes", "left"), Column("points")]
-    columns += [Column("median error"), Column("95 %"), Column("worst")]
-    table = Table(columns, "Predicted against measured times", [])
+    """The distance of predicted times from measured ones, at the fitted sizes and at others."""
+    columns = [left(""), left("sizes"), *map(Column, ("points", "median error", "95 %", "worst"))]
+    table = Table(columns, "Predicted against measured times")
     for part, kinds in found.errors.items():
         for kind, each in kinds.items():
             held = kind == "held_out" and part == "target"
             missed = held and (each.median > GOAL_MEDIAN or each.p95 > GOAL_P95)
             emphasis = Emphasis.BEST if held and not missed else Emphasis.NONE
-            table.add(
-                _PARTS.get(part, part),
-                "held out" if kind == "held_out" else "fitted",
-                str(each.points),
-                *(Cell(f"{value:.1%}", emphasis=emphasis) for value in (each.median, each.p95, each.worst)),
-            )
+            errors = [Cell(f"{value:.1%}", emphasis=emphasis) for value in (each.median, each.p95, each.worst)]
+            sizes = "held out" if kind == "held_out" else "fitted"
+            table.add(_PARTS.get(part, part), sizes, str(each.points), *errors)
     return table
 
 
 def document(found: CalibratedRounds) -> str:
-    """Returns both tables in Markdown, with what they are of."""
-    notes = "; ".join(_notes(found))
-    said = [f"- {each}" for each in remarks(found)]
-    lines = [f"{_title(found)}; {notes}.", "", markdown.render(constants_table(found))]
-    lines += ["Predicted against measured times:", "", markdown.render(errors_table(found)), *said]
-    return "\n".join(lines).rstrip() + "\n"
+    """Both tables in Markdown, with their conditions."""
+    about = f"{_title(found)}; {'; '.join(_notes(found))}."
+    said = "Predicted against measured times:"
+    return formats.document(about, constants_table(found), said, errors_table(found), remarks(found))
 
 
 def remarks(found: CalibratedRounds) -> list[str]:
-    """What a reader has to know besides."""
+    """Sentences that a reader of the tables needs."""
     said = [found.note] if found.note else []
     held = found.errors.get("target", {}).get("held_out")
     if held is not None and (held.median > GOAL_MEDIAN or held.p95 > GOAL_P95):
@@ -167,3 +161,42 @@ def _notes(found: CalibratedRounds) -> list[str]:
             bandwidth, flops = peaks["printed_bandwidth"] / 1e9, peaks["printed_flops"] / 1e12
             notes[-1] += f"; printed: {bandwidth:.4g} GB/s, {flops:.4g} TFLOP/s"
     return notes
+
+
+@style.styled()
+def predicted_plot(found: CalibratedRounds, path: Path) -> Path:
+    """Draw every measured forward: its time beside the predicted one, and their ratio; points held out are filled."""
+    figure = style.new_figure(style.PAGE, 3.2)
+    both, ratio = figure.subplots(1, 2)
+    handles, labels = [], []
+    for index, prompt in enumerate((False, True)):
+        for held_out in (False, True):
+            # A row holds batch, context, drafted nodes, measured and predicted time, held out, and tokens of a prompt.
+            rows = [row for row in found.measured if bool(row[5]) == held_out and bool(row[6]) == prompt]
+            if not rows:
+                continue
+            fill = style.color(index) if held_out else "none"
+            options: dict[str, Any] = {"linestyle": "none", "markerfacecolor": fill, "markersize": 4}
+            options |= style.looks(index)
+            measured = [1e3 * row[3] for row in rows]
+            (drawn,) = both.plot(measured, [1e3 * row[4] for row in rows], **options)
+            ratio.plot(measured, [row[4] / row[3] for row in rows], **options)
+            handles.append(drawn)
+            labels.append(f"{'prefill' if prompt else 'rounds'}, {'held out' if held_out else 'fitted'}")
+    times = [1e3 * value for row in found.measured for value in row[3:5]]
+    ends = (min(times) * 0.8, max(times) * 1.25)
+    both.plot(ends, ends, color="black", linewidth=0.8)
+    both.set(xlim=ends, ylim=ends, xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+    ratio.axhspan(0.92, 1.08, color=style.FAINT, alpha=0.25, linewidth=0)
+    ratio.axhline(1, color="black", linewidth=0.8)
+    ratio.set(xlim=ends, xscale="log", xlabel="measured, ms", ylabel="predicted / measured")
+    for axis in (both.xaxis, both.yaxis, ratio.xaxis):
+        style.plain_log(axis)
+    for axes in (both, ratio):
+        axes.grid()
+    style.legend(figure, handles, labels)
+    where = found.conditions
+    held = found.errors.get("target", {}).get("held_out")
+    errors = "" if held is None else f"; held out: median error {held.median:.1%}, 95 % within {held.p95:.1%}"
+    style.title(figure, "Predicted and measured forwards", f"{where.model} in {where.dtype} on {where.device}{errors}")
+    return style.save(figure, path)

@@ -2,8 +2,11 @@
 
 from experiments.reporting.table import NOTHING, Cell, Emphasis
 from experiments.results.lossless import NOT_LOSSLESS, Verdict, promises_exact
+from experiments.results.records import PLAIN
 from experiments.results.statistics import Interval
 from experiments.results.summary import MethodSummary
+
+EMPTY = Cell(NOTHING)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -21,27 +24,59 @@ def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.0%}"
 
 
+def signed_percent(value: float | None) -> str:
+    """A relative change with its sign, or a dash."""
+    return NOTHING if value is None else f"{value:+.1%}"
+
+
+def three_digits(value: float | None) -> str:
+    """A figure with as many digits as count, or a dash."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def between(bounds: Interval | None, form: str = ".2f") -> tuple[str, ...]:
+    """An interval in brackets, if there is one: a cell's second part."""
+    return () if bounds is None else (f"[{bounds[0]:{form}}, {bounds[1]:{form}}]",)
+
+
 def interval(values: Interval | None) -> str:
     """Both ends in words, or a dash where one prompt gives none."""
     return NOTHING if values is None else f"{values[0]:.2f} to {values[1]:.2f}"
 
 
-def with_interval(value: str, bounds: Interval | None, *, emphasis: Emphasis = Emphasis.NONE) -> Cell:
-    """A value and its interval, if there is one."""
-    return Cell(value, () if bounds is None else (f"[{bounds[0]:.2f}, {bounds[1]:.2f}]",), emphasis=emphasis)
+def with_interval(value: str, bounds: Interval | None, *, best: bool = False) -> Cell:
+    """A value and its interval, if there is one; the best one stands out."""
+    return Cell(value, between(bounds), emphasis=Emphasis.BEST if best else Emphasis.NONE)
 
 
-def signed(value: float | None, bounds: Interval | None) -> Cell:
+def signed(value: float | None, bounds: Interval | None, digits: int = 3) -> Cell:
     """A difference with its sign, and its interval if there is one; or a dash."""
-    if value is None:
-        return Cell(NOTHING)
-    return Cell(f"{value:+.3f}", () if bounds is None else (f"[{bounds[0]:+.3f}, {bounds[1]:+.3f}]",))
+    form = f"+.{digits}f"
+    return EMPTY if value is None else Cell(f"{value:{form}}", between(bounds, form))
+
+
+BOLD = "bold: the largest figure of the exact methods at a temperature, where chance does not explain its lead"
+
+
+def length(method: MethodSummary, *, best: bool | None = None) -> Cell:
+    """A method's mean acceptance length; plain decoding's needs no interval. The run's best one stands out."""
+    bounds = None if method.method == PLAIN else method.mean_acceptance_length_interval
+    best = "mean_acceptance_length" in method.best_in if best is None else best
+    return with_interval(number(method.mean_acceptance_length), bounds, best=best)
+
+
+def speedup(method: MethodSummary, *, best: bool | None = None) -> Cell:
+    """A method's speed over plain decoding's. The run's best one stands out."""
+    best = "speedup" in method.best_in if best is None else best
+    return with_interval(times(method.speedup), method.speedup_interval, best=best)
 
 
 def equality(method: MethodSummary) -> Cell:
     """How many greedy outputs equal plain decoding's, and the verdict on the others."""
     if method.compared_with_plain is None:
-        return Cell(NOTHING)
+        return EMPTY
     text = f"{method.equal_to_plain} of {method.compared_with_plain}"
     if method.not_lossless:
         return Cell(text, (NOT_LOSSLESS,), joint=", ", emphasis=Emphasis.MISSED)

@@ -1,20 +1,19 @@
-"""A comparison of runs: its table, its remarks, and the files that it leaves."""
+"""A comparison of runs: its table, its remarks, its pictures, and the files that it leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.reporting import markdown, terminal
-from experiments.reporting.cells import equality, lossiness, number, percent, times, with_interval
-from experiments.reporting.comparison_plots import acceptance_lines, comparison_plot
-from experiments.reporting.formats import USUAL, write_formats
+from experiments.reporting import style, terminal
+from experiments.reporting.cells import BOLD, equality, length, lossiness, number, percent, speedup
+from experiments.reporting.formats import USUAL, document, write_formats, write_texts
 from experiments.reporting.requests import warnings_of
-from experiments.reporting.run_tables import BOLD
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.run_plots import length_and_speedup
+from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.reporting.terminal import short
 from experiments.reporting.two_way import report_two_way
-from experiments.reporting.verdicts import counted, say_verdict, sentence
+from experiments.reporting.verdicts import counted, say_verdict, sentence, warning
 from experiments.results.comparison import Row, best_of, commit_of, differences, make_rows, title
 from experiments.results.lossless import NOT_LOSSLESS
 from experiments.results.plain_json import json_text
@@ -23,21 +22,8 @@ from experiments.results.runs import Run
 if TYPE_CHECKING:
     import pandas
 
-COLUMNS = (
-    Column("T"),
-    Column("method and settings", "left", fold=True, min_width=24),
-    Column("mean\nacceptance\nlength"),
-    Column("speedup"),
-    Column("tokens/s"),
-    Column("plain's"),
-    Column("draft\naccepted"),
-    Column("nodes/\nround"),
-    Column("distinct\n4-grams"),
-    Column("equal\nto plain"),
-)
-
-
 _TOO_LONG = {"cut": "were shortened", "skipped": "were left out", "failing": "failed as too long"}
+_LINES = ("-", "--", ":")
 
 
 def report_comparison(
@@ -65,32 +51,28 @@ def report_comparison(
     mixed = differences(runs)
     if mixed and not allow_mixed:
         raise ValueError(f"the runs {'; '.join(mixed)}: allow_mixed=true compares them all the same")
-    rows = make_rows(runs)
-    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *verdicts(rows)]
-    out.mkdir(parents=True, exist_ok=True)
-    table = comparison_table(rows, title(runs))
+    rows, about = make_rows(runs), title(runs)
+    notes = [*(f"MIXED: the runs {text}" for text in mixed), *remarks(runs), *missing, *_verdicts(rows)]
     console = terminal.console()
-    console.print(terminal.render(table, terminal.Frame.NARROW))
+    console.print(terminal.render(comparison_table(rows, about), terminal.Frame.NARROW))
     # A picture has no room for a list of folders.
-    said = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
-    subtitle = "; ".join([title(runs), *(note for note in said if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
-    two_way = report_two_way(rows, out, subtitle, console)
+    told = [note.partition(" in ")[0] if note.startswith("NOISY") else note for note in notes]
+    subtitle = "; ".join([about, *(note for note in told if note.startswith(("MIXED", "INCOMPLETE", "NOISY")))])
+    figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
+    written = write_texts(out, {"comparison.json": json_text({"title": about, "notes": notes, "rows": figures})})
+    noise = [note for note in notes if note.startswith("NOISY")]
+    written += report_two_way(rows, out, subtitle, console, notes=noise)
     for note in notes:
         say_verdict(console, note, bad=NOT_LOSSLESS in note)
-    figures = [{"name": ", ".join(row.name), "folder": str(row.run.folder), **asdict(row.method)} for row in rows]
-    text = json_text({"title": title(runs), "notes": notes, "rows": figures})
-    (out / "comparison.json").write_text(text, encoding="utf-8")
-    written = write_formats(
+    written += write_formats(
         formats,
         out,
         "comparison",
-        document=document(table, runs, notes),
+        document=_document(comparison_table(rows, about), runs, notes),
         # Runs of different targets, datasets or dtypes have no best among them.
-        table=comparison_table(rows, title(runs), show_best=not mixed, notes=notes),
+        table=comparison_table(rows, about, show_best=not mixed, notes=notes),
         figures=lambda: comparison_figures(rows),
     )
-    written.append(out / "comparison.json")
-    written += two_way
     for plot, name in ((comparison_plot, "comparison.png"), (acceptance_lines, "acceptance.png")):
         path = plot(rows, out / name, subtitle)
         written += [path] if path is not None else []
@@ -108,38 +90,46 @@ def comparison_table(rows: Sequence[Row], text: str, *, show_best: bool = False,
         notes: Further sentences below the table.
     """
     rules = sorted({row.method.exactness for row in rows if row.method.exactness is not None})
-    level = f"intervals at {rows[0].run.summary.confidence:.0%}"
     best = _best(rows) if show_best else {}
     runs = list({row.run.folder: row.run for row in rows}.values())
-    rule = f"acceptance rule: {', '.join(rules) or 'none'}"
-    remarks = [level, rule, *([BOLD] if any(best.values()) else []), *_spread(runs), *notes]
-    table = Table(COLUMNS, text, remarks)
-    for index, row in enumerate(rows):
-        method = row.method
-        emphasis = {name: Emphasis.BEST if index in found else Emphasis.NONE for name, found in best.items()}
-        table.add(
-            f"{method.temperature:g}",
-            Cell(row.name[0], row.name[1:], joint=", ", emphasis=lossiness(method.exactness)),
-            with_interval(
-                number(method.mean_acceptance_length),
-                method.mean_acceptance_length_interval,
-                emphasis=emphasis.get("mean_acceptance_length", Emphasis.NONE),
+    spread = sorted(run.summary.noise.spread or 0.0 for run in runs if run.summary.noise and run.summary.noise.spread)
+    varies = " to ".join(dict.fromkeys(f"±{value:.0%}" for value in (*spread[:1], *spread[-1:])))
+    about = [
+        f"intervals at {rows[0].run.summary.confidence:.0%}",
+        f"acceptance rule: {', '.join(rules) or 'none'}",
+        *([BOLD] if any(best.values()) else []),
+        *([f"timings vary by {varies} between batches"] if varies else []),
+    ]
+    places = {id(row): place for place, row in enumerate(rows)}
+
+    def leads(row: Row, figure: str) -> bool:
+        return places[id(row)] in best.get(figure, ())
+
+    def speed(row: Row) -> Cell:
+        emphasis = Emphasis.BEST if leads(row, "tokens_per_second") else Emphasis.NONE
+        return Cell(number(row.method.tokens_per_second, 1), emphasis=emphasis)
+
+    return Table.of(
+        rows,
+        [
+            ("T", lambda row: f"{row.method.temperature:g}"),
+            (
+                left("method and settings", fold=True, min_width=24),
+                lambda row: Cell(row.name[0], row.name[1:], joint=", ", emphasis=lossiness(row.method.exactness)),
             ),
-            with_interval(
-                times(method.speedup), method.speedup_interval, emphasis=emphasis.get("speedup", Emphasis.NONE)
-            ),
-            Cell(
-                number(method.tokens_per_second, 1),
-                emphasis=emphasis.get("tokens_per_second", Emphasis.NONE),
-            ),
-            number(row.plain.tokens_per_second if row.plain is not None else None, 1),
-            percent(method.draft_acceptance_rate),
-            number(method.proposed_nodes_per_round, 1),
-            percent(method.distinct_4_gram_rate),
-            equality(method),
-            end_section=index + 1 == len(rows) or rows[index + 1].method.temperature != method.temperature,
-        )
-    return table
+            ("mean\nacceptance\nlength", lambda row: length(row.method, best=leads(row, "mean_acceptance_length"))),
+            ("speedup", lambda row: speedup(row.method, best=leads(row, "speedup"))),
+            ("tokens/s", speed),
+            ("plain's", lambda row: number(row.plain.tokens_per_second if row.plain is not None else None, 1)),
+            ("draft\naccepted", lambda row: percent(row.method.draft_acceptance_rate)),
+            ("nodes/\nround", lambda row: number(row.method.proposed_nodes_per_round, 1)),
+            ("distinct\n4-grams", lambda row: percent(row.method.distinct_4_gram_rate)),
+            ("equal\nto plain", lambda row: equality(row.method)),
+        ],
+        title=text,
+        notes=[*about, *notes],
+        section=lambda row: row.method.temperature,
+    )
 
 
 def _best(rows: Sequence[Row]) -> dict[str, set[int]]:
@@ -166,24 +156,17 @@ def comparison_figures(rows: Sequence[Row]) -> "pandas.DataFrame":
     return typed(pandas.DataFrame(figures), {"name": "string", **schema.RUNS})
 
 
-def document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
+def _document(table: Table, runs: Sequence[Run], notes: Sequence[str]) -> str:
     """The table in Markdown, with its remarks and where the numbers come from."""
-    lines = [f"{title(runs)}; intervals at {runs[0].summary.confidence:.0%}.", "", markdown.render(table).rstrip()]
-    lines += ["", *(f"- {note}" for note in notes)] if notes else []
     commits = sorted({commit_of(run.manifest) for run in runs})
     common = set.intersection(*(set(run.manifest.get("overrides", [])) for run in runs))
     given = [text for text in runs[0].manifest.get("overrides", []) if text in common and not text.startswith("out=")]
-    lines += ["", f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`."]
-    return "\n".join(lines) + "\n"
-
-
-def _spread(runs: Sequence[Run]) -> list[str]:
-    """How much timings vary between batches, from the calmest run to the noisiest."""
-    known = [run.summary.noise.spread for run in runs if run.summary.noise is not None]
-    found = sorted({f"±{spread:.0%}" for spread in known if spread is not None}, key=lambda text: int(text[1:-1]))
-    if not found:
-        return []
-    return [f"timings vary by {found[0]}{f' to {found[-1]}' if found[1:] else ''} between batches"]
+    return document(
+        f"{title(runs)}; intervals at {runs[0].summary.confidence:.0%}.",
+        table,
+        notes,
+        f"Made at commit {', '.join(commits)} with `{' '.join(given) or 'the defaults'}`.",
+    )
 
 
 def _too_long(runs: Sequence[Run]) -> list[str]:
@@ -196,8 +179,8 @@ def _too_long(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def verdicts(rows: Sequence[Row]) -> list[str]:
-    """What the rows say about losslessness: one sentence on all, and one on each that is not lossless."""
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """Losslessness in sentences: one on all rows, and one on each that is not lossless."""
     overall = counted([row.method for row in rows])
     bad = [
         sentence(", ".join(row.name), row.method.lossless)
@@ -231,3 +214,60 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     if failed:
         notes.append(f"{failed} prompts failed, and count nowhere: see the runs' own tables.")
     return notes
+
+
+def conditions_of(runs: Sequence[Run], *facts: Callable[[Run], str]) -> list[str]:
+    """Target, dtype, device and further facts of a sweep's runs, each run's own where they differ, and warnings."""
+    shared = (lambda run: run.manifest["target"]["name"], lambda run: run.manifest["dtype"])
+    values = [{fact(run) for run in runs} for fact in (*shared, lambda run: run.manifest["device"], *facts)]
+    unfinished = sum(not run.summary.complete for run in runs)
+    noisy = sum(run.summary.noise is not None and run.summary.noise.noisy for run in runs)
+    return [
+        *(" or ".join(sorted(each)) for each in values),
+        *([f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []),
+        *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else []),
+    ]
+
+
+@style.styled()
+def comparison_plot(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
+    """Mean acceptance length and speedup with their intervals, a line per method and settings; None without any."""
+    if not rows:
+        return None
+    confidence = rows[0].run.summary.confidence
+    return length_and_speedup(
+        [(", ".join(row.name), row.method) for row in rows],
+        path,
+        f"Acceptance and speed over plain decoding, with {confidence:.0%} intervals",
+        subtitle,
+        alarm=_alarm(rows),
+    )
+
+
+@style.styled()
+def acceptance_lines(rows: Sequence[Row], path: Path, subtitle: str) -> Path | None:
+    """Acceptance by draft position, a panel per temperature and a line per method and settings; None without drafts."""
+    rows = [row for row in rows if row.method.acceptance_by_position.rounds]
+    if not rows:
+        return None
+    names = list(dict.fromkeys(", ".join(row.name) for row in rows))
+    temperatures = sorted({row.method.temperature for row in rows})
+    figure, panels = style.by_temperature(temperatures, per_panel=2.2, more=0.8 + 0.07 * len(names))
+    handles = {}
+    for row in rows:
+        name, values = ", ".join(row.name), row.method.acceptance_by_position.unconditional
+        index = names.index(name)
+        line = _LINES[index // len(style.COLORS) % len(_LINES)]
+        places = range(1, len(values) + 1)
+        (handles[name],) = panels[row.method.temperature].plot(places, values, linestyle=line, **style.looks(index))
+    for panel in panels.values():
+        style.positions(panel, label="position in the draft")
+    panels[temperatures[0]].set_ylabel("rounds that accepted so far,\nof those that drafted so far")
+    listed = [name for name in names if name in handles]
+    style.legend(figure, [handles[name] for name in listed], [style.wrapped(name, 50) for name in listed])
+    style.title(figure, "Acceptance by position in the draft (1 = first drafted token)", subtitle, alarm=_alarm(rows))
+    return style.save(figure, path)
+
+
+def _alarm(rows: Sequence[Row]) -> str:
+    return warning([", ".join(row.name) for row in rows if row.method.not_lossless])

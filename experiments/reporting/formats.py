@@ -1,10 +1,9 @@
-"""A report's table in the formats that its readers use."""
+"""The files that reports leave: tables in the formats that their readers use, documents, and figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.reporting import html_table, latex
 from experiments.reporting.table import Table
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ def write_formats(
         table: The table for LaTeX and HTML, which show what is best.
         figures: Makes the figures behind the table, in full precision, for CSV and Parquet.
     """
+    from experiments.reporting import html, latex
+
     written = []
     for kind in dict.fromkeys(formats):
         path = out / f"{name}.{ENDINGS[kind]}"
@@ -43,11 +44,26 @@ def write_formats(
         elif kind == "csv":
             figures().to_csv(path, index=False, lineterminator="\n")
         else:
-            text = {
-                "md": lambda: document,
-                "latex": lambda: latex.render(table, f"tab:{name}"),
-                "html": lambda: html_table.render(table),
-            }[kind]()
-            path.write_text(text, encoding="utf-8")
+            made = {"md": lambda: document, "latex": lambda: latex.render(table, f"tab:{name}")}
+            path.write_text(made.get(kind, lambda: html.page(table))(), encoding="utf-8")
         written.append(path)
     return written
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write texts into a folder, by the names of their files, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def document(*parts: str | Table | Iterable[str]) -> str:
+    """A Markdown document: paragraphs, tables, and lists of sentences, with a line between them."""
+    pieces = []
+    for part in parts:
+        if isinstance(part, Table):
+            pieces.append(part.markdown().rstrip())
+        else:
+            pieces.append(part if isinstance(part, str) else "\n".join(f"- {each}" for each in part))
+    return "\n\n".join(piece for piece in pieces if piece) + "\n"

@@ -8,31 +8,22 @@ import re
 
 from experiments.reporting.table import Cell, Column, Emphasis, Table
 
-_ESCAPED = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "`": r"\textasciigrave{}",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
-    "\N{EN DASH}": "--",
-    "\N{EM DASH}": "---",
-    "\N{MINUS SIGN}": "$-$",
-    "\N{NO-BREAK SPACE}": "~",
+_NAMED = {
+    "\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar",
+    '"': "quotedbl", "`": "asciigrave",
+}  # fmt: skip
+_ESCAPED = (
+    {sign: rf"\{sign}" for sign in "{}$&#%_"}
+    | {sign: rf"\text{name}{{}}" for sign, name in _NAMED.items()}
+    | {"\N{MULTIPLICATION SIGN}": r"$\times$", "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}", "\N{EN DASH}": "--"}
+    | {"\N{EM DASH}": "---", "\N{MINUS SIGN}": "$-$", "\N{NO-BREAK SPACE}": "~"}
+)
+_MARKS = {
+    Emphasis.NONE: "{}",
+    Emphasis.BEST: r"\textbf{{{}}}",
+    Emphasis.LOSSY: r"\emph{{{}}}",
+    Emphasis.MISSED: r"\textbf{{{}}}",
 }
-_MARKS = {Emphasis.NONE: "{}", Emphasis.BEST: r"\textbf{{{}}}", Emphasis.LOSSY: r"\emph{{{}}}"}
-_MARKS[Emphasis.MISSED] = _MARKS[Emphasis.BEST]
 
 
 def render(table: Table, label: str) -> str:
@@ -42,51 +33,40 @@ def render(table: Table, label: str) -> str:
         table: The table.
         label: What ``\ref`` calls it.
     """
-    kept = _telling(table)
+    # Width is scarce on paper: a column in which no row says anything is left out.
+    numbers = range(len(table.columns))
+    kept = [number for number in numbers if not table.rows or any(row[number].line != "-" for row in table.rows)]
     columns = [table.columns[number] for number in kept]
+    # A title may begin with a model's name, which has its own capitals.
+    caption = [table.title, *(note[:1].upper() + note[1:] for note in table.notes)]
     lines = [
         r"% needs \usepackage{booktabs}; for a table across both columns write table* instead of table",
         r"\begin{table}",
         r"  \centering",
         r"  \footnotesize",
         r"  \setlength{\tabcolsep}{4pt}",
-        rf"  \caption{{{_caption(table)}}}",
+        rf"  \caption{{{' '.join(f'{escape(text)}.' for text in caption if text)}}}",
         rf"  \label{{{label}}}",
         r"  \smallskip",
-        r"  \begin{tabular}{@{}" + "".join("r" if column.align == "right" else "l" for column in columns) + "@{}}",
+        r"  \begin{tabular}{@{}" + "".join(column.align[0] for column in columns) + "@{}}",
         r"    \toprule",
-        "    " + " & ".join(_heading(column) for column in columns) + r" \\",
+        "    " + " & ".join(map(_heading, columns)) + r" \\",
         r"    \midrule",
     ]
     for number, row in enumerate(table.rows):
         lines.append("    " + " & ".join(_cell(row[column]) for column in kept) + r" \\")
         if number in table.sections and number + 1 < len(table.rows):
             lines.append(r"    \midrule")
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]) + "\n"
 
 
 def escape(text: str) -> str:
     """A text that LaTeX prints as it is written."""
-    escaped = "".join(_ESCAPED.get(character, character) for character in text)
-    return " ".join(escaped.split())
-
-
-def _telling(table: Table) -> list[int]:
-    """Numbers of the columns in which any row says something: width is scarce on paper."""
-    numbers = range(len(table.columns))
-    return [number for number in numbers if any(row[number].line != "-" for row in table.rows) or not table.rows]
-
-
-def _caption(table: Table) -> str:
-    # A title may begin with a model's name, which has its own capitals.
-    sentences = [table.title, *(note[:1].upper() + note[1:] for note in table.notes)]
-    return " ".join(f"{escape(text)}." for text in sentences if text)
+    return " ".join("".join(_ESCAPED.get(character, character) for character in text).split())
 
 
 def _heading(column: Column) -> str:
-    lines = [escape(line) for line in column.heading.splitlines()]
-    return _stack(lines, "b", "r" if column.align == "right" else "l")
+    return _stack([escape(line) for line in column.heading.splitlines()], "b", column.align[0])
 
 
 def _cell(cell: Cell) -> str:
@@ -94,17 +74,12 @@ def _cell(cell: Cell) -> str:
     text = "--" if cell.text == "-" else re.sub(r"^([\d.]+)x$", r"\1$\\times$", escape(cell.text))
     if text.startswith(("[", "*")):
         text = "{}" + text  # at the beginning of a line LaTeX takes them for options of the command that ended the last
-    text, *more = (_minus(part) for part in (text, *(escape(part) for part in cell.more)))
-    if cell.joint == " ":
-        # An interval: beside its figure, and smaller.
-        return " ".join([_MARKS[cell.emphasis].format(text), *(rf"{{\scriptsize {part}}}" for part in more)])
-    # Settings, say: one below the other, because width is scarce.
-    return _stack([_MARKS[cell.emphasis].format(text), *(rf"\scriptsize {part}" for part in more)], "t", "l")
-
-
-def _minus(text: str) -> str:
     # A hyphen is shorter than a minus sign. The one of 1e-5 is part of a number as it was written.
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text)
+    text, *more = (re.sub(r"(?<![\w-])-(?=\d)", "$-$", part) for part in (text, *map(escape, cell.more)))
+    text = _MARKS[cell.emphasis].format(text)
+    if cell.joint == " ":
+        return " ".join([text, *(rf"{{\scriptsize {part}}}" for part in more)])  # an interval, beside its figure
+    return _stack([text, *(rf"\scriptsize {part}" for part in more)], "t", "l")  # settings, one below the other
 
 
 def _stack(lines: list[str], place: str, side: str) -> str:

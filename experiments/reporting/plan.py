@@ -1,110 +1,129 @@
-"""The tables of a plan."""
+"""A plan as tables, sentences and figures. Needs the standard library only; ``plan_plot`` draws its pictures."""
 
-from experiments.planning.answers import Phase, Request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiments.planning.answers import Phase, Request, Room, Speculation
+from experiments.planning.drafting import short_count
+from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
-from experiments.reporting.plan_words import acceptance_in_words, between, gigabytes
-from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table
+from experiments.reporting.table import NOTHING, Cell, Column, Emphasis, Table, left
+from specdec.physics.bounds import CACHES
 from specdec.physics.capacity import kv_bytes_per_position, weight_bytes, windowed_kv_bytes
 from specdec.physics.serving import load_seconds
 
 DISK = 7e9
 """Bytes per second of a fast disk, from which weights are loaded."""
+RequestRow = tuple[int, str, Request | None]
 _GIGA = 1e9
+_SHOWN = (256, 1024, 4096, 16_384, 65_536)
+"""Contexts whose break-even is said in words."""
 
 
 def tables(plan: Plan) -> list[Table]:
-    """Returns the tables, in the order in which they are read."""
-    made = [memory_table(plan), phase_table(plan)]
-    if plan.asked.drafter is not None:
-        made.append(speculation_table(plan))
-    return [*made, request_table(plan)]
+    """The tables, in the order in which they are read."""
+    speculation = [] if plan.asked.drafter is None else [speculation_table(plan)]
+    return [memory_table(plan), phase_table(plan), *speculation, request_table(plan)]
 
 
 def memory_table(plan: Plan) -> Table:
-    """Returns what every batch takes, by what it is for."""
+    """The memory of every batch, by purpose."""
     asked = plan.asked
-    drafting = asked.drafter is not None and asked.drafter.model is not None
-    own = f"slots of {asked.context:,} positions"
-    columns = [Column("rows"), Column("weights"), Column("KV cache")]
-    columns += [Column("drafter's\nweights"), Column("drafter's\nKV")] if drafting else []
-    columns += [Column("draft\nnodes")] if asked.drafter is not None else []
-    columns += [
-        Column("activations"),
-        Column("total"),
-        Column("fits", "left"),
-        Column("longest that fits\n(positions)"),
-    ]
     kv = kv_bytes_per_position(asked.shape, asked.precision)
-    table = Table(
-        columns,
-        title=f"Memory in GB, {own}; {asked.usable / _GIGA:.4g} GB may be used",
+    weights = weight_bytes(asked.shape, asked.precision)
+    columns: list[tuple[Column | str, Callable[[Room], Cell | str]]] = [
+        ("rows", lambda room: f"{room.batch:,}"),
+        ("weights", lambda room: gigabytes(room.memory.weights)),
+        ("KV cache", lambda room: gigabytes(room.memory.kv)),
+        ("drafter's\nweights", lambda room: gigabytes(room.memory.drafter)),
+        ("drafter's\nKV", lambda room: gigabytes(room.memory.drafter_kv)),
+        ("draft\nnodes", lambda room: gigabytes(room.memory.scratch)),
+        ("activations", lambda room: gigabytes(room.memory.activations)),
+        ("total", lambda room: gigabytes(room.memory.total)),
+        (left("fits"), lambda room: "yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED)),
+        ("longest that fits\n(positions)", lambda room: f"{room.longest:,}" if room.longest else "none"),
+    ]
+    without = {5} if asked.drafter is None else set()
+    without |= {3, 4} if asked.drafter is None or asked.drafter.model is None else set()
+    return Table.of(
+        plan.rooms,
+        [column for number, column in enumerate(columns) if number not in without],
+        title=f"Memory in GB, slots of {asked.context:,} positions; {asked.usable / _GIGA:.4g} GB may be used",
         notes=[
             f"a position takes {kv / 1024:,.4g} KiB of KV cache",
             _room_in_words(plan),
             *_windows_in_words(plan),
-            f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes "
-            f"{load_seconds(weight_bytes(asked.shape, asked.precision), DISK):.3g} s",
+            f"loading the weights from a disk of {DISK / _GIGA:.0f} GB/s takes {load_seconds(weights, DISK):.3g} s",
         ],
     )
-    for room in plan.rooms:
-        memory = room.memory
-        cells: list[Cell | str] = [f"{room.batch:,}", gigabytes(memory.weights), gigabytes(memory.kv)]
-        cells += [gigabytes(memory.drafter), gigabytes(memory.drafter_kv)] if drafting else []
-        cells += [gigabytes(memory.scratch)] if asked.drafter is not None else []
-        cells += [gigabytes(memory.activations), gigabytes(memory.total)]
-        cells.append("yes" if room.fits else Cell("NO", emphasis=Emphasis.MISSED))
-        cells.append(f"{room.longest:,}" if room.longest else "none")
-        table.add(*cells)
-    return table
 
 
 def phase_table(plan: Plan) -> Table:
-    """Returns what each kind of forward moves and computes, what limits it, and its least time.
+    """Bytes and operations of each kind of forward, its limit, and its least time.
 
     Measured costs take the place of three columns, because a line has only so much room.
     """
-    measured = plan.asked.costs is not None
-    columns = [Column("forward", "left"), Column("rows")]
-    columns += [Column("GB")] if measured else [Column("weights\nGB"), Column("KV\nGB"), Column("other\nGB")]
-    columns += [Column("TFLOP")] if measured else [Column("TFLOP"), Column("of these\nattention")]
-    columns += [Column("FLOP/\nbyte"), Column("bound by", "left"), Column("least\nms")]
-    columns += [Column("predicted\nms"), Column("over the\nleast")] if measured else []
+    asked = plan.asked
+
+    def rate(phase: Phase) -> str:
+        if not phase.tokens:
+            return ""
+        seconds = phase.seconds if asked.costs is None else phase.predicted
+        return NOTHING if seconds is None else f"{phase.tokens / seconds:,.0f}"
+
+    def attention(phase: Phase) -> str:
+        flops = phase.work.total.flops
+        return f"{phase.work.attention_flops / flops if flops else 0.0:.0%}"
+
+    sizes: list[tuple[Column | str, Callable[[Phase], Cell | str]]] = [
+        ("weights\nGB", lambda phase: gigabytes(phase.work.weight_bytes)),
+        ("KV\nGB", lambda phase: gigabytes(phase.work.kv_read_bytes + phase.work.kv_write_bytes)),
+        ("other\nGB", lambda phase: gigabytes(phase.work.activation_bytes + phase.work.logit_bytes)),
+        ("TFLOP", lambda phase: f"{phase.work.total.flops / 1e12:,.3g}"),
+        ("of these\nattention", attention),
+    ]
+    predicted: list[tuple[Column | str, Callable[[Phase], Cell | str]]] = []
     notes = [
         "tokens/s are over all rows",
-        f"prompts are prefilled in chunks of {plan.asked.prefill_chunk:,} tokens, and each reads the weights",
+        f"prompts are prefilled in chunks of {asked.prefill_chunk:,} tokens, and each reads the weights",
     ]
-    if measured:
+    if asked.costs is not None:
         notes.append("predicted drafts include the decision about them")
-    table = Table(
-        [*columns, Column("tokens/s")],
-        title=f"Forwards, at {plan.asked.context:,} positions per row",
+        sizes = [("GB", lambda phase: gigabytes(phase.work.total.bytes)), sizes[3]]
+        predicted = [
+            ("predicted\nms", lambda phase: NOTHING if phase.predicted is None else _ms(phase.predicted)),
+            (
+                "over the\nleast",
+                lambda phase: NOTHING if phase.predicted is None or phase.ratio is None else f"{phase.ratio:.2f}",
+            ),
+        ]
+    first = plan.phases[0]
+    return Table.of(
+        plan.phases,
+        [
+            (left("forward"), lambda phase: phase.what),
+            ("rows", lambda phase: f"{phase.batch:,}"),
+            *sizes,
+            ("FLOP/\nbyte", lambda phase: f"{phase.work.total.intensity:,.3g}"),
+            (left("bound by"), lambda phase: phase.work.bound(asked.roof)),
+            ("least\nms", lambda phase: _ms(phase.seconds)),
+            *predicted,
+            ("tokens/s", rate),
+        ],
+        title=f"Forwards, at {asked.context:,} positions per row",
         notes=notes,
+        section=lambda phase: (phase is first, phase.batch),
     )
-    batch = plan.phases[0].batch
-    for number, phase in enumerate(plan.phases):
-        table.add(*_phase_cells(plan, phase))
-        later = plan.phases[number + 1].batch if number + 1 < len(plan.phases) else batch
-        if later != phase.batch or number == 0:
-            table.sections.add(len(table.rows) - 1)
-    return table
 
 
 def speculation_table(plan: Plan) -> Table:
-    """Returns how long to draft for every batch, and what that brings."""
+    """The length of the best draft for every batch, and its gain."""
     measured = plan.asked.costs is not None
-    columns = [
-        Column("rows"),
-        Column("best draft\n(tokens)"),
-        Column("tokens\nper round"),
-        Column("draft\nms"),
-        Column("verify\nms"),
-        Column("target\nefficiency"),
-        Column("speedup"),
-    ]
-    columns += [Column("by least\ntimes")] if measured else []
-    columns += [Column("tokens/s"), Column("plainly")]
+    headings = ["rows", "best draft\n(tokens)", "tokens\nper round", "draft\nms", "verify\nms", "target\nefficiency"]
+    headings += ["speedup", *(["by least\ntimes"] if measured else []), "tokens/s", "plainly"]
     table = Table(
-        columns,
+        [Column(heading) for heading in headings],
         title=f"Speculation, at {plan.asked.context:,} positions per row and acceptance {acceptance_in_words(plan)}",
         notes=[
             f"drafts of up to {plan.longest} tokens, in a chain",
@@ -116,7 +135,7 @@ def speculation_table(plan: Plan) -> Table:
     )
     for batch, each in zip(plan.asked.batches, plan.speculations, strict=True):
         if each is None:
-            table.add(f"{batch:,}", *[NOTHING] * (len(columns) - 1))
+            table.add(f"{batch:,}", *[NOTHING] * (len(headings) - 1))
             continue
         table.add(
             f"{each.batch:,}",
@@ -134,29 +153,133 @@ def speculation_table(plan: Plan) -> Table:
 
 
 def request_table(plan: Plan) -> Table:
-    """Returns what a request takes and costs, by batch, without and with speculation."""
+    """Times and costs of a request by batch, without and with speculation."""
     asked = plan.asked
-    columns = [Column("rows"), Column("method", "left"), Column("prefill\ns"), Column("per token\nms")]
-    columns += [Column("request\ns"), Column("prefill's\nshare"), Column("tokens/s\nper row"), Column("tokens/s")]
-    columns += [Column("price of a\nmillion tokens")] if asked.price is not None else []
+    methods = {"plain": plan.requests(speculate=False)}
+    if asked.drafter is not None:
+        methods["speculative"] = plan.requests(speculate=True)
+    rows = [(batch, name, each[place]) for place, batch in enumerate(asked.batches) for name, each in methods.items()]
     notes = ["the rows of a batch arrive together and are prefilled first", *_prefill_unknown(plan)]
     if asked.price is not None:
         notes.append(f"output tokens, prefill included, at {asked.price:g} per hour and no idle time")
-    table = Table(
-        columns, title=f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens", notes=notes
+
+    def known(cell: Callable[[Request], str]) -> Callable[[RequestRow], str]:
+        return lambda row: NOTHING if row[2] is None else cell(row[2])
+
+    price: list[tuple[Column | str, Callable[[RequestRow], Cell | str]]] = [
+        ("price of a\nmillion tokens", known(lambda request: _figure(request.price)))
+    ]
+    return Table.of(
+        rows,
+        [
+            ("rows", lambda row: f"{row[0]:,}" if row[1] == "plain" else ""),
+            (left("method"), lambda row: row[1]),
+            ("prefill\ns", known(lambda request: _figure(request.prefill_seconds))),
+            ("per token\nms", known(lambda request: _ms(request.per_token))),
+            ("request\ns", known(lambda request: _figure(request.seconds))),
+            ("prefill's\nshare", known(lambda request: _share(request.prefill_share))),
+            ("tokens/s\nper row", known(lambda request: _rate(1 / request.per_token))),
+            ("tokens/s", known(lambda request: f"{request.tokens_per_second:,.0f}")),
+            *(price if asked.price is not None else []),
+        ],
+        title=f"A request of {asked.prompt:,} prompt and {asked.output:,} output tokens",
+        notes=[*notes, *_too_many(plan)],
+        section=lambda row: row[0],
     )
-    notes += _too_many(plan)
-    plainly = plan.requests(speculate=False)
-    drafting = plan.requests(speculate=True) if asked.drafter is not None else []
-    for number, batch in enumerate(asked.batches):
-        _add_request(table, plan, batch, "plain", plainly[number], last=not drafting)
-        if drafting:
-            _add_request(table, plan, batch, "speculative", drafting[number], last=True)
-    return table
+
+
+def head_lines(plan: Plan) -> list[str]:
+    """The question of the plan, and the meaning of its figures."""
+    asked = plan.asked
+    shape, device = asked.shape, asked.device
+    used = short_count(shape.active_weights + shape.output_weights)
+    active = "" if not shape.is_mixture else f", of which a token uses {used}"
+    figures = "measured" if asked.measured else "printed"
+    lines = [
+        f"{asked.name}: {short_count(shape.weights)} parameters in matrices{active}; {asked.formats}",
+        f"{device.title}: {asked.roof.bandwidth / 1e12:.4g} TB/s, {asked.roof.flops / 1e12:.4g} TFLOP/s ({figures}); "
+        f"ridge {asked.roof.ridge:.3g} FLOP/byte",
+    ]
+    if plan.phases[1].work.total.bytes < CACHES * device.cache:
+        read = gigabytes(plan.phases[1].work.total.bytes)
+        lines.append(
+            f"What a step reads ({read} GB) is not much larger than the device's last "
+            f"cache ({device.cache / 1e6:.0f} MB), which is faster than its memory: the times do not hold for it."
+        )
+    if not shape.is_counted:
+        lines.append(
+            f"The sizes are read by the names that most models use: for model_type {shape.kind!r} nobody has compared "
+            f"them with the model."
+        )
+    if asked.drafter is not None:
+        lines.append(f"drafter: {asked.drafter.title}; acceptance {acceptance_in_words(plan)}, an assumption")
+    return [*lines, _times_in_words(plan)]
+
+
+def tail_lines(plan: Plan) -> list[str]:
+    """The map in words."""
+    lines = [_critical_in_words(plan)]
+    if plan.asked.drafter is None:
+        return [*lines, "No drafter is given, so nothing is said about speculation: drafter=model, eagle, ngram, …"]
+    what = f"A fixed draft of {plan.fixed} tokens" if plan.fixed > 1 else "A draft of one token"
+    grid, measured = plan.map, plan.asked.costs is not None
+    known = {c: batch for c, batch, sure in zip(grid.contexts, grid.break_even, grid.known, strict=True) if sure}
+    if not known:
+        return [*lines, f"{what}: batches and contexts of the map are {OUTSIDE}."]
+    shown = list(known) if measured else [each for each in _SHOWN if each in known] or list(known)[-1:]
+    pieces: list[tuple[str, list[int]]] = []
+    for context in shown:
+        said = _slower(known[context], grid.most if measured else None)
+        if pieces and pieces[-1][0] == said:
+            pieces[-1][1].append(context)
+        else:
+            pieces.append((said, [context]))
+    words = [f"{said} with {between((contexts[0], contexts[-1]))}" for said, contexts in pieces]
+    return [*lines, f"{what} is slower than plain decoding {', '.join(words)} positions per row."]
+
+
+def _times_in_words(plan: Plan) -> str:
+    """The kind of times: the least ones, or predicted by costs that were measured."""
+    if plan.asked.costs is None:
+        return (
+            "Times are the least that the device allows: no engine is faster; good ones reach 60 to 85 % of these "
+            "speeds."
+        )
+    rounds = plan.asked.costs.rounds
+    box, held = rounds.box, rounds.errors.get("target", {}).get("held_out")
+    error = "" if held is None else f", with a median error of {held.median:.1%} at sizes that were held out"
+    return (
+        f"Times are predicted by costs measured on {rounds.conditions.device}{error}. They hold for "
+        f"{between(box.batch)} rows, {between(box.context)} positions and {between(box.drafted)} drafted nodes per "
+        f"row, chains of up to {plan.asked.costs.longest}, and pieces of prompts of {between(box.chunk)} tokens; a "
+        f"dash is {OUTSIDE}."
+    )
+
+
+def _critical_in_words(plan: Plan) -> str:
+    """The context from which on memory is the limit at every batch, for plain steps and for those that verify."""
+    plain = plan.critical_context(0)
+    drafted = plan.fixed if plan.asked.drafter is not None else 0
+    verify = plan.critical_context(drafted) if drafted else plain
+    never = "bound by operations if there are many rows, at every context: attention alone is above the ridge"
+    if plain is None:
+        return f"A step is {never}."
+    text = f"From a context of {plain:,.0f} on, a plain step is bound by memory however many rows there are"
+    if not drafted:
+        return f"{text}."
+    if verify is None:
+        return f"{text}; one that verifies a draft of {drafted} is {never}."
+    return f"{text}; one that verifies a draft of {drafted} from {verify:,.0f} on."
+
+
+def _slower(batch: int | None, most: int | None) -> str:
+    if batch is None:
+        return "at no batch" if most is None else f"at no batch up to {most:,}"
+    return f"above batch {batch:,}" if batch else "at every batch"
 
 
 def _prefill_unknown(plan: Plan) -> list[str]:
-    """Returns what to give for a prefill that costs can predict, if they do not predict any."""
+    """The settings with which costs could predict a prefill, if they do not predict any."""
     costs = plan.asked.costs
     if costs is None or plan.phases[0].predicted is not None or costs.rounds.prefill is None:
         return []
@@ -166,61 +289,8 @@ def _prefill_unknown(plan: Plan) -> list[str]:
     ]
 
 
-def _phase_cells(plan: Plan, phase: Phase) -> list[Cell | str]:
-    work = phase.work
-    kv = work.kv_read_bytes + work.kv_write_bytes
-    share = work.attention_flops / work.total.flops if work.total.flops else 0.0
-    flops = f"{work.total.flops / 1e12:,.3g}"
-    if plan.asked.costs is None:
-        other = work.activation_bytes + work.logit_bytes
-        sizes = [gigabytes(work.weight_bytes), gigabytes(kv), gigabytes(other), flops, f"{share:.0%}"]
-    else:
-        sizes = [gigabytes(work.total.bytes), flops]
-    return [
-        phase.what,
-        f"{phase.batch:,}",
-        *sizes,
-        f"{work.total.intensity:,.3g}",
-        work.bound(plan.asked.roof),
-        _ms(phase.seconds),
-        *_predicted_cells(plan, phase),
-    ]
-
-
-def _predicted_cells(plan: Plan, phase: Phase) -> list[str]:
-    """Returns the predicted time and its ratio to the least one, where costs are given, and then tokens/s."""
-    if plan.asked.costs is None:
-        return [f"{phase.tokens / phase.seconds:,.0f}" if phase.tokens else ""]
-    if phase.predicted is None or phase.ratio is None:
-        return [NOTHING, NOTHING, NOTHING if phase.tokens else ""]
-    speed = f"{phase.tokens / phase.predicted:,.0f}" if phase.tokens else ""
-    return [_ms(phase.predicted), f"{phase.ratio:.2f}", speed]
-
-
-def _add_request(table: Table, plan: Plan, batch: int, method: str, request: Request | None, *, last: bool) -> None:
-    named = [f"{batch:,}" if method == "plain" else "", method]
-    if request is None:
-        table.add(*named, *[NOTHING] * (len(table.columns) - 2), end_section=last)
-        return
-    cells = [
-        _figure(request.prefill_seconds),
-        _ms(request.per_token),
-        _figure(request.seconds),
-        NOTHING if request.prefill_share is None else f"{request.prefill_share:.0%}",
-        _rate(1 / request.per_token),
-        f"{request.tokens_per_second:,.0f}",
-    ]
-    if plan.asked.price is not None:
-        cells.append(_figure(request.price))
-    table.add(*named, *cells, end_section=last)
-
-
-def _figure(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.3g}"
-
-
 def _room_in_words(plan: Plan) -> str:
-    """Returns how many slots there is room for, and how many rows if memory is given out in pages."""
+    """How many slots there is room for, and how many rows if memory is given out in pages."""
     slots, paged = plan.most_rows, plan.most_paged_rows
     if not paged:
         return "not even one row fits"
@@ -230,7 +300,7 @@ def _room_in_words(plan: Plan) -> str:
 
 
 def _windows_in_words(plan: Plan) -> list[str]:
-    """Returns what a cache would take that drops what has left the windows, if that is less."""
+    """The size of a cache that drops what has left the windows, if that is less."""
     shape, precision, context = plan.asked.shape, plan.asked.precision, plan.asked.context
     whole, least = kv_bytes_per_position(shape, precision) * context, windowed_kv_bytes(shape, precision, context)
     if least >= whole:
@@ -241,9 +311,33 @@ def _windows_in_words(plan: Plan) -> list[str]:
 
 
 def _too_many(plan: Plan) -> list[str]:
-    """Returns a note about batches that there is no room for."""
+    """A note about batches that there is no room for."""
     batches = [f"{room.batch:,}" for room in plan.rooms if not room.fits]
     return [f"there is no room for a batch of {' or '.join(batches)}"] if batches else []
+
+
+def between(ends: Sequence[int]) -> str:
+    """A range of sizes in words."""
+    return f"{ends[0]:,} to {ends[1]:,}" if ends[0] != ends[1] else f"{ends[0]:,}"
+
+
+def acceptance_in_words(plan: Plan) -> str:
+    """How often drafted tokens are assumed to be accepted."""
+    given = plan.asked.acceptance
+    return f"{given:g}" if isinstance(given, float | int) else ", ".join(f"{each:g}" for each in given)
+
+
+def gigabytes(size: float) -> str:
+    """Bytes in GB, to three digits."""
+    return "0" if not size else f"{size / _GIGA:,.3g}" if size >= 1e6 else "<0.001"
+
+
+def _figure(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}"
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0%}"
 
 
 def _rate(value: float) -> str:
@@ -252,3 +346,73 @@ def _rate(value: float) -> str:
 
 def _ms(seconds: float) -> str:
     return "0" if not seconds else f"{1e3 * seconds:,.3g}"
+
+
+def figures_of(plan: Plan) -> dict[str, Any]:
+    """All figures by name, for ``plan.json``. Bytes, seconds and operations, without prefixes."""
+    asked, grid, drafting = plan.asked, plan.map, plan.asked.drafter is not None
+    return {
+        "schema": 1,
+        "asked": {
+            "target": asked.name,
+            "parameters": asked.shape.weights,
+            "formats": asked.formats,
+            "precision": asdict(asked.precision),
+            "device": asked.device.name,
+            "source": asked.device.source,
+            "measured": asked.measured,
+            "bandwidth": asked.roof.bandwidth,
+            "flops": asked.roof.flops,
+            "batch": list(asked.batches),
+            **{name: getattr(asked, name) for name in ("context", "prompt", "output")},
+            "drafter": None if asked.drafter is None else asked.drafter.title,
+            "acceptance": asked.acceptance,
+            "longest": plan.longest,
+            "usable": asked.usable,
+            "price": asked.price,
+            "costs": None if asked.costs is None else asdict(asked.costs.rounds.conditions),
+        },
+        "memory": [
+            {"batch": r.batch, **asdict(r.memory), "total": r.memory.total, "fits": r.fits, "longest": r.longest}
+            for r in plan.rooms
+        ],
+        "most_rows": plan.most_rows,
+        "most_paged_rows": plan.most_paged_rows,
+        "forwards": [
+            {
+                "what": phase.what,
+                "batch": phase.batch,
+                **asdict(phase.work),
+                "intensity": phase.work.total.intensity,
+                "bound": phase.work.bound(asked.roof),
+                "seconds": phase.seconds,
+                "predicted_seconds": phase.predicted,
+                "tokens": phase.tokens,
+            }
+            for phase in plan.phases
+        ],
+        "speculation": _dicts(plan.speculations) if drafting else [],
+        "requests": {
+            "plain": _dicts(plan.requests(speculate=False)),
+            "speculative": _dicts(plan.requests(speculate=True)) if drafting else [],
+        },
+        "critical_context": {
+            "plain": plan.critical_context(0),
+            "verify": plan.critical_context(plan.fixed) if drafting else None,
+        },
+        "map": {
+            "batches": list(grid.batches),
+            "contexts": list(grid.contexts),
+            "drafted": [[each and each.drafted for each in row] for row in grid.best],
+            "speedup": [[each and each.speedup for each in row] for row in grid.best],
+            "fits": [list(row) for row in grid.fits],
+            "break_even_batch": list(grid.break_even),
+            "break_even_known": list(grid.known),
+        }
+        if drafting
+        else None,
+    }
+
+
+def _dicts(figures: Sequence[Speculation | Request | None]) -> list[dict[str, Any] | None]:
+    return [None if each is None else asdict(each) for each in figures]

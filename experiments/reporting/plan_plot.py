@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch, Rectangle
 
-from experiments.planning.answers import Phase
 from experiments.planning.measured import OUTSIDE
 from experiments.planning.plan import Plan
 from experiments.reporting import style
+from experiments.reporting.plan import acceptance_in_words
 
 _KINDS = ("prefill", "decode", "draft", "verify")
 
@@ -41,27 +41,26 @@ def roofline(plan: Plan, path: Path) -> Path:
     lowest = min(y for _, y in points)
     for phase, (x, y) in zip(plan.phases, points, strict=True):
         number = _KINDS.index(phase.kind)
-        (dot,) = axes.plot(
-            x, y, style.marker(number), color=style.color(number), zorder=3, markersize=6, markeredgecolor="white"
-        )
+        looks = {**style.looks(number), "linestyle": "none", "zorder": 3}
+        (dot,) = axes.plot(x, y, **looks, markersize=6, markeredgecolor="white")
         seen.setdefault(phase.kind, dot)
+        # The number of rows: above a decode, below what drafts and verifies.
+        place, side = ((-4, 5), "right") if phase.kind in ("decode", "prefill") else ((4, -10), "left")
+        style.note(axes, f"{phase.batch:,}", (x, y), place, ha=side, va="baseline", color=looks["color"], bbox=None)
         if phase.predicted is not None:
             rate = phase.work.total.flops / phase.predicted / 1e12
             lowest = min(lowest, rate)
-            hollow = {"markersize": 5, "fillstyle": "none", "zorder": 3}
-            axes.plot(x, rate, style.marker(number), color=style.color(number), **hollow)
-            axes.plot([x, x], [rate, y], color=style.color(number), linewidth=0.6, alpha=0.5, zorder=2)
+            axes.plot(x, rate, **looks, markersize=5, fillstyle="none")
+            axes.plot([x, x], [rate, y], color=looks["color"], linewidth=0.6, alpha=0.5, zorder=2)
     if asked.costs is not None:
         (seen["hollow: as measured"],) = axes.plot([], [], "o", color=style.FAINT, markersize=5, fillstyle="none")
-    _label_rows(axes, plan.phases, points)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
-    least = lowest
-    axes.set_ylim(least / 3, roof.flops / 1e12 * 2.5)
-    axes.text(roof.ridge / 1.1, least / 2.5, "bound by memory", color=style.COLORS[0], ha="right")
-    axes.text(roof.ridge * 1.1, least / 2.5, "bound by compute", color=style.COLORS[4])
-    axes.text(roof.ridge * 1.1, least, f"ridge {roof.ridge:.3g}", color=style.FAINT, fontsize=style.SMALLEST)
+    axes.set_ylim(lowest / 3, roof.flops / 1e12 * 2.5)
+    axes.text(roof.ridge / 1.1, lowest / 2.5, "bound by memory", color=style.COLORS[0], ha="right")
+    axes.text(roof.ridge * 1.1, lowest / 2.5, "bound by compute", color=style.COLORS[4])
+    axes.text(roof.ridge * 1.1, lowest, f"ridge {roof.ridge:.3g}", color=style.FAINT, fontsize=style.SMALLEST)
     axes.set_xlabel("arithmetic intensity (FLOP per byte)")
     axes.set_ylabel("most that the device allows (TFLOP/s)")
     axes.grid(True, which="major")
@@ -73,21 +72,6 @@ def roofline(plan: Plan, path: Path) -> Path:
     )
     style.title(figure, f"Forwards of {_short(asked.name)} under the roof", about)
     return style.save(figure, path)
-
-
-def _label_rows(axes: Axes, phases: list[Phase], points: list[tuple[float, float]]) -> None:
-    """Write the number of rows beside each point: above a decode, below what drafts and verifies."""
-    for phase, (x, y) in zip(phases, points, strict=True):
-        above = phase.kind in ("decode", "prefill")
-        axes.annotate(
-            f"{phase.batch:,}",
-            (x, y),
-            (-4, 5) if above else (4, -10),
-            textcoords="offset points",
-            ha="right" if above else "left",
-            fontsize=style.SMALLEST,
-            color=style.color(_KINDS.index(phase.kind)),
-        )
 
 
 @style.styled()
@@ -131,10 +115,9 @@ def pays(plan: Plan, path: Path) -> Path:
     figure.colorbar(image, ax=axes, pad=0.01, aspect=30).set_label("speedup of the best draft")
     style.legend(figure, handles, labels)
     assert asked.drafter is not None
-    acceptance = asked.acceptance if isinstance(asked.acceptance, float | int) else list(asked.acceptance)
     about = (
-        f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance}; drafts of up "
-        f"to {plan.longest} tokens; {'least times' if asked.costs is None else 'times as measured'}"
+        f"{_short(asked.name)} on {asked.device.title}; {asked.drafter.title}; acceptance {acceptance_in_words(plan)}; "
+        f"drafts of up to {plan.longest} tokens; {'least times' if asked.costs is None else 'times as measured'}"
     )
     style.title(figure, "How long to draft, and what that brings", about)
     return style.save(figure, path)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiments.reporting.cells import NOTHING, number
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.cells import NOTHING, between, number
+from experiments.reporting.table import Cell, Emphasis, Table, left
 from experiments.results.policy_losses import EVERYTHING, PolicyLoss
+from experiments.results.statistics import Interval
 from specdec.drafting.calibration import Calibration
 
 AIM = 0.02
@@ -15,40 +16,28 @@ def loss_table(losses: Sequence[PolicyLoss], confidence: float) -> Table | None:
     """A row per category and policy; None where nothing is compared."""
     if not losses:
         return None
-    table = Table(
+    return Table.of(
+        losses,
         [
-            Column("category", "left"),
-            Column("policy", "left"),
-            Column("T"),
-            Column("mean\ndepth"),
-            Column("best\nfixed", "left"),
-            Column("loss in\ntokens/s"),
-            Column("best fixed\nby costs", "left"),
-            Column("loss\nby costs"),
+            (left("category"), lambda each: each.category),
+            (left("policy"), lambda each: each.policy),
+            ("T", lambda each: f"{each.temperature:g}"),
+            ("mean\ndepth", lambda each: number(each.mean_depth, 1)),
+            (left("best\nfixed"), lambda each: each.best),
+            ("loss in\ntokens/s", lambda each: _share(each.loss, each.interval)),
+            (left("best fixed\nby costs"), lambda each: each.modelled_best or NOTHING),
+            ("loss\nby costs", lambda each: _share(each.modelled_loss, None)),
         ],
-        f"Loss against the best fixed length [{confidence:.0%} interval]",
-        [
+        title=f"Loss against the best fixed length [{confidence:.0%} interval]",
+        notes=[
             "below zero is a gain",
             "the best fixed length of a category is chosen afterwards, on its own prompts",
             "by costs: as if every round took the time that was measured for its depth before the run, so that nothing "
             "else on the machine counts (for policies that choose a depth before the round)",
             *_worst(losses),
         ],
+        section=lambda each: each.category,
     )
-    for number_, each in enumerate(losses):
-        last = number_ + 1 == len(losses) or losses[number_ + 1].category != each.category
-        table.add(
-            each.category,
-            each.policy,
-            f"{each.temperature:g}",
-            number(each.mean_depth, 1),
-            each.best,
-            _share(each.loss, each.interval),
-            each.modelled_best or NOTHING,
-            NOTHING if each.modelled_loss is None else _share(each.modelled_loss, None),
-            end_section=last,
-        )
-    return table
 
 
 def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
@@ -56,24 +45,20 @@ def calibration_table(calibrations: Mapping[str, Calibration]) -> Table | None:
     rows = [(method, each) for method, calibration in calibrations.items() for each in calibration.errors()]
     if not rows:
         return None
-    table = Table(
+    return Table.of(
+        rows,
         [
-            Column("method", "left"),
-            Column("requests", "left"),
-            *(Column(name) for name in ("depth", "nodes", "predicted", "accepted", "calibration\nerror")),
+            (left("method"), lambda row: row[0]),
+            (left("requests"), lambda row: row[1]["requests"]),
+            ("depth", lambda row: str(row[1]["depth"])),
+            ("nodes", lambda row: str(row[1]["nodes"])),
+            ("predicted", lambda row: f"{row[1]['predicted']:.3f}"),
+            ("accepted", lambda row: f"{row[1]['accepted']:.3f}"),
+            ("calibration\nerror", lambda row: f"{row[1]['calibration_error']:.3f}"),
         ],
-        "Predicted and actual acceptance of the nodes that were verified",
-        ["predictions were made before the round, while the calibration was still learning"],
+        title="Predicted and actual acceptance of the nodes that were verified",
+        notes=["predictions were made before the round, while the calibration was still learning"],
     )
-    for method, each in rows:
-        table.add(
-            method,
-            each["requests"],
-            str(each["depth"]),
-            str(each["nodes"]),
-            *(f"{each[name]:.3f}" for name in ("predicted", "accepted", "calibration_error")),
-        )
-    return table
 
 
 def _worst(losses: Sequence[PolicyLoss]) -> list[str]:
@@ -92,6 +77,7 @@ def _worst(losses: Sequence[PolicyLoss]) -> list[str]:
     return said
 
 
-def _share(value: float, bounds: tuple[float, float] | None) -> Cell:
-    more = () if bounds is None else (f"[{bounds[0]:+.1%}, {bounds[1]:+.1%}]",)
-    return Cell(f"{value:+.1%}", more, emphasis=Emphasis.MISSED if value > AIM else Emphasis.NONE)
+def _share(value: float | None, bounds: Interval | None) -> Cell | str:
+    if value is None:
+        return NOTHING
+    return Cell(f"{value:+.1%}", between(bounds, "+.1%"), emphasis=Emphasis.MISSED if value > AIM else Emphasis.NONE)

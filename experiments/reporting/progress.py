@@ -1,24 +1,47 @@
-"""How far a run is: a bar on a terminal; elsewhere (a batch system's log, nohup) a line from time to time."""
+"""How far a run or a training is: a bar on a terminal; elsewhere (a batch system's log, nohup) a line now and then."""
 
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, median_low
 from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from experiments.reporting.durations import duration
+from experiments.reporting.terminal import short
 
+Clock = Callable[[], float]
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_STEPS, _MEASUREMENTS = 50, 5
+
+
+def duration(seconds: float) -> str:
+    """A time in words: ``45 s``, ``3:07 min``, ``2:05 h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 @dataclass(frozen=True)
 class Every:
-    """How often a line is written: after so many prompts, or after so many seconds."""
+    """How often a line is written: after so many prompts (of a training: steps), or after so many seconds."""
 
     prompts: int | None = None
     seconds: float | None = None
@@ -40,8 +63,57 @@ class Every:
         return cls(seconds=int(found[1]) * _UNITS[found[2]])
 
 
-class PromptProgress:
-    """Shows how many prompts are done, in a ``with`` block. Nothing of it is left on a terminal.
+class _Display:
+    """A bar or lines, in a ``with`` block. Nothing of a bar is left on a terminal.
+
+    Args:
+        columns: The bar's columns.
+        every: How often a line is written where there is no terminal.
+        file: Where it is shown.
+        clock: The time in seconds.
+        shown: False shows nothing.
+    """
+
+    def __init__(
+        self, columns: Sequence[ProgressColumn], every: Every | None, file: TextIO, clock: Clock, *, shown: bool = True
+    ):
+        self._every, self._file, self._clock, self._shown = every, file, clock, shown
+        screen = Console(file=file)
+        self._bar = Progress(*columns, console=screen, transient=True) if shown and screen.is_terminal else None
+        self._said, self._said_at = 0, clock()
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _line_is_due(self, done: int) -> bool:
+        """Whether to write a line now; if so, the next one is due later."""
+        if not self._shown or self._every is None:
+            return False
+        if self._every.prompts is not None:
+            due = done - self._said >= self._every.prompts
+        else:
+            due = self._clock() - self._said_at >= (self._every.seconds or 0)
+        if due:
+            self._said, self._said_at = done, self._clock()
+        return due
+
+    def _line(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        elif self._shown:
+            print(text, file=self._file, flush=True)
+
+
+class PromptProgress(_Display):
+    """Shows how many prompts are done, in a ``with`` block.
 
     Args:
         total: Prompts in all.
@@ -58,49 +130,151 @@ class PromptProgress:
         passed: int = 0,
         every: Every | None = None,
         file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ):
-        self._total, self._passed, self._every, self._clock = total, passed, every, clock
-        self._file = file if file is not None else sys.stderr
-        screen = Console(file=self._file)
-        self._bar: Progress | None = None
-        if screen.is_terminal:
-            columns = (
-                *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),
-                *(TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()),
-            )
-            self._bar = Progress(*columns, console=screen, transient=True)
+        columns = [TextColumn("prompts"), BarColumn(), MofNCompleteColumn()]
+        columns += [TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()]
+        super().__init__(columns, every, file if file is not None else sys.stderr, clock)
+        self._total, self._passed, self._began = total, passed, clock()
+        if self._bar is not None:
             self._task = self._bar.add_task("prompts", total=total)
-        self._began = self._said_at = clock()
-        self._said = 0
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def update(self, done: int) -> None:
         """So many prompts are done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
-        elif self._is_due(done):
-            self._said, self._said_at = done, self._clock()
-            print(self._line(done), file=self._file, flush=True)
+        elif done > self._passed and self._line_is_due(done):
+            elapsed = self._clock() - self._began
+            left = elapsed / (done - self._passed) * (self._total - done)
+            self._line(f"{done} of {self._total} prompts, {duration(elapsed)} elapsed, about {duration(left)} left")
 
-    def _is_due(self, done: int) -> bool:
-        if self._every is None or done <= self._passed:
-            return False
-        if self._every.prompts is not None:
-            return done - self._said >= self._every.prompts
-        return self._clock() - self._said_at >= (self._every.seconds or 0)
 
-    def _line(self, done: int) -> str:
-        elapsed = self._clock() - self._began
-        left = elapsed / (done - self._passed) * (self._total - done)
-        return f"{done} of {self._total} prompts, {duration(elapsed)} elapsed, about {duration(left)} left"
+class TimeLeft:
+    """Estimates the time that is left from the median of the newest steps: a pause is one slow step among them.
+
+    An earlier attempt, and its speed, is no part of it.
+
+    Args:
+        total: Steps in all.
+        measured_every: Steps between two measurements.
+        clock: The time in seconds.
+    """
+
+    def __init__(self, total: int, measured_every: int, clock: Clock = time.monotonic):
+        self._total, self._measured_every, self._clock = total, measured_every, clock
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._measurements: deque[float] = deque(maxlen=_MEASUREMENTS)
+        self._last = clock()
+
+    def begin(self) -> None:
+        """The first step begins."""
+        self._last = self._clock()
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._steps.append(self._passed())
+
+    def measured(self) -> None:
+        """A measurement has ended, which began after a step."""
+        self._measurements.append(self._passed())
+
+    def seconds(self, done: int) -> float:
+        """The estimate at the end of so many steps, of which at least one was seen."""
+        # One follows every so many steps, this one perhaps, and one the last step.
+        measurements = -(-self._total // self._measured_every) - (done - 1) // self._measured_every
+        # They are few, and each does the same: of two, the quicker one was not paused.
+        each = median_low(self._measurements) if self._measurements else 0.0
+        return (self._total - done) * median(self._steps) + measurements * each
+
+    def _passed(self) -> float:
+        """The seconds since the last call."""
+        before, self._last = self._last, self._clock()
+        return self._last - before
+
+
+class TrainingProgress(_Display):
+    """Shows how far a training is, in a ``with`` block, and a line for every measurement.
+
+    Args:
+        total: Steps in all.
+        title: The head that is trained, in one line.
+        every: How often a line is written where there is no terminal; its number means steps.
+        shown: False in all processes but the main one.
+        measured_every: Steps between two measurements.
+        clock: The time in seconds.
+
+    Attributes:
+        last: The newest figures, by name.
+        best: The best step so far with its figures; None before any measurement.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        title: str,
+        every: Every | None,
+        shown: bool,
+        measured_every: int,
+        clock: Clock = time.monotonic,
+    ):
+        columns = [TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        columns += [TextColumn("{task.fields[left]}"), TextColumn("{task.fields[loss]}")]
+        super().__init__(columns, every, sys.stderr, clock, shown=shown)
+        self.last: dict[str, float] = {}
+        self.best: tuple[int, Mapping[str, float]] | None = None
+        self._total, self._title = total, title
+        self._left = TimeLeft(total, measured_every, clock)
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            print(self._title, file=self._file, flush=True)
+        return super().__enter__()
+
+    def begin(self, passed: int) -> None:
+        """The training begins, after steps that an earlier attempt has done."""
+        self._said, self._said_at = passed, self._clock()
+        self._left.begin()
+        if self._bar is not None:
+            self._task = self._bar.add_task("steps", total=self._total, completed=passed, left="", loss="")
+        if passed:
+            self._line(f"goes on after step {passed}")
+
+    def step(self, done: int, figures: Mapping[str, float]) -> None:
+        """So many steps are done."""
+        self.last |= figures
+        self._left.step()
+        left = f"about {duration(self._left.seconds(done))} left"
+        loss, rate = self.last.get("loss"), self.last.get("training/acceptance/1")
+        words = [] if loss is None else [f"loss {loss:.3f}"]
+        words += [] if loss is None or rate is None else [f"acceptance {rate:.2f}"]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, left=left, loss=", ".join(words))
+        elif self._line_is_due(done):
+            self._line(", ".join([f"step {done} of {self._total}", left, *words]))
+
+    def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
+        """The head was measured."""
+        self.last |= figures
+        self._left.measured()
+        if best:
+            self.best = (done, dict(figures))
+        parts = []
+        if "held_out/simulated_length" in figures:
+            greedy = figures["held_out/simulated_length_greedy"]
+            parts.append(f"simulated length {figures['held_out/simulated_length']:.2f} (greedy {greedy:.2f})")
+        served = {name.partition("/")[2]: value for name, value in figures.items() if "served_length/" in name}
+        if served:
+            parts.append(f"served length {', '.join(f'{value:.2f} at {name}' for name, value in served.items())}")
+        if "held_out/calibration_error" in figures:
+            parts.append(f"calibration error {figures['held_out/calibration_error']:.3f}")
+        self._line(f"after step {done}: {'; '.join(parts)}{' (best so far)' if best else ''}")
+
+
+def say_result(progress: TrainingProgress, folder: Path, written: Sequence[Path]) -> None:
+    """Print the best step of a training, and where its files are."""
+    if progress.best is not None:
+        step, figures = progress.best
+        print(f"best: step {step}, served length {figures['served_length']:.3f}")
+    there = [f"{path.name}/" for path in written if path.exists()]
+    print(f"wrote into {short(folder)}: {', '.join(there)} and training.jsonl")

@@ -3,41 +3,39 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from experiments.reporting import markdown, terminal
-from experiments.reporting.cells import NOTHING, lossiness, number, percent, times, with_interval
-from experiments.reporting.quadrants_plot import quadrants_plot
+from experiments.reporting import style, terminal
+from experiments.reporting.cells import EMPTY, NOTHING, lossiness, number, percent, three_digits, times, with_interval
+from experiments.reporting.comparison import conditions_of
+from experiments.reporting.formats import document, write_texts
 from experiments.reporting.requests import CLOSED
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.run_tables import label_of
+from experiments.reporting.table import Cell, Table, left
 from experiments.results.comparison import commit_of
 from experiments.results.lossless import promises_exact
 from experiments.results.plain_json import json_text
-from experiments.results.quadrants import METRICS, Figures, Quadrant, quadrants
+from experiments.results.quadrants import Figures, Quadrant, quadrants
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 
-WORDS = {"S": "short", "L": "long"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 EXAMPLES = {
     "SS": "a turn of a chat, a classification",
     "SL": "writing, code",
     "LS": "a summary, an extraction, an answer from documents",
     "LL": "a translation, a report, a long chat",
 }
-"""What requests of a quadrant are, in practice."""
-COLUMNS = (
-    Column("kind of\nrequests", "left"),
-    Column("method", "left", fold=True, min_width=18),
-    Column("requests\n/min"),
-    Column("TTFT,\nms"),
-    Column("TPOT,\nms"),
-    Column("slot time,\ns"),
-    Column("tokens/s,\nall users"),
-    Column("tokens\nper round"),
-    Column("prefill,\nshare"),
-    Column("own metric,\ntimes better"),
-)
+"""Requests of each quadrant, in practice."""
 TITLE = "Four kinds of requests, and what drafting does to each"
+QuadrantRow = tuple[Quadrant, Figures]
+_WORDS = {"S": "short", "L": "long"}
+_PLACES = {"SS": (0, 0), "SL": (0, 1), "LS": (1, 0), "LL": (1, 1)}
+_LOOKS = {"better": (style.COLORS[2], "o"), "worse": (style.COLORS[4], "v"), "unsure": (style.FAINT, "D")}
+"""Color and marker, by what the interval says."""
 
 
 def report_quadrants(runs: Sequence[Run], folder: Path, missing: Sequence[str] = ()) -> list[Quadrant]:
@@ -54,101 +52,111 @@ def report_quadrants(runs: Sequence[Run], folder: Path, missing: Sequence[str] =
     bootstrap = Bootstrap(**runs[0].manifest["config"]["bootstrap"]) if runs else Bootstrap()
     found = quadrants(runs, bootstrap)
     labels = dict(runs[0].manifest["config"].get("labels") or {})
+    conditions = conditions_of(
+        runs,
+        lambda run: f"{run.manifest['prompts']} prompts",
+        lambda run: f"batch {run.manifest['config']['engine']['max_batch_size']}",
+        lambda run: f"commit {commit_of(run.manifest)}",
+    )
     notes = [
         *missing,
-        *_conditions(runs),
+        *conditions,
         CLOSED,
         "figures are means over requests",
         "the kind's own metric is marked with an asterisk",
         f"brackets: {bootstrap.confidence:.0%} intervals over prompts",
     ]
-    made = table(found, labels, notes=notes)
-    said = sentences(found, labels)
+    made, said = table(found, labels, notes=notes), sentences(found, labels)
     console = terminal.console()
     console.print(terminal.render(made, terminal.Frame.NARROW))
     terminal.say(console, *said)
-    document = [f"{'; '.join(notes)}.", "", markdown.render(made).rstrip(), "", *(f"- {each}" for each in said)]
-    text, figures = folder / "quadrants.md", folder / "quadrants.json"
-    text.write_text("\n".join(document) + "\n", encoding="utf-8")
-    figures.write_text(json_text({"quadrants": [_figures(each) for each in found]}), encoding="utf-8")
-    pictures = []
+    texts = {
+        "quadrants.md": document(f"{'; '.join(notes)}.", made, said),
+        "quadrants.json": json_text({"quadrants": [_figures(each) for each in found]}),
+    }
+    written = write_texts(folder, texts)
     temperatures = sorted({each.temperature for each in found})
     for temperature in temperatures:
         name = "quadrants.png" if len(temperatures) == 1 else f"quadrants_T{temperature:g}.png"
         chosen = [each for each in found if each.temperature == temperature]
-        pictures.append(quadrants_plot(chosen, folder / name, "; ".join([*_conditions(runs), CLOSED]), labels))
-    terminal.list_written(console, [text, figures, *pictures])
+        written.append(quadrants_plot(chosen, folder / name, "; ".join([*conditions, CLOSED]), labels))
+    terminal.list_written(console, written)
     return found
 
 
 def table(found: Sequence[Quadrant], labels: Mapping[str, str], *, notes: Sequence[str] = ()) -> Table:
-    """Returns a row per quadrant and method."""
-    made = Table(COLUMNS, TITLE, notes)
-    for quadrant in found:
-        for index, each in enumerate(quadrant.methods):
-            shares = each.summary.requests.stage_shares if each.summary.requests is not None else {}
-            own = {name: "*" if name == quadrant.name else "" for name in METRICS}
-            made.add(
-                _kind(quadrant, index),
-                Cell(method_name(each, labels), emphasis=lossiness(each.summary.exactness)),
-                number(each.requests_per_minute, 1) + own["SS"],
-                _ms(each.ttft) + own["LS"],
-                _ms(each.tpot) + own["SL"],
-                number(each.slot_time, 2) + own["LL"],
-                number(each.summary.tokens_per_second, 1),
-                number(each.summary.mean_acceptance_length),
-                percent(shares.get("prefill")) if shares else NOTHING,
-                Cell(NOTHING)
-                if each.gain is None
-                else with_interval(
-                    times(each.gain),
-                    each.gain_interval,
-                    emphasis=Emphasis.BEST if each is best(quadrant) and not _doubt(each) else Emphasis.NONE,
-                ),
-                end_section=index + 1 == len(quadrant.methods),
-            )
-    return made
+    """A row per quadrant and method."""
+
+    def own(name: str, row: QuadrantRow, text: str) -> str:
+        return text + ("*" if row[0].name == name else "")
+
+    def kind(row: QuadrantRow) -> str:
+        index = row[0].methods.index(row[1])
+        texts = (f"{row[0].name}: {row[0].input_tokens:.0f} in", f"{row[0].output_tokens:.0f} out")
+        return texts[index] if index < len(texts) else ""
+
+    def prefill(row: QuadrantRow) -> str:
+        felt = row[1].summary.requests
+        return NOTHING if felt is None else percent(felt.stage_shares.get("prefill"))
+
+    def gain(row: QuadrantRow) -> Cell:
+        if row[1].gain is None:
+            return EMPTY
+        leads = row[1] is best(row[0]) and not _doubt(row[1])
+        return with_interval(times(row[1].gain), row[1].gain_interval, best=leads)
+
+    return Table.of(
+        [(quadrant, each) for quadrant in found for each in quadrant.methods],
+        [
+            (left("kind of\nrequests"), kind),
+            (
+                left("method", fold=True, min_width=18),
+                lambda row: Cell(label_of(row[1].summary, labels), emphasis=lossiness(row[1].summary.exactness)),
+            ),
+            ("requests\n/min", lambda row: own("SS", row, number(row[1].requests_per_minute, 1))),
+            ("TTFT,\nms", lambda row: own("LS", row, _ms(row[1].ttft))),
+            ("TPOT,\nms", lambda row: own("SL", row, _ms(row[1].tpot))),
+            ("slot time,\ns", lambda row: own("LL", row, number(row[1].slot_time, 2))),
+            ("tokens/s,\nall users", lambda row: number(row[1].summary.tokens_per_second, 1)),
+            ("tokens\nper round", lambda row: number(row[1].summary.mean_acceptance_length)),
+            ("prefill,\nshare", prefill),
+            ("own metric,\ntimes better", gain),
+        ],
+        title=TITLE,
+        notes=notes,
+        section=lambda row: id(row[0]),
+    )
 
 
 def sentences(found: Sequence[Quadrant], labels: Mapping[str, str]) -> list[str]:
-    """Returns what each quadrant is about, who is best there and who makes it worse, and what its cache takes."""
+    """The metric of each quadrant, who is best there and who makes it worse, and what its cache takes."""
     said = []
-    temperatures = {each.temperature for each in found}
+    several = len({each.temperature for each in found}) > 1
     for quadrant in found:
-        metric, plain = quadrant.metric, quadrant.plain
-        at = f" at temperature {quadrant.temperature:g}" if len(temperatures) > 1 else ""
-        line = (
-            f"{quadrant.name}{at}, {_lengths(quadrant)} ({EXAMPLES[quadrant.name]}): what counts is the "
-            f"{metric.meaning}" + ("" if plain is None else f", {own_value(quadrant, plain)} when decoding plainly")
-        )
-        top = best(quadrant)
+        metric, plain, top = quadrant.metric, quadrant.plain, best(quadrant)
+        at = f" at temperature {quadrant.temperature:g}" if several else ""
+        line = f"{quadrant.name}{at}, {_lengths(quadrant)} ({EXAMPLES[quadrant.name]}): what counts is the "
+        line += metric.meaning + ("" if plain is None else f", {own_value(quadrant, plain)} when decoding plainly")
         if top is not None:
-            line += f"; best: {method_name(top, labels)}, {times(top.gain)}" + _doubt(top)
+            line += f"; best: {label_of(top.summary, labels)}, {times(top.gain)}" + _doubt(top)
         worse = [each for each in quadrant.methods if each.gain_interval is not None and each.gain_interval[1] < 1]
         if worse:
-            line += f"; worse than plain decoding: {', '.join(method_name(each, labels) for each in worse)}"
+            line += f"; worse than plain decoding: {', '.join(label_of(each.summary, labels) for each in worse)}"
         said.append(line)
         if quadrant.ended_early:
             said.append(
                 f"{quadrant.name}: OUTPUTS ENDED EARLY: {quadrant.output_tokens:.0f} of {quadrant.asked} tokens on "
                 f"average, so this is no quadrant of long outputs; sampling.ignore_eos=true keeps them going"
             )
-    said += _memory(found)
-    return said
-
-
-def _memory(found: Sequence[Quadrant]) -> list[str]:
-    """What the cache of one request takes, and how it grows."""
     known = [each for each in found if each.kv_begin is not None and each.kv_end is not None]
-    if not known or len({each.temperature for each in known}) > 1:
-        return []
-    parts = [
-        f"{each.name} {_megabytes(each.kv_begin)} to {_megabytes(each.kv_end)} MB ({each.rows_per_gigabyte:.0f} per GB)"
-        for each in known
-    ]
-    return [
-        f"keys and values of one request, from its first to its last token, and requests that fit: {', '.join(parts)}"
-    ]
+    if known and not several:
+        parts = [
+            f"{q.name} {_megabytes(q.kv_begin)} to {_megabytes(q.kv_end)} MB ({q.rows_per_gigabyte:.0f} per GB)"
+            for q in known
+        ]
+        head = "keys and values of one request, from its first to its last token, and requests that fit"
+        said.append(f"{head}: {', '.join(parts)}")
+    return said
 
 
 def best(quadrant: Quadrant) -> Figures | None:
@@ -159,36 +167,19 @@ def best(quadrant: Quadrant) -> Figures | None:
     return top if top is not None and (top.gain or 0.0) > 1 else None
 
 
-def method_name(figures: Figures, labels: Mapping[str, str]) -> str:
-    """What a method is called."""
-    if figures.method == PLAIN:
-        return "plain decoding"
-    return figures.summary.label.replace(figures.method, labels.get(figures.method, figures.method), 1)
-
-
 def own_value(quadrant: Quadrant, figures: Figures) -> str:
     """The quadrant's metric of a method, with its unit."""
-    if figures.own is None:
-        return "not known"
-    digits = 0 if figures.own >= 100 else 1 if figures.own >= 10 else 2
-    return f"{figures.own:.{digits}f} {quadrant.metric.unit}"
+    return "not known" if figures.own is None else f"{three_digits(figures.own)} {quadrant.metric.unit}"
 
 
 def _doubt(top: Figures) -> str:
-    unsure = top.gain_interval is None or top.gain_interval[0] <= 1
-    return ", as far as the interval tells: it holds 1" if unsure and top.gain_interval is not None else ""
+    unsure = top.gain_interval is not None and top.gain_interval[0] <= 1
+    return ", as far as the interval tells: it holds 1" if unsure else ""
 
 
 def _lengths(quadrant: Quadrant) -> str:
-    first, second = (WORDS[letter] for letter in quadrant.name)
+    first, second = (_WORDS[letter] for letter in quadrant.name)
     return f"{first} input ({quadrant.input_tokens:.0f} tokens), {second} output ({quadrant.output_tokens:.0f})"
-
-
-def _kind(quadrant: Quadrant, index: int) -> Cell:
-    """The quadrant beside its first rows."""
-    if index == 0:
-        return Cell(f"{quadrant.name}: {quadrant.input_tokens:.0f} in")
-    return Cell(f"{quadrant.output_tokens:.0f} out" if index == 1 else "")
 
 
 def _ms(seconds: float | None) -> str:
@@ -199,23 +190,8 @@ def _megabytes(value: float | None) -> str:
     return NOTHING if value is None else f"{value / 1e6:.3g}"
 
 
-def _conditions(runs: Sequence[Run]) -> list[str]:
-    facts: list[set[str]] = [
-        {run.manifest["target"]["name"] for run in runs},
-        {run.manifest["dtype"] for run in runs},
-        {run.manifest["device"] for run in runs},
-        {f"{run.manifest['prompts']} prompts" for run in runs},
-        {f"batch {run.manifest['config']['engine']['max_batch_size']}" for run in runs},
-        {f"commit {commit_of(run.manifest)}" for run in runs},
-    ]
-    noisy = sum(run.summary.noise is not None and run.summary.noise.noisy for run in runs)
-    said = [" or ".join(sorted(values)) for values in facts]
-    unfinished = sum(not run.summary.complete for run in runs)
-    said += [f"INCOMPLETE: {unfinished} of {len(runs)} runs"] if unfinished else []
-    return [*said, *([f"NOISY TIMINGS in {noisy} of {len(runs)} runs"] if noisy else [])]
-
-
 def _figures(quadrant: Quadrant) -> dict[str, object]:
+    own = ("method", "own", "gain", "gain_interval", "requests_per_minute", "ttft", "tpot", "slot_time")
     return {
         "quadrant": quadrant.name,
         "temperature": quadrant.temperature,
@@ -229,14 +205,7 @@ def _figures(quadrant: Quadrant) -> dict[str, object]:
         "run": quadrant.run.folder.name,
         "methods": [
             {
-                "method": each.method,
-                "own": each.own,
-                "gain": each.gain,
-                "gain_interval": each.gain_interval,
-                "requests_per_minute": each.requests_per_minute,
-                "ttft": each.ttft,
-                "tpot": each.tpot,
-                "slot_time": each.slot_time,
+                **{name: getattr(each, name) for name in own},
                 "tokens_per_second": each.summary.tokens_per_second,
                 "mean_acceptance_length": each.summary.mean_acceptance_length,
                 "requests": None if each.summary.requests is None else asdict(each.summary.requests),
@@ -244,3 +213,47 @@ def _figures(quadrant: Quadrant) -> dict[str, object]:
             for each in quadrant.methods
         ],
     }
+
+
+@style.styled()
+def quadrants_plot(found: Sequence[Quadrant], path: Path, subtitle: str, labels: Mapping[str, str]) -> Path:
+    """Draw how many times better every method is than plain decoding, by each quadrant's own metric.
+
+    A panel per kind of requests, placed by the lengths of input and output.
+    """
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(each.method for quadrant in found for each in quadrant.methods if each.method != PLAIN))
+    figure = style.new_figure(style.PAGE, 3.0 + 0.44 * max(2, len(names)))
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    gains = [end for q in found for m in q.methods for end in (m.gain or 1.0, *(m.gain_interval or ()))] or [1.0]
+    for quadrant in found:
+        _panel(panels[_PLACES[quadrant.name]], quadrant, names)
+    for name in set(_PLACES) - {quadrant.name for quadrant in found}:
+        panels[_PLACES[name]].annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center")
+    for row in panels:
+        style.name_rows(row[0], [labels.get(name, name) for name in names], 24, lines=False)
+    least, most = min(1.0, *gains), max(1.0, *gains)
+    room = 0.18 * (most - least)
+    panels[0][0].set_xlim(max(0.0, least - 0.4 * room), most + room)
+    for axes in panels[1]:
+        axes.set_xlabel("times better than plain decoding")
+    handles = [Line2D([], [], color=color, marker=marker) for color, marker in _LOOKS.values()]
+    style.legend(figure, handles, ["better than plain decoding", "worse", "cannot be told: the interval holds 1"])
+    style.title(figure, "Four kinds of requests: what counts for each, and what drafting does to it", subtitle)
+    return style.save(figure, path)
+
+
+def _panel(axes: "Axes", quadrant: Quadrant, names: Sequence[str]) -> None:
+    for each in quadrant.methods:
+        if each.gain is None:
+            continue
+        low, high = each.gain_interval or (each.gain, each.gain)
+        color, marker = _LOOKS["better" if low > 1 else "worse" if high < 1 else "unsure"]
+        style.dots(axes, [(names.index(each.method), each.gain, each.gain_interval)], 0, color=color, marker=marker)
+    plain = quadrant.plain
+    value = "" if plain is None or plain.own is None else f"plain decoding: {own_value(quadrant, plain)}"
+    counts = f"what counts: {quadrant.metric.meaning}"
+    axes.set_title(f"{_lengths(quadrant)}\n{counts}\n{value}", fontsize=7.5)
+    style.baseline(axes, vertical=True)
+    axes.grid(axis="x")

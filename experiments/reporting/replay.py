@@ -1,20 +1,27 @@
-"""The report of a replay: its tables, its remarks, and the files that it leaves."""
+"""The report of a replay: its tables, its remarks, its pictures, and the files that it leaves."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.reporting import csv, markdown, terminal
-from experiments.reporting.cells import NOTHING, lossiness, number, signed
-from experiments.reporting.replay_plot import gain_plot, reach_plot
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+import numpy as np
+
+from experiments.reporting import style, terminal
+from experiments.reporting.cells import NOTHING, between, lossiness, number, signed
+from experiments.reporting.formats import document, write_texts
+from experiments.reporting.table import Cell, Column, Emphasis, Table, left
 from experiments.results.comparison import commit_of
 from experiments.results.lossless import promises_exact
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
 from experiments.tracing.orderings import Ordering
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.image import AxesImage
 
 CONTEXTS = (
     "One-round expectations on identical contexts: those that the rule which ran has led to. Another rule would have "
@@ -22,24 +29,23 @@ CONTEXTS = (
 )
 REACH = "reach"
 """The folder of the pictures of acceptance by position, one for every kind of drafts."""
-
+_SAME = 0.005
+"""Rules whose lines are nowhere further apart than this are drawn as one line with all their names."""
 COLUMNS = (
     Column("T"),
-    Column("drafts", "left", fold=True, max_width=22),
-    Column("rule (exactness)", "left", fold=True, min_width=16),
-    Column("accepted\nper round"),
-    Column("over the\nbaseline"),
-    Column("at\nleast 1"),
-    Column("its\nbound"),
-    Column("at least\n2, 3, …"),
-    Column("TV; KL\nfrom p"),
-)
-ORDERING_COLUMNS = (
-    Column("T"),
-    Column("drafts", "left", fold=True),
-    Column("ordering", "left", fold=True),
-    Column("difference"),
-    Column("", "left"),
+    left("drafts", fold=True, max_width=22),
+    left("rule (exactness)", fold=True, min_width=16),
+    *map(
+        Column,
+        (
+            "accepted\nper round",
+            "over the\nbaseline",
+            "at\nleast 1",
+            "its\nbound",
+            "at least\n2, 3, …",
+            "TV; KL\nfrom p",
+        ),
+    ),
 )
 
 
@@ -65,39 +71,42 @@ def report_replay(
     first = manifests[0]
     title = f"{first['target']['name']} ({first['dtype']}) on {first['device']}, {first['prompts']} prompts"
     notes = [CONTEXTS, *remarks(done)]
-    rules, ordered = replay_table(done, title, confidence), ordering_table(found, confidence)
-    out.mkdir(parents=True, exist_ok=True)
+    rules, named = (replay_table(done, title, confidence, every_row=each) for each in (False, True))
+    ordered = [ordering_table(found, confidence)] if found else []
     console = terminal.console()
-    for table in (rules, ordered) if found else (rules,):
+    for table in (rules, *ordered):
         console.print(terminal.render(table, terminal.Frame.NARROW))
     terminal.say(console, *notes)
     commits = ", ".join(sorted({commit_of(manifest) for manifest in manifests}))
-    pieces = [f"{title}; intervals at {confidence:.0%} over prompts.\n", markdown.render(_repeated(rules))]
-    pieces += [markdown.render(ordered)] if found else []
-    pieces += ["".join(f"- {note}\n" for note in notes), f"Drafts made at commit {commits}.\n"]
+    about = f"{title}; intervals at {confidence:.0%} over prompts."
     content = {
         "title": title,
         "notes": notes,
-        "drafts": [_plain(each) for each in done],
+        "drafts": [_figures(each) for each in done],
         "orderings": [asdict(each) for each in found],
     }
-    contents = {
-        "replay.md": "\n".join(pieces),
-        "replay.csv": csv.render(_repeated(rules)),
+    texts = {
+        "replay.md": document(about, named, *ordered, notes, f"Drafts made at commit {commits}."),
+        "replay.csv": named.csv(),
         "replay.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
     }
-    for name, text in contents.items():
-        (out / name).write_text(text, encoding="utf-8")
-    pictures = [gain_plot(done, out / "replay.png", title, baseline=baseline)]
+    written = [*write_texts(out, texts), gain_plot(done, out / "replay.png", title, baseline=baseline)]
     (out / REACH).mkdir(exist_ok=True)
     for each in done:
         name = re.sub(r"[^\w.]+", "_", f"{each.label} T{each.drafts.temperature:g}").strip("_")
-        pictures.append(reach_plot(each, out / REACH / f"{name}.png", title))
-    terminal.list_written(console, [*(out / name for name in contents), *pictures])
+        written.append(reach_plot(each, out / REACH / f"{name}.png", title))
+    terminal.list_written(console, written)
 
 
-def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float) -> Table:
-    """A row per rule and drafts; temperature and drafts are named in the first row of theirs."""
+def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float, *, every_row: bool = False) -> Table:
+    """A row per rule and drafts.
+
+    Args:
+        done: Figures of all drafts.
+        title: The conditions.
+        confidence: Level of the intervals.
+        every_row: Name temperature and drafts in every row, for media that draw no sections; else in their first.
+    """
     notes = [
         f"accepted per round: expected accepted tokens, intervals at {confidence:.0%} over prompts, differences paired",
         "TV; KL: how far the distribution of a round's first token is from p, for rules that are not exact",
@@ -105,46 +114,43 @@ def replay_table(done: Sequence[DraftSetFigures], title: str, confidence: float)
     table = Table(COLUMNS, f"Rules on identical drafts: {title}", notes)
     for each in done:
         for index, row in enumerate(each.rows):
-            head = (f"{each.drafts.temperature:g}", each.label) if index == 0 else ("", "")
-            table.add(*head, *_rule_cells(row, each), end_section=index + 1 == len(each.rows))
+            head = (f"{each.drafts.temperature:g}", each.label) if index == 0 or every_row else ("", "")
+            distances = f"{number(row.distance_tv, 3)}; {number(row.distance_kl, 3)}"
+            table.add(
+                *head,
+                Cell(row.label, emphasis=lossiness(row.exactness)),
+                Cell(f"{row.accepted:.3f}", between(row.accepted_interval)),
+                signed(row.gain, row.gain_interval),
+                number(row.reach[0], 3) if row.reach else NOTHING,
+                number(each.bound, 3),
+                " ".join(f"{value:.2f}" for value in row.reach[1:]) or NOTHING,
+                NOTHING if promises_exact(row.exactness) else distances,
+                end_section=index + 1 == len(each.rows),
+            )
     return table
-
-
-def _repeated(table: Table) -> Table:
-    """A copy that names temperature and drafts in every row, for media that draw no sections."""
-    made = Table(table.columns, table.title, table.notes)
-    head = table.rows[0][:2]
-    for row in table.rows:
-        head = row[:2] if row[0].text else head
-        made.add(*head, *row[2:])
-    return made
-
-
-def _rule_cells(row: RuleFigures, each: DraftSetFigures) -> list[Cell | str]:
-    distances = f"{number(row.distance_tv, 3)}; {number(row.distance_kl, 3)}"
-    interval = row.accepted_interval
-    return [
-        Cell(row.label, emphasis=lossiness(row.exactness)),
-        Cell(f"{row.accepted:.3f}", () if interval is None else (f"[{interval[0]:.2f}, {interval[1]:.2f}]",)),
-        signed(row.gain, row.gain_interval),
-        number(row.reach[0], 3) if row.reach else NOTHING,
-        number(each.bound, 3),
-        " ".join(f"{value:.2f}" for value in row.reach[1:]) or NOTHING,
-        NOTHING if promises_exact(row.exactness) else distances,
-    ]
 
 
 def ordering_table(found: Sequence[Ordering], confidence: float) -> Table:
     """A row per published ordering and drafts."""
-    notes = [f"differences of accepted tokens per round, paired, at {confidence:.0%}"]
-    table = Table(ORDERING_COLUMNS, "Published orderings", notes)
-    for each in found:
-        verdict = Cell(each.verdict, emphasis=Emphasis.MISSED if each.verdict == "REVERSED" else Emphasis.NONE)
-        table.add(f"{each.temperature:g}", each.drafts, each.name, signed(each.difference, each.interval), verdict)
-    return table
+
+    def verdict(each: Ordering) -> Cell:
+        return Cell(each.verdict, emphasis=Emphasis.MISSED if each.verdict == "REVERSED" else Emphasis.NONE)
+
+    return Table.of(
+        found,
+        [
+            ("T", lambda each: f"{each.temperature:g}"),
+            (left("drafts", fold=True), lambda each: each.drafts),
+            (left("ordering", fold=True), lambda each: each.name),
+            ("difference", lambda each: signed(each.difference, each.interval)),
+            (left(""), verdict),
+        ],
+        title="Published orderings",
+        notes=[f"differences of accepted tokens per round, paired, at {confidence:.0%}"],
+    )
 
 
-def _plain(each: DraftSetFigures) -> dict[str, Any]:
+def _figures(each: DraftSetFigures) -> dict[str, Any]:
     """Figures of some drafts, for ``replay.json``."""
     return {
         "drafts": each.label,
@@ -175,14 +181,131 @@ def remarks(done: Sequence[DraftSetFigures]) -> list[str]:
     for (rule, _), reasons in refused.items():
         where = "any of the drafts" if reasons.keys() == every else "; ".join(reasons)
         notes.append(f"Not asked: {rule}, about {where}: {next(iter(reasons.values()))}")
-    errors = [each for each in done if each.error is not None]
+    errors = [(each.error, each) for each in done if each.error is not None]
     if errors:
-        mean = max(errors, key=lambda each: abs(each.error[0]) if each.error else 0.0)
-        row = max(errors, key=lambda each: each.error[1] if each.error else 0.0)
-        assert mean.error is not None and row.error is not None
+        (mean, _), where = max(errors, key=lambda found: abs(found[0][0]))
         notes.append(
-            f"Effect of compression: asked again here, the rule that ran expects at most {mean.error[0]:+.1g} more "
-            f"accepted tokens per round than when it ran ({mean.label}, T={mean.drafts.temperature:g}); "
-            f"in a single round the difference is at most {row.error[1]:.1g}."
+            f"Effect of compression: asked again here, the rule that ran expects at most {mean:+.1g} more "
+            f"accepted tokens per round than when it ran ({where.label}, T={where.drafts.temperature:g}); "
+            f"in a single round the difference is at most {max(error[1] for error, _ in errors):.1g}."
         )
     return notes
+
+
+@style.styled()
+def gain_plot(done: Sequence[DraftSetFigures], path: Path, subtitle: str, *, baseline: str) -> Path:
+    """Expected accepted tokens per round: a cell per rule and drafts, a block per temperature.
+
+    The colour of an exact rule's cell is its gain over the baseline on the same drafts, starred where the paired
+    interval excludes zero. Gains and losses have scales of their own, each to its largest value, so that a rule far
+    below the baseline leaves colours for the differences among the good ones. Rules that are not exact stand below,
+    without a colour: what they accept does not compare.
+    """
+    from matplotlib.colors import TwoSlopeNorm
+
+    temperatures = sorted({each.drafts.temperature for each in done})
+    kinds = list(dict.fromkeys(each.label for each in done))
+    rules = list(dict.fromkeys((row.rule, row.exactness) for each in done for row in each.rows))
+    rules.sort(key=lambda rule: not promises_exact(rule[1]))  # stable: the others keep their order
+    gains = [row.gain for each in done for row in each.rows if row.gain is not None and promises_exact(row.exactness)]
+    norm = TwoSlopeNorm(0.0, vmin=min([-0.01, *gains]), vmax=max([0.01, *gains]))
+    height = 0.9 + (0.25 + 0.19 * len(rules)) * len(temperatures) + 0.35
+    figure = style.new_figure(style.PAGE, height)
+    panels = figure.subplots(len(temperatures), 1, sharex=True, squeeze=False)[:, 0]
+    lossy = sum(not promises_exact(kind) for _, kind in rules)
+    for panel, temperature in zip(panels, temperatures, strict=True):
+        cells: dict[tuple[str, str], dict[str, RuleFigures]] = {}
+        for each in done:
+            if each.drafts.temperature == temperature:
+                for row in each.rows:
+                    cells.setdefault((row.rule, row.exactness), {})[each.label] = row
+        image = _matrix(panel, [cells.get(rule, {}) for rule in rules], kinds, norm)
+        panel.set_yticks(range(len(rules)), [rule if kind == "exact" else f"{rule} ({kind})" for rule, kind in rules])
+        panel.set_ylabel(f"T = {temperature:g}")
+        if 0 < lossy < len(rules):
+            panel.axhline(len(rules) - lossy - 0.5, color="black", linewidth=1)
+    panels[-1].set_xticks(range(len(kinds)), _short(kinds))
+    bar = figure.colorbar(image, ax=list(panels), shrink=0.6, pad=0.01)
+    bar.set_label(f"gain over {baseline}\n(accepted tokens per round)")
+    about = f"one-round expectations on identical contexts; * the interval of the gain excludes zero; {subtitle}"
+    style.title(figure, "Expected accepted tokens per round, by rule and drafts", about)
+    return style.save(figure, path)
+
+
+def _matrix(
+    panel: "Axes", rows: Sequence[dict[str, RuleFigures]], kinds: Sequence[str], norm: "Normalize"
+) -> "AxesImage":
+    exact = {
+        (x, y): row.gain or 0.0
+        for y, found in enumerate(rows)
+        for x, kind in enumerate(kinds)
+        if (row := found.get(kind)) is not None and promises_exact(row.exactness)
+    }
+    colors = [[exact.get((x, y), np.nan) for x in range(len(kinds))] for y in range(len(rows))]
+    image = panel.imshow(colors, cmap="PuOr", norm=norm, aspect="auto")
+    for y, found in enumerate(rows):
+        for x, kind in enumerate(kinds):
+            row, gain = found.get(kind), exact.get((x, y))
+            if row is None:
+                panel.text(x, y, "-", ha="center", va="center", color=style.FAINT)
+                continue
+            ink = style.FAINT if gain is None else style.ink(image.cmap, float(norm(gain)))
+            slant = "italic" if gain is None else "normal"
+            text = f"{row.accepted:.2f}{'*' if gain is not None and _sure(row) else ''}"
+            panel.text(x, y, text, ha="center", va="center", fontsize=style.SMALLEST, color=ink, style=slant)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    return image
+
+
+@style.styled()
+def reach_plot(each: DraftSetFigures, path: Path, subtitle: str) -> Path:
+    """Probability of accepting so far, by position, for the exact rules on one kind of drafts.
+
+    Rules that accept alike share a line. The bound of any lossless rule stands at the first position, the only one for
+    which it is known. It is an average over draws, so it has an interval: on the drafts that happened to be drawn a
+    rule may lie above its mean. Rules that are not exact may lie above it anyway, and are left out.
+    """
+    groups = _alike([row for row in each.rows if promises_exact(row.exactness) and row.reach])
+    figure = style.new_figure(style.COLUMN, 2.4 + 0.14 * (len(groups) + 1))
+    axes = figure.subplots()
+    for index, together in enumerate(groups):
+        reach, label = together[0].reach, style.wrapped(" = ".join(row.rule for row in together), 60)
+        axes.plot(range(1, len(reach) + 1), reach, label=label, **style.looks(index))
+    if each.bound is not None:
+        low, high = each.bound_interval or (each.bound, each.bound)
+        axes.fill_between([0.8, 1.2], low, high, color="black", alpha=0.15, linewidth=0)
+        label = "bound of any lossless rule, position 1, with its interval"
+        axes.hlines(each.bound, 0.8, 1.2, color="black", linewidth=1.6, label=label)
+    style.positions(axes)
+    axes.set_ylabel("rounds that accepted so far")
+    style.legend(figure, *axes.get_legend_handles_labels(), ncols=1)
+    style.title(figure, f"{each.label}, T = {each.drafts.temperature:g}", subtitle)
+    return style.save(figure, path)
+
+
+def _sure(row: RuleFigures) -> bool:
+    """Whether a rule's gain is beyond chance, and large enough to be seen in the figures."""
+    interval = row.gain_interval
+    return interval is not None and not interval[0] <= 0 <= interval[1] and abs(row.gain or 0.0) >= _SAME
+
+
+def _alike(rows: Sequence[RuleFigures]) -> list[list[RuleFigures]]:
+    """Rules whose lines could not be told apart, together."""
+    groups: list[list[RuleFigures]] = []
+    for row in rows:
+        for group in groups:
+            if len(group[0].reach) == len(row.reach) and np.allclose(group[0].reach, row.reach, atol=_SAME, rtol=0):
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    return groups
+
+
+def _short(kinds: Sequence[str]) -> list[str]:
+    """The parts that tell the drafts apart, a line each; the method only where it differs."""
+    parts = [kind.replace("drafter.shape=", "").replace("t replacement", "t\nreplacement") for kind in kinds]
+    several = len({part.partition(", ")[0] for part in parts}) > 1
+    shown = parts if several else [part.partition(", ")[2] or part for part in parts]
+    return [part.replace(", ", "\n") for part in shown]

@@ -1,100 +1,207 @@
-"""Tables of one run, and what went wrong in it."""
+"""Tables of one run: of a method, of several, by category; and what went wrong in it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
 from experiments.reporting import terminal
 from experiments.reporting.cells import (
+    BOLD,
+    EMPTY,
     NOTHING,
     equality,
     interval,
+    length,
     lossiness,
+    method_name,
     number,
     percent,
+    signed,
+    speedup,
     times,
     with_interval,
 )
-from experiments.reporting.table import Cell, Column, Emphasis, Table
+from experiments.reporting.formats import document
+from experiments.reporting.table import Cell, Column, Table, left
 from experiments.reporting.verdicts import place
+from experiments.results.comparison import commit_of, dataset_name
 from experiments.results.records import PLAIN
+from experiments.results.runs import Run
 from experiments.results.summary import MethodSummary, Summary
+
+Line = tuple[str, Callable[[MethodSummary], Cell | str]]
 
 
 def run_table(summary: Summary, title: str) -> Table:
     """One run: a row per figure, a column per method."""
-    table = Table([Column("", "left"), *(Column(method.label) for method in summary.methods)], title, _notes(summary))
-    level = f"[{summary.confidence:.0%}]"
-    rows = [
-        ("mean acceptance length", [number(m.mean_acceptance_length) for m in summary.methods]),
+    methods, level = summary.methods, f"[{summary.confidence:.0%}]"
+    lines: list[Line] = [
+        ("mean acceptance length", lambda m: number(m.mean_acceptance_length)),
         (
             f"  interval {level}",
-            [NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval) for m in summary.methods],
+            lambda m: NOTHING if m.method == PLAIN else interval(m.mean_acceptance_length_interval),
         ),
-        ("  expected, given the drafts", [number(m.expected_mean_acceptance_length) for m in summary.methods]),
-        *_distance(summary.methods),
-        ("speedup", [times(m.speedup) for m in summary.methods]),
-        (f"  interval {level}", [interval(m.speedup_interval) for m in summary.methods]),
-        ("tokens/s", [number(m.tokens_per_second, 1) for m in summary.methods]),
-        ("draft acceptance rate", [percent(m.draft_acceptance_rate) for m in summary.methods]),
-        ("drafted depth; nodes per round", [_pair(m) for m in summary.methods]),
-        *_positions(summary.methods),
-        *_stages(summary.methods),
-        ("distinct 4-grams", [percent(m.distinct_4_gram_rate) for m in summary.methods]),
-        ("equal to plain decoding", [equality(m) for m in summary.methods]),
-        ("prompts finished; failed", [f"{m.finished} of {summary.planned}; {m.failed}" for m in summary.methods]),
-        ("tokens; rounds", [f"{m.tokens}; {m.rounds}" for m in summary.methods]),
+        ("  expected, given the drafts", lambda m: number(m.expected_mean_acceptance_length)),
     ]
-    for name, cells in rows:
-        table.add(name, *cells)
-    return table
-
-
-COMPARISON_COLUMNS = (
-    Column("T"),
-    Column("method", "left"),
-    Column("mean acceptance\nlength"),
-    Column("speedup"),
-    Column("tokens/s"),
-    Column("draft\naccepted"),
-    Column("distinct\n4-grams"),
-    Column("equal\nto plain"),
-)
-
-
-BOLD = "bold: the largest figure of the exact methods at a temperature, where chance does not explain its lead"
+    if any(method.distance_tv is not None for method in methods):
+        lines.append(("first token's distance from p: total variation", lambda m: number(m.distance_tv, 4)))
+        lines.append(("  Kullback-Leibler, nats", lambda m: number(m.distance_kl, 4)))
+    lines += [
+        ("speedup", lambda m: times(m.speedup)),
+        (f"  interval {level}", lambda m: interval(m.speedup_interval)),
+        ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
+        ("draft acceptance rate", lambda m: percent(m.draft_acceptance_rate)),
+        ("drafted depth; nodes per round", _drafted),
+    ]
+    for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
+        lines.append((f"accepted at {position + 1}: of all; if all before", _accepted_at(position)))
+    for stage in dict.fromkeys(stage for method in methods for stage in method.stage_seconds):
+        lines.append((f"{stage}, ms per token", _milliseconds_of(stage)))
+    lines += [
+        ("distinct 4-grams", lambda m: percent(m.distinct_4_gram_rate)),
+        ("equal to plain decoding", equality),
+        ("prompts finished; failed", lambda m: f"{m.finished} of {summary.planned}; {m.failed}"),
+        ("tokens; rounds", lambda m: f"{m.tokens}; {m.rounds}"),
+    ]
+    return Table.upright(methods, [m.label for m in methods], lines, title=title, notes=_notes(summary))
 
 
 def comparison_table(summary: Summary, title: str) -> Table:
     """Several methods, perhaps at several temperatures: a row each."""
     best = any("speedup" in method.best_in for method in summary.methods)
-    table = Table(COMPARISON_COLUMNS, title, [*_notes(summary), *([BOLD] if best else [])])
-    for index, method in enumerate(summary.methods):
-        last = index + 1 == len(summary.methods) or summary.methods[index + 1].temperature != method.temperature
-        table.add(
-            f"{method.temperature:g}",
-            Cell(
-                method.label,
-                (f"{method.failed} failed",) if method.failed else (),
-                joint="\n",
-                emphasis=lossiness(method.exactness),
-            ),
-            with_interval(
-                number(method.mean_acceptance_length),
-                method.mean_acceptance_length_interval if method.method != PLAIN else None,
-            ),
-            with_interval(
-                times(method.speedup),
-                method.speedup_interval,
-                emphasis=Emphasis.BEST if "speedup" in method.best_in else Emphasis.NONE,
-            ),
-            number(method.tokens_per_second, 1),
-            percent(method.draft_acceptance_rate),
-            percent(method.distinct_4_gram_rate),
-            equality(method),
-            end_section=last,
+    return Table.of(
+        summary.methods,
+        [
+            ("T", lambda m: f"{m.temperature:g}"),
+            (left("method"), lambda m: _named(m, m.label, joint="\n")),
+            ("mean acceptance\nlength", lambda m: length(m, best=False)),
+            ("speedup", speedup),
+            ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
+            ("draft\naccepted", lambda m: percent(m.draft_acceptance_rate)),
+            ("distinct\n4-grams", lambda m: percent(m.distinct_4_gram_rate)),
+            ("equal\nto plain", equality),
+        ],
+        title=title,
+        notes=[*_notes(summary), *([BOLD] if best else [])],
+        section=lambda m: m.temperature,
+    )
+
+
+def methods_table(summary: Summary, title: str, labels: Mapping[str, str]) -> Table:
+    """A row per method and temperature, by temperature, readable without the run's configuration.
+
+    Args:
+        summary: All figures of the run.
+        title: The title.
+        labels: What methods are called, by name; others are called by their names.
+    """
+    methods = sorted(summary.methods, key=lambda m: m.temperature)
+    gains = [method.gain for method in methods if method.gain is not None]
+    rules = sorted({method.exactness for method in methods if method.exactness is not None})
+    notes = [
+        *_incomplete(summary),
+        f"acceptance rule: {', '.join(rules)}",
+        "a round is one forward of the target; plain decoding emits one token in it",
+        f"brackets: {summary.confidence:.0%} intervals over prompts",
+        *([BOLD] if any(method.best_in for method in methods) else []),
+        *(summary.noise.notes if summary.noise is not None else []),
+    ]
+    columns: list[tuple[Column | str, Callable[[MethodSummary], Cell | str]]] = [
+        ("T", lambda m: f"{m.temperature:g}"),
+        (left("method", fold=True, min_width=24), lambda m: _named(m, label_of(m, labels), joint=", ")),
+        ("tokens\nper round", length),
+        ("drafted nodes\nper round", lambda m: number(m.proposed_nodes_per_round, 1)),
+        ("drafting,\nshare of time", lambda m: NOTHING if m.method == PLAIN else percent(drafting_share(m))),
+        ("speedup", speedup),
+        ("tokens/s", lambda m: number(m.tokens_per_second, 1)),
+    ]
+    if gains:
+        columns.insert(3, ("difference\nin tokens", _gain))
+        notes.append(
+            f"difference: from {labels.get(gains[0].over, gains[0].over)} on the same prompts, given the drafts"
         )
-    return table
+    return Table.of(methods, columns, title=title, notes=notes, section=lambda m: m.temperature)
+
+
+def methods_document(run: Run) -> str:
+    """The table of a finished run in Markdown, and the sentences that say what made it."""
+    manifest, config, summary = run.manifest, run.manifest["config"], run.summary
+    table = methods_table(summary, "", config["labels"])
+    cost = f" at the cost of a {config['target']['inflate']} model" if config["target"].get("inflate") else ""
+    facts = [
+        f"{manifest['target']['name']}{cost}",
+        manifest["dtype"],
+        dataset_name(run),
+        f"{config['sampling']['max_new_tokens']} new tokens",
+        f"batch {config['engine']['max_batch_size']}",
+        f"{manifest['threads']} thread{'s' if manifest['threads'] != 1 else ''} of {manifest['device']}",
+        f"commit {commit_of(manifest)}",
+    ]
+    given = " ".join(each for each in manifest["overrides"] if not each.startswith("out="))
+    notes = [f"{note[0].upper()}{note[1:]}." for note in table.notes if note.startswith("difference")]
+    if summary.noise is not None and summary.noise.noisy:
+        notes.append("NOISY TIMINGS: other programs ran meanwhile.")
+    level = f"Brackets are {summary.confidence:.0%} intervals over prompts."
+    return document(f"`python -m experiments.run {given}`: {', '.join(facts)}. {level}", table, "\n".join(notes))
+
+
+def drafting_share(method: MethodSummary) -> float | None:
+    """The share of a method's wall time that its drafter took to propose; None where stages were not timed."""
+    spent, total = method.stage_seconds.get("draft"), sum(method.stage_seconds.values())
+    return spent / total if spent is not None and total else None
+
+
+def label_of(method: MethodSummary, labels: Mapping[str, str]) -> str:
+    """What a method is called."""
+    name = "plain decoding" if method.method == PLAIN else labels.get(method.method, method.method)
+    return method.label.replace(method.method, name, 1)
+
+
+def shown_categories(summary: Summary) -> list[str]:
+    """Categories of at least two prompts, in alphabetical order; none unless there are several.
+
+    One prompt gives no interval, and says nothing of its category; ``summary.json`` has them all.
+    """
+    names = {
+        name
+        for method in summary.methods
+        for name, found in method.by_category.items()
+        if found.mean_acceptance_length_interval is not None
+    }
+    return sorted(names) if len(names) > 1 else []
+
+
+def category_table(summary: Summary) -> Table | None:
+    """A row per category, method and temperature, plain decoding left out; None if there is nothing to tell apart."""
+    methods = [method for method in summary.methods if method.method != PLAIN]
+    rows = [
+        (name, method, method.by_category[name])
+        for name in shown_categories(summary)
+        for method in methods
+        if name in method.by_category
+    ]
+    if not rows:
+        return None
+    return Table.of(
+        rows,
+        [
+            (left("category"), lambda row: row[0]),
+            (left("method"), lambda row: method_name(row[1])),
+            ("T", lambda row: f"{row[1].temperature:g}"),
+            ("prompts", lambda row: str(row[2].prompts)),
+            (
+                "mean acceptance length",
+                lambda row: with_interval(
+                    number(row[2].mean_acceptance_length), row[2].mean_acceptance_length_interval
+                ),
+            ),
+            ("speedup", lambda row: with_interval(times(row[2].speedup), row[2].speedup_interval)),
+            ("tokens/s", lambda row: number(row[2].tokens_per_second, 1)),
+        ],
+        title="By category",
+        notes=noise_notes(summary),
+        section=lambda row: row[0],
+    )
 
 
 def print_divergences(console: Console, summary: Summary, limit: int = 5) -> None:
@@ -121,49 +228,57 @@ def print_noise(console: Console, summary: Summary) -> None:
         console.print(summary.noise.warning, style="yellow", highlight=False, markup=False)
 
 
+def noise_notes(summary: Summary) -> list[str]:
+    """The note that stands in every form of a table whose timings are noisy."""
+    noisy = summary.noise is not None and summary.noise.noisy
+    return ["NOISY TIMINGS: repeat on an idle machine before you rely on tokens/s and speedup"] if noisy else []
+
+
+def _named(method: MethodSummary, name: str, *, joint: str) -> Cell:
+    failed = (f"{method.failed} failed",) if method.failed else ()
+    return Cell(name, failed, joint=joint, emphasis=lossiness(method.exactness))
+
+
+def _gain(method: MethodSummary) -> Cell:
+    return EMPTY if method.gain is None else signed(method.gain.tokens, method.gain.interval, 2)
+
+
+def _incomplete(summary: Summary) -> list[str]:
+    done = min((method.finished + method.failed for method in summary.methods), default=0)
+    return [] if summary.complete else [f"INCOMPLETE: {done} of {summary.planned} prompts"]
+
+
 def _notes(summary: Summary) -> list[str]:
-    verifiers = {method.exactness for method in summary.methods if method.exactness is not None}
-    parts = [f"acceptance rule: {', '.join(sorted(verifiers))}"] if verifiers else []
-    if not summary.complete:
-        done = min((m.finished + m.failed for m in summary.methods), default=0)
-        parts.insert(0, f"INCOMPLETE: {done} of {summary.planned} prompts")
-    return [*parts, *(summary.noise.notes if summary.noise is not None else [])]
+    rules = sorted({method.exactness for method in summary.methods if method.exactness is not None})
+    return [
+        *_incomplete(summary),
+        *([f"acceptance rule: {', '.join(rules)}"] if rules else []),
+        *noise_notes(summary),
+        *(summary.noise.notes if summary.noise is not None else []),
+    ]
 
 
-def _positions(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
-    rows = []
-    for position in range(max((len(m.acceptance_by_position.rounds) for m in methods), default=0)):
-        cells = []
-        for method in methods:
-            by = method.acceptance_by_position
-            known = position < len(by.rounds)
-            both = (by.unconditional[position], by.conditional[position]) if known else (None, None)
-            cells.append(f"{percent(both[0])}; {percent(both[1])}" if known else NOTHING)
-        rows.append((f"accepted at {position + 1}: of all; if all before", cells))
-    return rows
-
-
-def _distance(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
-    """How far a lossy rule is from the target, step by step; no rows where all rules are exact."""
-    if all(method.distance_tv is None for method in methods):
-        return []
-    tv = [NOTHING if m.distance_tv is None else f"{m.distance_tv:.4f}" for m in methods]
-    kl = [NOTHING if m.distance_kl is None else f"{m.distance_kl:.4f}" for m in methods]
-    return [("first token's distance from p: total variation", tv), ("  Kullback-Leibler, nats", kl)]
-
-
-def _stages(methods: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
-    stages = dict.fromkeys(stage for method in methods for stage in method.stage_seconds)
-    return [(f"{stage}, ms per token", [_per_token(method, stage) for method in methods]) for stage in stages]
-
-
-def _per_token(method: MethodSummary, stage: str) -> str:
-    if stage not in method.stage_seconds or not method.tokens_per_second:
-        return NOTHING
-    return f"{1000 * method.stage_seconds[stage] / (method.tokens_per_second * method.seconds):.3f}"
-
-
-def _pair(method: MethodSummary) -> str:
+def _drafted(method: MethodSummary) -> str:
     if method.method == PLAIN:
         return NOTHING
     return f"{number(method.proposed_depth_per_round)}; {number(method.proposed_nodes_per_round)}"
+
+
+def _accepted_at(position: int) -> Callable[[MethodSummary], str]:
+    def cell(method: MethodSummary) -> str:
+        by = method.acceptance_by_position
+        if position >= len(by.rounds):
+            return NOTHING
+        return f"{percent(by.unconditional[position])}; {percent(by.conditional[position])}"
+
+    return cell
+
+
+def _milliseconds_of(stage: str) -> Callable[[MethodSummary], str]:
+    return lambda m: NOTHING if stage not in m.stage_seconds else number(stage_milliseconds(m, stage), 3)
+
+
+def stage_milliseconds(method: MethodSummary, stage: str) -> float | None:
+    """The wall time of a stage per emitted token; None where nothing was timed."""
+    tokens = (method.tokens_per_second or 0.0) * method.seconds
+    return 1000 * method.stage_seconds.get(stage, 0.0) / tokens if tokens else None

@@ -1,16 +1,21 @@
 """One table for every report: what it says, apart from where it is shown.
 
-A table is made once and rendered for a terminal (``terminal.py``), a document (``markdown.py``), a paper
-(``latex.py``), the web (``html_table.py``) or a spreadsheet (``csv.py``). This module needs the standard library only.
+A table is made once and rendered for a terminal (``terminal.py``), a document or a spreadsheet (here), a paper
+(``latex.py``) or the web (``html.py``). Commands make tables before anything heavy is loaded, so this module needs the
+standard library only; pandas is imported where a data frame is asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+if TYPE_CHECKING:
+    import pandas
+
+Item = TypeVar("Item")
 NOTHING = "-"
-"""What a cell says where there is nothing to say."""
+"""The text of a cell that has nothing to say."""
 
 
 class Emphasis(Enum):
@@ -20,6 +25,9 @@ class Emphasis(Enum):
     BEST = "best"
     LOSSY = "lossy"
     MISSED = "missed"
+
+
+_MARKS = {Emphasis.NONE: "", Emphasis.BEST: "**", Emphasis.LOSSY: "*", Emphasis.MISSED: "**"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,11 @@ class Column:
     def title(self) -> str:
         """The heading on one line."""
         return " ".join(self.heading.replace("/\n", "/").replace("-\n", "").split())
+
+
+def left(heading: str, *, fold: bool = False, min_width: int | None = None, max_width: int | None = None) -> Column:
+    """A column of words."""
+    return Column(heading, "left", fold, min_width, max_width)
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,48 @@ class Table:
     rows: list[list[Cell]] = field(default_factory=list)
     sections: set[int] = field(default_factory=set)
 
+    @classmethod
+    def of(
+        cls,
+        items: Sequence[Item],
+        columns: Sequence[tuple[Column | str, Callable[[Item], Cell | str]]],
+        *,
+        title: str = "",
+        notes: Sequence[str] = (),
+        section: Callable[[Item], Any] | None = None,
+    ) -> Self:
+        """A row per item.
+
+        Args:
+            items: The items.
+            columns: Every column with what it says of an item; a text is the heading of a column of figures.
+            title: The title.
+            notes: Sentences below.
+            section: Items for which this is equal stand in one section; None for a table without sections.
+        """
+        made = cls([Column(name) if isinstance(name, str) else name for name, _ in columns], title, notes)
+        keys = [section(item) for item in items] if section is not None else []
+        for number, item in enumerate(items):
+            ends = bool(keys) and (number + 1 == len(keys) or keys[number + 1] != keys[number])
+            made.add(*(cell(item) for _, cell in columns), end_section=ends)
+        return made
+
+    @classmethod
+    def upright(
+        cls,
+        items: Sequence[Item],
+        names: Iterable[str],
+        lines: Iterable[tuple[str, Callable[[Item], Cell | str]]],
+        *,
+        title: str = "",
+        notes: Sequence[str] = (),
+    ) -> Self:
+        """A column per item, under its name, and a row per figure: ``lines`` has the row's name and its cells."""
+        made = cls([Column("", "left"), *map(Column, names)], title, notes)
+        for name, cell in lines:
+            made.add(name, *map(cell, items))
+        return made
+
     def add(self, *cells: Cell | str, end_section: bool = False) -> None:
         """Append a row; a text stands for a cell that is nothing more."""
         if len(cells) != len(self.columns):
@@ -97,3 +152,33 @@ class Table:
         self.rows.append([Cell(cell) if isinstance(cell, str) else cell for cell in cells])
         if end_section:
             self.sections.add(len(self.rows) - 1)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The table as a data frame: headings and cells on one line, without title, notes and emphasis."""
+        import pandas
+
+        rows = [[" ".join(cell.line.split()) for cell in row] for row in self.rows]
+        return pandas.DataFrame(rows, columns=[column.title for column in self.columns])
+
+    def csv(self) -> str:
+        """The table for a spreadsheet."""
+        return self.frame().to_csv(index=False, lineterminator="\n")
+
+    def markdown(self) -> str:
+        """Columns and rows in GitHub's Markdown; title and notes are for the document around them to place."""
+        lines = [
+            _bars(column.title for column in self.columns),
+            "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|",
+        ]
+        lines += [_bars(map(_in_markdown, row)) for row in self.rows]
+        return "\n".join(lines) + "\n"
+
+
+def _bars(entries: Iterable[str]) -> str:
+    return "| " + " | ".join(entries) + " |"
+
+
+def _in_markdown(cell: Cell) -> str:
+    mark = _MARKS[cell.emphasis] if cell.line else ""
+    # A bar would end the cell.
+    return mark + " ".join(cell.line.split()).replace("|", "\\|") + mark

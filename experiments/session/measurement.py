@@ -23,7 +23,7 @@ from experiments.measuring.ingredients import ingredients_of
 from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender, failure, measure, slots_of
 from experiments.planning.memory import RunMemory
-from experiments.reporting.memory import memory_facts, memory_table
+from experiments.reporting.device import memory_facts, memory_table
 from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every
 from experiments.reporting.table import Table

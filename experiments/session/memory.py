@@ -18,7 +18,7 @@ from experiments.planning.formats import Formats, choose_formats, inflated
 from experiments.planning.memory import RunMemory
 from experiments.planning.sources import shape_of
 from experiments.reporting import terminal
-from experiments.reporting.memory import memory_table
+from experiments.reporting.device import memory_table
 from experiments.results.manifest import device_name
 from experiments.results.records import PLAIN
 from experiments.session.setups import configuration_of, same_setup

@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
-from experiments.reporting.durations import duration
+from experiments.reporting.progress import duration
 from experiments.results.lossless import promises_exact
 
 SUMMARY = "summary.json"

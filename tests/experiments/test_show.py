@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.reporting.token_lines import colored, output_view
+from experiments.reporting.tokens import colored, output_view
 from experiments.results.records import read_records
 from experiments.results.token_texts import TOKENS, read_token_texts
 from experiments.show import main

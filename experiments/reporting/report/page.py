@@ -2,31 +2,38 @@
 
 import base64
 import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from experiments.reporting.comparison import remarks
-from experiments.reporting.report import html
+from experiments.reporting import html
+from experiments.reporting.comparison import acceptance_lines, comparison_plot, remarks
+from experiments.reporting.device import TITLE as USE
+from experiments.reporting.device import above_roof, utilization_table
 from experiments.reporting.report.data import RunOutputs, as_script, choose_prompts, token_data
 from experiments.reporting.report.figures import ALL, facts_of, figures_table, findings, names_of
-from experiments.reporting.report.pictures import Picture, comparison_pictures, pictures_of
-from experiments.reporting.requests import TITLE, requests_table
+from experiments.reporting.requests import TITLE, in_flight_plot, requests_plot, requests_table
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot
 from experiments.reporting.run_tables import run_table
-from experiments.reporting.utilization import TITLE as USE
-from experiments.reporting.utilization import above_roof, utilization_table
-from experiments.results.comparison import differences, title
+from experiments.results.comparison import differences, make_rows, title
 from experiments.results.prompts import read_prompts
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import Run
+from experiments.results.runs import SUMMARY, Run
 from experiments.tracing.outputs import Output, outputs_of
 
 MOST_PICTURES = 12
 """Runs whose own pictures are in a report; of more runs it has the comparison's."""
 _CODE = ("tables.js", "tree.js", "tokens.js")
+_PLOTS = {**RUN_PLOTS, "requests.png": requests_plot, "in_flight.png": in_flight_plot, "categories.png": category_plot}
+_COMPARED = {"comparison.png": comparison_plot, "acceptance.png": acceptance_lines}
+_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+_DOTS_PER_INCH = 96
+"""Pixels of a page per inch of a picture at its own size."""
 
 
 def outputs_to_show(runs: Sequence[Run], max_prompts: int) -> tuple[list[list[Output]], list[str]]:
@@ -103,7 +110,7 @@ def _page(runs: Sequence[Run], outputs: Sequence[RunOutputs], notes: Sequence[st
         title=escape(title(runs)),
         verdicts=_verdicts(runs),
         remarks=html.sentences([*mixed, *(note.rstrip(".") + "." for note in remarks(runs))], "remark"),
-        figures=html.table(table, categories=categories),
+        figures=html.table(table, categories=categories, sortable=True),
         details=_details(runs),
         facts=_facts(runs),
         pictures=_pictures(runs),
@@ -152,16 +159,15 @@ def _categories(of_rows: Sequence[str], outputs: Sequence[RunOutputs]) -> list[s
 def _details(runs: Sequence[Run]) -> str:
     parts = []
     for run, name in zip(runs, names_of(runs), strict=True):
-        felt = requests_table(run.summary, "")
-        if felt is not None:
-            summary = html.element("summary", escape(f"{TITLE}{f', {name}' if name else ''}"))
-            parts.append(html.element("details", summary, html.table(felt, sortable=False)))
-        summary = html.element("summary", escape(f"All figures{f' of {name}' if name else ''}"))
-        parts.append(html.element("details", summary, html.table(run_table(run.summary, ""), sortable=False)))
-        used = utilization_table(run.summary, "")
-        if used is not None:
-            summary = html.element("summary", escape(f"{USE}{f', {name}' if name else ''}"))
-            parts.append(html.element("details", summary, html.table(used, sortable=False)))
+        of, comma = (f" of {name}", f", {name}") if name else ("", "")
+        tables = {
+            f"{TITLE}{comma}": requests_table(run.summary, ""),
+            f"All figures{of}": run_table(run.summary, ""),
+            f"{USE}{comma}": utilization_table(run.summary, ""),
+        }
+        for heading, table in tables.items():
+            if table is not None:
+                parts.append(html.element("details", html.element("summary", escape(heading)), html.table(table)))
     return "".join(parts)
 
 
@@ -177,15 +183,58 @@ def _facts(runs: Sequence[Run]) -> str:
 
 def _pictures(runs: Sequence[Run]) -> str:
     parts = []
-    if len(runs) > 1:
-        parts += [_figure(picture, "") for picture in comparison_pictures(runs)]
-    if len(runs) <= MOST_PICTURES:
-        for run, name in zip(runs, names_of(runs), strict=True):
-            parts += [_figure(picture, name) for picture in pictures_of(run)]
+    with tempfile.TemporaryDirectory() as scratch:
+        if len(runs) > 1:
+            parts += [_figure(path, "") for path in compared_pictures(runs, Path(scratch))]
+        for number, (run, name) in enumerate(zip(runs, names_of(runs), strict=True)):
+            if len(runs) <= MOST_PICTURES:
+                folder = Path(scratch) / str(number)
+                folder.mkdir()
+                parts += [_figure(path, name) for path in pictures_of(run, folder)]
     return "".join(parts)
 
 
-def _figure(picture: Picture, run: str) -> str:
-    name = f"{picture.name}{f', {run}' if run else ''}"
-    image = f'<img src="{escape(picture.uri)}" alt="{escape(name)}">'
+def pictures_of(run: Run, scratch: Path) -> list[Path]:
+    """The pictures of one run: those in its folder, or drawn again into another one where they are missing."""
+    found = []
+    for name, plot in _PLOTS.items():
+        there = [path for path in run.folder.glob(f"{Path(name).stem}.*") if path.suffix in _TYPES]
+        path = there[0] if there else plot(run.summary, scratch / name, _conditions(run))
+        found += [path] if path is not None else []
+    return found
+
+
+def compared_pictures(runs: Sequence[Run], scratch: Path) -> list[Path]:
+    """The pictures of several runs together, drawn into a folder."""
+    rows = make_rows(runs)
+    paths = [plot(rows, scratch / name, title(runs)) for name, plot in _COMPARED.items()]
+    return [path for path in paths if path is not None]
+
+
+def _conditions(run: Run) -> str:
+    """The line that the run itself put under its pictures' titles."""
+    try:
+        return str(json.loads((run.folder / SUMMARY).read_text(encoding="utf-8"))["title"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return title([run])
+
+
+def _figure(path: Path, run: str) -> str:
+    name = f"{path.stem.replace('_', ' ')}{f', {run}' if run else ''}"
+    content = path.read_bytes()
+    uri = f"data:{_TYPES[path.suffix]};base64,{base64.b64encode(content).decode()}"
+    image = html.element("img", src=uri, alt=name, width=_width(content)).removesuffix("</img>")
     return html.element("figure", image, html.element("figcaption", escape(name)))
+
+
+def _width(content: bytes) -> str | None:
+    """The width of a PNG at its printed size, in pixels of a page; None where it is not known.
+
+    A picture that is drawn for a column of a paper is not blown up to the width of the page.
+    """
+    header, density = content[:24], content.find(b"pHYs")
+    if len(header) < 24 or header[12:16] != b"IHDR" or density < 0:
+        return None
+    pixels = int.from_bytes(header[16:20], "big")
+    per_metre = int.from_bytes(content[density + 4 : density + 8], "big")
+    return str(round(pixels / (per_metre * 0.0254) * _DOTS_PER_INCH)) if per_metre else None

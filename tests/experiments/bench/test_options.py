@@ -90,7 +90,7 @@ import sys
 for name in ("hydra", "omegaconf", "wandb"):
     sys.modules[name] = None  # importing it raises ImportError
 from experiments.bench import kv_cache, quantization, scaling, speed, startup, verifiers
-import experiments.reporting.csv, experiments.reporting.markdown, experiments.reporting.terminal
+import experiments.reporting.terminal
 from experiments.bench.rules import make_rules
 from experiments.reporting.table import Column, Table
 make_rules()

@@ -31,7 +31,6 @@ from experiments.config import pairs
 from experiments.config.pairs import check_reachable, overrides_of, pair_table
 from experiments.config.sections import CONF, build, component_of
 from experiments.exporting.kinds import kind_of
-from experiments.reporting import markdown
 from specdec.drafting.builders import ExpansionTree, StaticTree
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
@@ -332,7 +331,7 @@ def test_another_drafter_beside_a_pair_is_refused(word: str, group: str) -> None
 
 
 def test_the_documentation_lists_every_pair() -> None:
-    assert markdown.render(pair_table(CONF)) in PAGE.read_text()
+    assert pair_table(CONF).markdown() in PAGE.read_text()
 
 
 def test_every_pair_says_what_it_is() -> None:

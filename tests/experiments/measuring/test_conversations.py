@@ -15,7 +15,8 @@ from experiments.datasets.prompt import Prompt
 from experiments.measuring.jobs import prepare, render, stream_of
 from experiments.measuring.measure import Contender, measure
 from experiments.reporting import terminal
-from experiments.reporting.categories import category_plot, category_table
+from experiments.reporting.run_plots import category_plot
+from experiments.reporting.run_tables import category_table
 from experiments.results.records import PLAIN, Record
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import summarize

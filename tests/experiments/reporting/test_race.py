@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments.measuring.race import Emitted, Lane, run_lane
-from experiments.reporting.race import show_race
+from experiments.reporting.tokens import show_race
 from experiments.results.sources import Source
 from specdec.engine.engine import Engine
 from specdec.requests import SamplingParams

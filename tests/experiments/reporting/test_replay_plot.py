@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from experiments.reporting import style
-from experiments.reporting.replay_plot import gain_plot, reach_plot
+from experiments.reporting.replay import gain_plot, reach_plot
 from experiments.tracing.draft_sets import DraftSet
 from experiments.tracing.figures import DraftSetFigures, RuleFigures
 from specdec.types import DraftSampling

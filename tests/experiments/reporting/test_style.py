@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from experiments.reporting import style
-from experiments.reporting.categories import category_plot
-from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot
+from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
 from experiments.results.summary import Summary
 from tests.experiments.results.test_summary import PAIRS, summary_of
 

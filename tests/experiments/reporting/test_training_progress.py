@@ -2,9 +2,7 @@
 
 import pytest
 
-from experiments.reporting.progress import Every
-from experiments.reporting.time_left import TimeLeft
-from experiments.reporting.training import TrainingProgress
+from experiments.reporting.progress import Every, TimeLeft, TrainingProgress
 
 
 class Clock:

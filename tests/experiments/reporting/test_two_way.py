@@ -11,11 +11,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reporting.heat_map import heat_map
 from experiments.reporting.style import ink
 from experiments.reporting.table import Emphasis
 from experiments.reporting.terminal import console
-from experiments.reporting.two_way import long_table, report_two_way, two_way_table
+from experiments.reporting.two_way import heat_map, long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, category_grids, grids, make_rows
 from experiments.results.runs import Run
 from experiments.results.summary import CategorySummary
@@ -140,7 +139,8 @@ def test_the_table(tmp_path: Path) -> None:
     assert {cell.emphasis for row in unsure.rows for cell in row} == {Emphasis.NONE}, "chance may have made it the best"
     assert not any("bold" in note for note in unsure.notes)
     grid = grid_of((2.9, 3.1))
-    table = two_way_table(grid, 0.95)
+    table = two_way_table(grid, 0.95, notes=["NOISY TIMINGS in 1 of 4 runs"])
+    assert table.notes[-1] == "NOISY TIMINGS in 1 of 4 runs"
     assert any("bold" in note for note in table.notes)
     assert [column.heading for column in table.columns] == ["a \\ b", "x", "y"]
     assert table.rows[0][1].stacked.splitlines()[1] == "3.00x [2.90, 3.10]"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.reporting import markdown
 from experiments.reporting.run_plots import acceptance_plot
 from experiments.reporting.run_tables import comparison_table, run_table
 from experiments.reporting.table import Emphasis
@@ -120,8 +119,8 @@ def test_tables_say_it() -> None:
     for table in (run_table(found, "t"), comparison_table(found, "t")):
         (cell,) = (cell for row in table.rows for cell in row if "NOT LOSSLESS" in cell.line)
         assert cell.line == "1 of 2, NOT LOSSLESS" and cell.emphasis is Emphasis.MISSED
-        assert "**1 of 2, NOT LOSSLESS**" in markdown.render(table)
-    assert "else ties" in markdown.render(run_table(summary(EQUAL, TIE), "t"))
+        assert "**1 of 2, NOT LOSSLESS**" in table.markdown()
+    assert "else ties" in run_table(summary(EQUAL, TIE), "t").markdown()
 
 
 def test_a_broken_method_is_not_the_best() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experiments.reporting.utilization import above_roof, utilization_table
+from experiments.reporting.device import above_roof, utilization_table
 from experiments.results.records import Record
 from experiments.results.summary import summarize
 from experiments.results.utilization import CACHES, TOLERANCE, suspicion, utilization_of

@@ -1,0 +1,163 @@
+"""What methods made of the device: utilization and memory as tables, and warnings of what cannot be true."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from experiments.measuring.held import Held, Peak
+from experiments.planning.memory import RunMemory
+from experiments.reporting.cells import NOTHING, percent, signed_percent
+from experiments.reporting.table import Column, Table
+from experiments.results.summary import Summary
+from experiments.results.utilization import STAGES, Prediction, StageUse, Utilization
+from specdec.slot_memory import written_bytes
+
+TITLE = "Use of the device"
+Line = tuple[str, Callable[[Utilization], str]]
+
+
+def utilization_table(summary: Summary, title: str = TITLE) -> Table | None:
+    """A row per figure, a column per method; None where no work was counted, or with nothing to compare it with."""
+    methods = [m for m in summary.methods if m.utilization is not None]
+    known = [(m, u) for m in methods if (u := m.utilization) is not None and (u.stages or u.prediction)]
+    if not known:
+        return None
+    uses = [use for _, use in known]
+    several = len({method.temperature for method, _ in known}) > 1
+    names = [m.method + (f", T={m.temperature:g}" if several else "") for m, _ in known]
+    lines: list[Line] = []
+    for stage in STAGES:
+        own = [use.stages[stage] for use in uses if stage in use.stages]
+        if own:
+            lines.append((f"{stage}: MBU; MFU, of the measured peaks", _of_stage(stage, _measured)))
+        if any(use.mbu_printed is not None for use in own):
+            printed = _of_stage(stage, lambda use: f"{percent(use.mbu_printed)}; {percent(use.mfu_printed)}")
+            lines.append(("  of the printed peaks", printed))
+        if own:
+            lines.append(("  time over the least possible", _of_stage(stage, lambda use: f"{use.of_least:.3g}")))
+    if any(use.stages for use in uses):
+        lines.append(("verify: MFU of committed tokens alone", lambda use: percent(use.useful_mfu)))
+    lines.append(("wasted nodes", lambda use: percent(use.wasted)))
+    if any(use.prediction for use in uses):
+        lines += _prediction_lines([use.prediction for use in uses if use.prediction])
+    return Table.upright(uses, names, lines, title=title, notes=_notes(uses))
+
+
+def above_roof(summary: Summary) -> list[str]:
+    """Sentences on times that are shorter than the device allows."""
+    return [
+        f"{method.method}'s {stage} would be faster than physics: it took {use.of_least:.0%} of the least time that "
+        f"the measured peaks allow, so that the time, the peaks, or the count of the work is wrong"
+        for method in summary.methods
+        if method.utilization is not None
+        for stage, use in method.utilization.stages.items()
+        if use.impossible
+    ]
+
+
+def _of_stage(stage: str, cell: Callable[[StageUse], str]) -> Callable[[Utilization], str]:
+    return lambda use: NOTHING if stage not in use.stages else cell(use.stages[stage])
+
+
+def _measured(use: StageUse) -> str:
+    return f"{percent(use.mbu)}; {percent(use.mfu)}{' (caches)' if use.note and not use.impossible else ''}"
+
+
+def _prediction_lines(known: Sequence[Prediction]) -> list[Line]:
+    def line(name: str, cell: Callable[[Prediction], str]) -> Line:
+        return name, lambda use: NOTHING if use.prediction is None else cell(use.prediction)
+
+    def residual(part: str) -> Callable[[Prediction], str]:
+        return lambda p: f"{1000 * p.residual[part] / p.rounds:+.3f}" if p.rounds else NOTHING
+
+    lines = [
+        line("predicted rounds; outside of the costs", lambda p: f"{p.rounds}; {p.outside}"),
+        line("  predicted time of all of them, off by", lambda p: signed_percent(p.total_error)),
+        line("  error of a round: median; 95 %", lambda p: f"{percent(p.median_error)}; {percent(p.p95_error)}"),
+    ]
+    for part, said in (("draft", "draft"), ("verify", "verify"), ("judge", "accept and commit")):
+        lines.append(line(f"  measured less predicted, {said}, ms per round", residual(part)))
+    if any(each.prefill_predicted is not None for each in known):
+        lines.append(line("  prefill, off by", lambda p: signed_percent(p.prefill_error)))
+    return lines
+
+
+def _notes(uses: Sequence[Utilization]) -> list[str]:
+    if not any(use.stages for use in uses):
+        return ["what the device does at best was not measured (peaks=none)"]
+    notes = ["MBU: bytes of weights, keys and values that had to move, over what the memory could have moved meanwhile"]
+    notes.append("MFU: operations of all verified nodes, over what the device could have computed meanwhile")
+    if any(use.note and not use.impossible for each in uses for use in each.stages.values()):
+        notes.append("(caches): so little data that the caches may hold it, for which the memory is no bound")
+    return notes
+
+
+def memory_table(planned: RunMemory, held: Held | None = None, peak: Peak | None = None) -> Table:
+    """A row for the memory that was planned before anything was loaded, and one for what is held.
+
+    Args:
+        planned: The plan.
+        held: What was allocated; None before anything is loaded.
+        peak: The most memory that there was at once.
+    """
+    rows = f"{planned.rows} rows" if planned.rows > 1 else "one row"
+    engines = f", {len(planned.methods)} engines" if len(planned.methods) > 1 else ""
+    headings = ("weights", "drafter", "KV\ncache", "drafter's\nKV", "draft\nnodes", "activations", "copies", "total")
+    table = Table(
+        [Column("MB", "left"), *map(Column, headings)],
+        f"Memory in MB: {rows} of {planned.length:,} positions{engines}; {planned.place} has "
+        f"{written_bytes(planned.free)} free",
+        _memory_notes(planned, held, peak),
+    )
+    memory, copies = planned.planned, planned.copies
+    parts = (memory.weights, memory.drafter, memory.kv, memory.drafter_kv, memory.scratch, memory.activations, copies)
+    table.add("planned", *map(_mb, parts), _mb(memory.total + copies))
+    if held is not None:
+        # On a CPU, pages of weights that nobody has read yet are not resident.
+        rest = NOTHING if peak is None else _mb(max(0, peak.used - held.total))
+        total = held.total if peak is None else max(held.total, peak.used)
+        own = (held.weights, held.drafter, held.kv, held.drafter_kv, held.scratch)
+        table.add("held", *map(_mb, own), rest, _mb(held.copies), _mb(total))
+    return table
+
+
+def memory_facts(planned: RunMemory | str, held: Held | None = None, peak: Peak | None = None) -> dict[str, Any]:
+    """The figures in bytes, for a run's manifest."""
+    facts: dict[str, Any] = {"planned": None, "why_not_planned": planned if isinstance(planned, str) else None}
+    if isinstance(planned, RunMemory):
+        memory = planned.planned
+        names = ("copies", "free", "place", "rows", "length")
+        facts["planned"] = {
+            **asdict(memory),
+            "total": memory.total,
+            **{name: getattr(planned, name) for name in names},
+            "not_counted": list(planned.unknown),
+        }
+    if held is not None:
+        facts["held"] = {**asdict(held), "total": held.total}
+    if peak is not None:
+        facts["peak"] = {**asdict(peak), "fragmentation": peak.fragmentation}
+    return facts
+
+
+def _memory_notes(planned: RunMemory, held: Held | None, peak: Peak | None) -> list[str]:
+    notes = []
+    if planned.copies or (held is not None and held.copies):
+        notes.append("copies of weights in the layout that the processor multiplies faster are made if there is room")
+    if planned.unknown:
+        notes.append(f"not counted is the drafter of {', '.join(planned.unknown)}")
+    if not planned.is_sure:
+        notes.append("nobody has compared the sizes of this type of model, so this is no more than a guess")
+    if held is not None and peak is not None:
+        notes.append("held activations are what is left of the peak: prompts, kernels, and all else that was loaded")
+        if peak.fragmentation is not None:
+            reserved, free = _mb(peak.reserved or 0), _mb(peak.fragmentation)
+            notes.append(f"the allocator had {reserved} MB at most, of which {free} MB in no tensor")
+        else:
+            notes.append(f"without the {_mb(peak.before)} MB that the process had before")
+    return notes
+
+
+def _mb(size: float) -> str:
+    size /= 1e6
+    return "0" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.01 else "<0.01"
