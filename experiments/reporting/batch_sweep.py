@@ -168,7 +168,7 @@ def batch_sweep_plot(found: Sequence[Curve], path: Path, subtitle: str) -> Path:
 def _speedups(axes: "Axes", curve: Curve, index: int) -> None:
     known = [point for point in curve.points if point.speedup]
     color = style.color(index)
-    axes.plot([point.batch for point in known], [point.speedup for point in known], **style.looks(index))
+    axes.plot([point.batch for point in known], [point.speedup or 0.0 for point in known], **style.looks(index))
     for point in known:
         if point.speedup_interval is not None:
             axes.vlines(point.batch, *point.speedup_interval, color=color, linewidth=0.9)

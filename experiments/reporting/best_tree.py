@@ -219,12 +219,14 @@ def measured_table(optimized: Optimized, bootstrap: Bootstrap) -> Table:
     predicted = {name: optimized.predicted(tree) for name, tree in optimized.trees.items()}
     for name, measured in optimized.measured.items():
         tree, (tokens, speedup) = optimized.trees[name], predicted[name]
-        known = tokens is not None and tree is not None
+        bounds = None
+        if tokens is not None and tree is not None:
+            bounds = optimized.recorded.tokens_interval(tree, bootstrap)
         table.add(
             name,
             NOTHING if tree is None else str(tree.num_nodes),
             NOTHING if tree is None else str(tree.max_depth),
-            with_interval(number(tokens), optimized.recorded.tokens_interval(tree, bootstrap) if known else None),
+            with_interval(number(tokens), bounds),
             with_interval(number(measured.tokens), measured.tokens_interval),
             _gain(measured.tokens, tokens),
             times(speedup),

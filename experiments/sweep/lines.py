@@ -13,7 +13,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
-from experiments.reporting.progress import duration
 from experiments.results.lossless import promises_exact
 
 SUMMARY = "summary.json"
@@ -50,6 +49,8 @@ class JobLines(Callback):
         """Say what came of it."""
         if not in_sweep():
             return
+        from experiments.reporting.progress import duration
+
         number, now = int(config.hydra.job.num), time.monotonic()
         took = duration(now - self._job_began)
         label = " ".join(text for text in config.hydra.overrides.task if text not in self._fixed)

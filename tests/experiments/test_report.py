@@ -13,6 +13,7 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.report import main
+from experiments.reporting import style
 from experiments.reporting.report.data import choose_prompts
 from experiments.reporting.report.figures import findings
 from experiments.results.records import Record, read_records
@@ -50,8 +51,8 @@ class Page(HTMLParser):
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """One test draws them; drawing takes most of the others' time."""
-    for name in ("pictures_of", "comparison_pictures"):
-        monkeypatch.setattr(f"experiments.reporting.report.page.{name}", lambda given: [])
+    for name in ("pictures_of", "compared_pictures"):
+        monkeypatch.setattr(f"experiments.reporting.report.page.{name}", lambda given, scratch: [])
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -178,6 +179,9 @@ def test_pictures_are_those_of_the_folder_or_drawn_again(
     assert images["time"] == "data:image/png;base64,bm90IGRyYXduIGFnYWlu"
     assert images["acceptance by position"].startswith("data:image/png;base64,iVBORw0KGgo")
     assert sorted(path.name for path in folder.glob("*.png")) == ["time.png"], "the run's folder stays as it is"
+    widths = {a["alt"]: a.get("width") for tag, a in page.tags if tag == "img"}
+    assert widths["acceptance by position"] == str(round(style.COLUMN * 96)), "as large as it is printed, not blown up"
+    assert widths["time"] is None, "not known"
 
 
 @pytest.mark.parametrize(

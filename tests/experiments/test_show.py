@@ -132,9 +132,9 @@ def test_colors_where_the_terminal_has_them(folder: Path) -> None:
     assert colored(terminal)
     terminal.print(output_view(output, read_token_texts(folder), colors=True))
     text = terminal.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b[97;48;2;0;114;178m" in text, "accepted at depth 1"
-    assert "\x1b[97;48;2;0;98;154m▯" in text, "at depth 2 it is darker"
-    assert "\x1b[30;48;2;230;159;0m<b>" in text, "recovered"
+    assert "\x1b[38;2;255;255;255;48;2;0;90;142m" in text, "accepted at depth 1"
+    assert "\x1b[38;2;255;255;255;48;2;0;79;124m▯" in text, "at depth 2 it is darker"
+    assert "\x1b[38;2;0;0;0;48;2;230;159;0m<b>" in text, "recovered"
     assert "«" not in text
     plain = Console(file=io.StringIO(), force_terminal=True, no_color=True)
     assert not colored(plain)

@@ -4,8 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.reporting import terminal
-from experiments.reporting.methods import drafting_share, methods_document, methods_plot, methods_table, nodes_plot
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.reporting import style, terminal
+from experiments.reporting.run_plots import methods_plot, nodes_plot
+from experiments.reporting.run_tables import drafting_share, methods_document, methods_table
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
@@ -43,7 +47,8 @@ def test_the_table_says_what_was_measured() -> None:
 def test_differences_have_a_column() -> None:
     text = shown(summary(compared_with="fast"))
     assert "+0.75 [+0.75, +0.75]" in text, "3.75 tokens for 2 rounds less 2 + 2"
-    assert "difference: from model: chain of 3 on the same prompts" in text
+    (note,) = (n for n in methods_table(summary(compared_with="fast"), "", LABELS).notes if n.startswith("difference"))
+    assert note == "difference: from model: chain of 3 on the same prompts, given the drafts"
 
 
 def test_the_share_of_drafting_is_of_all_stages() -> None:
@@ -87,7 +92,17 @@ def test_the_pictures_name_families_and_methods(tmp_path: Path) -> None:
     path = nodes_plot(found, tmp_path / "nodes.png", "conditions", LABELS)
     assert path is not None
     drawn = path.with_suffix(".svg").read_text()
-    assert ">model</text>" in drawn and "tree of 6" not in drawn and "drafted nodes per round" in drawn
+    assert "1  model: chain of 3" in drawn and "2  model: tree of 6" in drawn and "drafted nodes per round" in drawn
+
+
+def test_a_line_joins_what_differs_in_its_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure) or path)
+    for labels, lines in ((LABELS, 0), ({"fast": "model: chain of 3", "wide": "model: chain of 6"}, 1)):
+        nodes_plot(summary(), tmp_path / "x.png", "", labels)
+        (panel,) = kept.pop().axes
+        assert sum(len(line.get_xydata()) > 1 for line in panel.lines) == lines  # type: ignore[arg-type]
+        assert {text.get_text() for text in panel.texts} == {"1", "2"}, "every point has its number"
 
 
 def test_nothing_drafted_is_no_picture(tmp_path: Path) -> None:

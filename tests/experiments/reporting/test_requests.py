@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reporting.requests import FLAT_COLUMNS, in_flight_plot, requests_plot, requests_table, warnings_of
+from experiments.reporting.requests import FLAT, in_flight_plot, requests_plot, requests_table, warnings_of
 from experiments.results.limits import Limits, Terms
 from experiments.results.records import Record
 from experiments.results.statistics import Bootstrap
@@ -61,7 +61,7 @@ def test_a_column_per_method_where_there_are_few() -> None:
 
 def test_a_row_per_method_where_there_are_many() -> None:
     table = requests_table(summary_of(*(records(name) for name in ("plain", "a", "b", "c", "d"))))
-    assert table is not None and tuple(table.columns) == FLAT_COLUMNS
+    assert table is not None and len(table.columns) == len(FLAT)
     assert [row[1].text for row in table.rows] == ["plain", "a", "b", "c", "d"]
     assert [cell.text for cell in table.rows[1][2:]] == [
         "200; 300", "125; 150", "800; 800", "1.00", "5.0; 8.0", "50%", "111.11"
