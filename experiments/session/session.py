@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments.reporting import terminal
+from experiments.reporting.device import above_roof, utilization_table
 from experiments.reporting.progress import Every, PromptProgress
 from experiments.reporting.requests import warnings_of
 from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
-from experiments.reporting.device import above_roof, utilization_table
 from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.limits import Terms
 from experiments.results.manifest import MANIFEST, note_in_manifest

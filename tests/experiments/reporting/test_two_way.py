@@ -16,6 +16,7 @@ from experiments.reporting.table import Emphasis
 from experiments.reporting.terminal import console
 from experiments.reporting.two_way import heat_map, long_table, report_two_way, two_way_table
 from experiments.results.comparison import Grid, Row, category_grids, grids, make_rows
+from experiments.results.lossless import Lossless, Verdict
 from experiments.results.runs import Run
 from experiments.results.summary import CategorySummary
 from tests.experiments.made_runs import loaded
@@ -125,14 +126,17 @@ def test_categories_of_single_prompts_are_not_shown(tmp_path: Path) -> None:
     assert category_grids(made) == []
 
 
+BROKEN = Lossless(verdict=Verdict.NOT_LOSSLESS, divergences=1, unexplained=1, largest_margin=4.0, tie_bound=0.1)
+
+
 def test_the_table(tmp_path: Path) -> None:
     # Put together by hand: without records, intervals that do not overlap make a winner.
     made = [replace(row, run=replace(row.run, frame=None)) for row in rows(tmp_path, *squares("a=1,2", "b=x,y"))]
 
     def grid_of(interval: tuple[float, float]) -> Grid:
         fast = replace(made[0].method, speedup=3.0, speedup_interval=interval)
-        lossy = replace(made[3].method, speedup=9.0, exactness="lossy")
-        (found,) = grids([replace(made[0], method=fast), *made[1:3], replace(made[3], method=lossy)])
+        broken = replace(made[3].method, speedup=9.0, speedup_interval=(8.0, 10.0), lossless=BROKEN)
+        (found,) = grids([replace(made[0], method=fast), *made[1:3], replace(made[3], method=broken)])
         return found
 
     unsure = two_way_table(grid_of((0.7, 4.2)), 0.95)
@@ -146,7 +150,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert table.rows[0][1].stacked.splitlines()[1] == "3.00x [2.90, 3.10]"
     marks = {cell.emphasis for row in table.rows for cell in row[1:] if cell is not table.rows[0][1]}
     assert table.rows[0][1].emphasis is Emphasis.BEST, "the fastest exact method"
-    assert marks == {Emphasis.NONE}, "not the lossy one, which is faster"
+    assert marks == {Emphasis.NONE}, "not the one that is not lossless, which is faster"
     assert len(long_table([grid]).rows) == 4
     assert [column.heading for column in long_table([grid]).columns][:3] == ["a", "b", "mean_acceptance_length"]
 
