@@ -1,7 +1,7 @@
 """The drafts in a trace, in sets that are scored together; and which rules may be asked about them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +37,11 @@ class DraftSet:
     exactness: str
     temperature: float
     laws: frozenset[DraftSampling]
-    is_chain: bool
     max_nodes: int
     max_depth: int
-    is_paths: bool = False
-    has_leaf_probs: bool = False
+    is_chain: bool = True
+    is_paths: bool = True
+    has_leaf_probs: bool = True
     ran: Verifier | None = None
 
 
@@ -73,47 +73,27 @@ def find_drafts(folder: Path, settings: Sequence[str] = (), ran: Verifier | None
     Raises:
         ValueError: The run has no trace.
     """
-    found: dict[tuple[str, str, float], _Facts] = {}
+    found: dict[tuple[str, str, float], DraftSet] = {}
     for shard in read_trace(folder, tables=False):
         for row, key in enumerate(shard.keys):
-            facts = found.setdefault((key.method, key.exactness, key.temperature), _Facts())
-            parents, valid = shard.of("parents", row), shard.of("valid", row)
-            drafted = valid & (parents >= 0)
+            own = key.method, key.exactness, key.temperature
+            if own not in found:
+                none = {"laws": frozenset(), "max_nodes": 0, "max_depth": 0}
+                found[own] = DraftSet(tuple(settings), folder, *own, **none, ran=ran)
+            known, parents, valid = found[own], shard.of("parents", row), shard.of("valid", row)
+            drafted, depth = valid & (parents >= 0), shard.depths(row)
             children = np.bincount(parents[drafted], minlength=len(parents))
-            depth = shard.depths(row)
             leaves = depth[drafted & (children == 0)]
-            facts.laws |= set(shard.of("law", row)[drafted].tolist())
-            facts.is_chain &= bool((children <= 1).all())
-            facts.is_paths &= bool((children[1:] <= 1).all() and (leaves == depth.max()).all())
-            facts.has_leaf_probs &= bool((shard.of("rest_q", row)[valid] >= 0).all())
-            facts.nodes, facts.depth = max(facts.nodes, int(drafted.sum())), max(facts.depth, int(depth.max()))
-    return [
-        DraftSet(
-            settings=tuple(settings),
-            folder=folder,
-            method=method,
-            exactness=exactness,
-            temperature=temperature,
-            laws=frozenset(DraftSampling(law) for law in facts.laws),
-            is_chain=facts.is_chain,
-            max_nodes=facts.nodes,
-            max_depth=facts.depth,
-            is_paths=facts.is_paths,
-            has_leaf_probs=facts.has_leaf_probs,
-            ran=ran,
-        )
-        for (method, exactness, temperature), facts in found.items()
-    ]
-
-
-@dataclass
-class _Facts:
-    laws: set[int] = field(default_factory=set)
-    is_chain: bool = True
-    is_paths: bool = True
-    has_leaf_probs: bool = True
-    nodes: int = 0
-    depth: int = 0
+            found[own] = replace(
+                known,
+                laws=known.laws | {DraftSampling(law) for law in shard.of("law", row)[drafted].tolist()},
+                is_chain=known.is_chain and bool((children <= 1).all()),
+                is_paths=known.is_paths and bool((children[1:] <= 1).all() and (leaves == depth.max()).all()),
+                has_leaf_probs=known.has_leaf_probs and bool((shard.of("rest_q", row)[valid] >= 0).all()),
+                max_nodes=max(known.max_nodes, int(drafted.sum())),
+                max_depth=max(known.max_depth, int(depth.max())),
+            )
+    return list(found.values())
 
 
 def refusal(verifier: Verifier, drafts: DraftSet) -> str | None:

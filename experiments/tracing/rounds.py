@@ -92,22 +92,20 @@ def read_rounds(folder: Path, wanted: Callable[[OutputKey], bool]) -> dict[Outpu
         wanted: Whether to read an output.
 
     Raises:
-        ValueError: The run has no trace, a shard is damaged, or the trace does not say which path was accepted.
+        ValueError: The run has no trace, or a shard is damaged.
     """
     found: dict[OutputKey, list[DraftedRound]] = {}
     for shard in read_trace(folder):
         for row, key in enumerate(shard.keys):
             output = (key.method, key.temperature, key.prompt, key.turn, key.sample)
             if wanted(output):
-                found.setdefault(output, []).append(_round(shard, row, key, folder))
+                found.setdefault(output, []).append(_round(shard, row, key))
     for rounds in found.values():
         rounds.sort(key=lambda each: each.round)
     return found
 
 
-def _round(shard: Shard, row: int, key: TraceKey, folder: Path) -> DraftedRound:
-    if key.stop is None or key.next_token is None:
-        raise ValueError(f"the trace of {folder} has no accepted paths, which version 2 began to keep: run it again")
+def _round(shard: Shard, row: int, key: TraceKey) -> DraftedRound:
     tokens, parents = (shard.of(name, row).tolist() for name in ("tokens", "parents"))
     tables = _Tables(shard, row)
     depths = shard.depths(row).tolist()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +34,8 @@ class TraceKey:
         prompt, turn, sample, category: As in ``Record``.
         round: Number of the request's round, from 0.
         accepted, expected_accepted: What the rule that ran accepted, and its expectation given the draft.
-        stop: The node where the accepted path ends, 0 for the root; None in traces of version 1.
-        next_token: The recovered or bonus token that followed it; None in traces of version 1.
+        stop: The node where the accepted path ends, 0 for the root.
+        next_token: The recovered or bonus token that followed it.
     """
 
     method: str
@@ -47,8 +48,8 @@ class TraceKey:
     round: int
     accepted: int
     expected_accepted: float
-    stop: int | None = None
-    next_token: int | None = None
+    stop: int
+    next_token: int
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -56,12 +57,6 @@ class TraceKey:
         return self.method, self.temperature, self.prompt, self.turn, self.sample, self.round
 
 
-VERSION = 2
-"""The version of the format, in every shard's metadata; 1 had no metadata, and neither ``stop`` nor ``next_token``."""
-_VERSION = b"specdec.trace.version"
-_KEYS = [field.name for field in fields(TraceKey)]
-_SINCE = {1: [name for name in _KEYS if name not in ("stop", "next_token")], 2: _KEYS}
-"""The columns of a row's key, by version."""
 _NODES = {
     "tokens": np.int32,
     "parents": np.int16,
@@ -72,6 +67,15 @@ _NODES = {
     "rest_q": np.float32,
 }
 _KEPT = {"ids": np.int32, "p": np.float32, "q": np.float32}
+_VERSION, _NEWEST = b"specdec.trace.version", b"2"
+_KEYS = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+SCHEMA = pa.schema(
+    [(field.name, _KEYS[field.type]) for field in fields(TraceKey)]  # type: ignore[index]
+    + [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in (_NODES | _KEPT).items()],
+    metadata={_VERSION: _NEWEST},
+)
+"""The columns of a shard: whose round a row is, one value per node, and one per token that was kept at a node."""
+_OF_KEY = [field.name for field in fields(TraceKey)]
 
 
 class TraceWriter:
@@ -87,7 +91,7 @@ class TraceWriter:
 
     def __init__(self, folder: Path, *, dropped: float = DROPPED):
         self.folder, self.dropped = folder / FOLDER, dropped
-        self._waiting: list[tuple[TraceKey, Packed, int]] = []
+        self._rows: list[dict[str, Any]] = []
         self._bytes = 0
         self.tokens: set[int] = set()
 
@@ -99,7 +103,13 @@ class TraceWriter:
             keys: Whose round each row is; rows without a key are left out.
         """
         packed = pack(seen.tree, seen.target_probs, dropped=self.dropped)
-        self._waiting += [(key, packed, row) for row, key in enumerate(keys) if key is not None]
+        ends = packed.counts.sum(1).cumsum()
+        for row, key in enumerate(keys):
+            if key is not None:
+                part = slice(ends[row] - packed.counts[row].sum(), ends[row])
+                nodes = {name: getattr(packed, name)[row].astype(dtype) for name, dtype in _NODES.items()}
+                kept = {name: getattr(packed, name)[part].astype(dtype) for name, dtype in _KEPT.items()}
+                self._rows.append({**asdict(key), **nodes, **kept})
         self._bytes += sum(getattr(packed, name).nbytes for name in _KEPT)
         self.tokens.update(packed.tokens[packed.valid].tolist(), packed.ids[packed.p >= LIKELY].tolist())
         if self._bytes > _FLUSH:
@@ -107,7 +117,7 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Write what is still in memory."""
-        if not self._waiting:
+        if not self._rows:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{len(shards(self.folder)):05d}.parquet"
@@ -115,14 +125,14 @@ class TraceWriter:
         # Floats compress well byte by byte of equal weight, ascending ids as differences.
         encodings = {"ids": "DELTA_BINARY_PACKED", "p": "BYTE_STREAM_SPLIT", "q": "BYTE_STREAM_SPLIT"}
         pq.write_table(
-            _table(self._waiting),
+            pa.Table.from_pydict({name: [row[name] for row in self._rows] for name in SCHEMA.names}, SCHEMA),
             part,
             compression="zstd",
             use_dictionary=False,  # which the encodings below exclude
             column_encoding={f"{name}.list.element": encoding for name, encoding in encodings.items()},
         )
         os.replace(part, path)
-        self._waiting, self._bytes = [], 0
+        self._rows, self._bytes = [], 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +199,10 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
         raise ValueError(f"{folder} has no trace: make one with experiments.run trace=true")
     newest: dict[tuple[object, ...], int] = {}
     for number, path in enumerate(paths):
-        newest.update((key.place, number) for key in _keys(_read(path)))
+        newest.update((key.place, number) for key in _keys(_read(path, _OF_KEY)))
+    lists = [*_NODES, *(_KEPT if tables else ())]
     for number, path in enumerate(paths):
-        lists = [*_NODES, *(_KEPT if tables else ())]
-        table = _read(path, lists)
+        table = _read(path, [*_OF_KEY, *lists])
         rows = [row for row, key in enumerate(_keys(table)) if newest[key.place] == number]
         if not rows:
             continue
@@ -204,41 +214,16 @@ def read_trace(folder: Path, *, tables: bool = True) -> Iterator[Shard]:
         yield Shard(_keys(table), columns)
 
 
-def _read(path: Path, lists: Sequence[str] = ()) -> pa.Table:
-    """The key columns of a shard, and some of its lists."""
+def _read(path: Path, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a shard."""
     try:
-        version = int((pq.read_schema(path).metadata or {}).get(_VERSION, b"1"))
-        if version in _SINCE:
-            return pq.read_table(path, columns=[*_SINCE[version], *lists])
+        version = (pq.read_schema(path).metadata or {}).get(_VERSION)
+        if version == _NEWEST:
+            return pq.read_table(path, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
-    raise ValueError(f"{path} has version {version} of the format, and this program knows up to {VERSION}: update it")
+    raise ValueError(f"{path} was made by another version of this program: run it again")
 
 
 def _keys(table: pa.Table) -> list[TraceKey]:
-    try:
-        return [TraceKey(**row) for row in table.select([c for c in _KEYS if c in table.column_names]).to_pylist()]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the trace was made by another version of this program: run it again ({error})") from error
-
-
-def _table(rows: Sequence[tuple[TraceKey, Packed, int]]) -> pa.Table:
-    columns: dict[str, pa.Array] = {}
-    keys = [asdict(key) for key, _, _ in rows]
-    for name in _KEYS:
-        columns[name] = pa.array([key[name] for key in keys])
-    starts = {id(packed): np.concatenate([[0], packed.counts.sum(1).cumsum()]) for _, packed, _ in rows}
-    for name, dtype in _NODES.items():
-        columns[name] = _lists([getattr(packed, name)[row] for _, packed, row in rows], dtype)
-    for name, dtype in _KEPT.items():
-        pieces = []
-        for _, packed, row in rows:
-            begin, end = starts[id(packed)][[row, row + 1]]
-            pieces.append(getattr(packed, name)[begin:end])
-        columns[name] = _lists(pieces, dtype)
-    return pa.table(columns, metadata={_VERSION: str(VERSION).encode()})
-
-
-def _lists(pieces: Sequence[np.ndarray], dtype: type) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(pieces).astype(dtype)))
+    return [TraceKey(**row) for row in table.select(_OF_KEY).to_pylist()]
