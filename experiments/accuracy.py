@@ -34,7 +34,6 @@ def accuracy(config: DictConfig) -> "list[Accuracy]":
     from experiments.grading.accuracy import accuracies, scores_of
     from experiments.measuring.measure import Contender
     from experiments.reporting.accuracy import report_accuracy
-    from experiments.results.metrics import mean_acceptance_length
     from experiments.session.components import check_components
     from experiments.session.engines import new_engine, settle
     from experiments.session.pacing import paced
@@ -73,7 +72,7 @@ def accuracy(config: DictConfig) -> "list[Accuracy]":
         Path(config.out),
         method=str(config.method),
         exactness=Contender(str(config.method), engine).exactness,
-        length=mean_acceptance_length(models[True].steps),
+        length=models[True].mean_acceptance_length,
         confidence=bootstrap.confidence,
         formats=formats_of(config),
         title=title,

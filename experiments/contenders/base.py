@@ -1,4 +1,4 @@
-"""What another engine has to answer, so that the measuring loop can treat it like this one."""
+"""Another engine, so that the measuring loop can treat it like this one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -90,5 +90,5 @@ def _as_one(group: Sequence[Prompt], tokens: int) -> Prompt:
 
 
 def _text(prompt: Prompt) -> str:
-    """What the user says first: a later turn is about an answer."""
+    """The first turn of the user: a later one is about an answer."""
     return prompt.turns[0]

@@ -77,7 +77,7 @@ class Selection:
 
 
 TOO_LONG = ("skip", "cut", "fail")
-"""What may become of a prompt that is too long."""
+"""The ways to deal with a prompt that is too long."""
 
 
 def selection_of(dataset: Dataset | Selection) -> Selection:

@@ -141,7 +141,7 @@ def check_format(kind: str, name: str, given: str) -> None:
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of drafter that a folder holds, by the names of its tensors. DSpark heads are DFlash heads here.
+    """The kind of drafter that a folder holds, by the names of its tensors. DSpark heads are DFlash heads here.
 
     Args:
         name: A folder, a name on the hub, or ``bundled/…``.

@@ -18,7 +18,7 @@ from specdec import bundled
 from specdec.target.loading import load_model, load_tokenizer, resolve_dtype
 
 TRAINING = "training.json"
-"""What the trainer writes beside a head's weights."""
+"""The file that the trainer writes beside a head's weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Found:
 
 
 def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> Found:
-    """Returns a drafter, on the CPU.
+    """A drafter, on the CPU.
 
     Args:
         source: Where it is.
@@ -98,7 +98,7 @@ def read(source: Source, kind: str, target: PreTrainedConfig | None = None) -> F
 
 
 def notes_of(name: str) -> dict[str, Any]:
-    """Returns what was written beside a drafter's weights when it was trained or exported; nothing if nothing was."""
+    """The facts that were written beside a drafter's weights when it was trained or exported, if any were."""
     try:
         checkpoint = Checkpoint(name)
     except ValueError:  # Medusa's heads need no config.json
@@ -107,7 +107,7 @@ def notes_of(name: str) -> dict[str, Any]:
 
 
 def like_target(name: str, target: PreTrainedConfig | None) -> PreTrainedModel:
-    """Returns a model without weights whose layers an MTP module's is like.
+    """A model without weights whose layers an MTP module's is like.
 
     Args:
         name: The module's folder.
@@ -128,7 +128,7 @@ def like_target(name: str, target: PreTrainedConfig | None) -> PreTrainedModel:
 
 
 def config_of(target: str) -> PreTrainedConfig | None:
-    """Returns a target's configuration; None if it has no name, or is neither here nor to be had."""
+    """A target's configuration; None if it has no name, or is neither here nor to be had."""
     if not target:
         return None
     try:

@@ -212,6 +212,6 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _facts(kind: str, module: Any) -> dict[str, Any]:
-    """What decides how a drafter drafts, besides its tensors."""
+    """The attributes that decide how a drafter drafts, besides its tensors."""
     found = {name: attrgetter(name)(module) for name in KINDS[kind].facts}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

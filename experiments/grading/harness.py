@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from lm_eval import simple_evaluate
-from lm_eval.api.model import TemplateLM
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 from rich.progress import Progress
 
@@ -46,6 +46,12 @@ class SpecdecLM(TemplateLM):
         self.tokenizer: Any = engine.target.tokenizer
         self.steps: list[Step] = []
         self._requests = 0
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Emitted tokens per round of all answers; None without a round."""
+        rounds = [step.accepted + 1 for step in self.steps if step.error is None]
+        return sum(rounds) / len(rounds) if rounds else None
 
     @property
     def eot_token_id(self) -> int:

@@ -1,4 +1,4 @@
-"""What a tracker is. The results themselves are the files in the run's folder; a tracker only mirrors them."""
+"""The interface of trackers. The results themselves are the files in the run's folder; a tracker only mirrors them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

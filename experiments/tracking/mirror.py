@@ -1,4 +1,4 @@
-"""What of a measurement goes to a tracker, under which names and when."""
+"""The figures of a measurement that go to a tracker, under which names and when."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -168,7 +168,7 @@ class WandbTracker(Tracker):
         self._run = begun
 
     def _log(self, axis: str, place: int, figures: Mapping[str, float], summary: str | None = None) -> None:
-        """Log figures at a place of an axis, which wandb is told of before it first sees them."""
+        """Log figures at a place of an axis, which wandb has to know before it first sees them."""
         if axis not in self._defined:
             self._run.define_metric(axis, hidden=True, summary="none")
         for name in figures.keys() - self._defined:

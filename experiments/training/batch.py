@@ -1,4 +1,4 @@
-"""What a step trains on: packed rows of tokens, and what the target says about them."""
+"""The input of a step: packed rows of tokens, and the target's states over them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Batch:
     positions: Int[Tensor, "row position"]
 
     def to(self, device: torch.device) -> "Batch":
-        """Returns the batch on a device."""
+        """The batch on a device."""
         parts = (self.tokens, self.supervised, self.documents, self.positions)
         return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
     def rows(self, start: int, count: int) -> "Batch":
-        """Returns some of the rows."""
+        """Some of the rows."""
         parts = (self.tokens, self.supervised, self.documents, self.positions)
         return Batch(*(part[start : start + count] for part in parts))
 
@@ -57,18 +57,18 @@ class Anchors:
     counted: Bool[Tensor, "anchor depth"]
 
     def places(self, batch: Batch) -> Int[Tensor, "anchor depth"]:
-        """Returns the flat positions whose target distribution each depth predicts; the last one past the end."""
+        """The flat positions whose target distribution each depth predicts; the last one past the end."""
         depths = torch.arange(self.valid.shape[1], device=self.index.device)
         return (self.index[:, None] + depths).clamp(max=batch.tokens.numel() - 1)
 
     def labels(self, batch: Batch) -> Int[Tensor, "anchor depth"]:
-        """Returns the text's token at each depth; anything where it is not valid."""
+        """The text's token at each depth; anything where it is not valid."""
         flat = batch.tokens.flatten()
         return flat[(self.places(batch) + 1).clamp(max=len(flat) - 1)]
 
 
 def every_anchor(batch: Batch, depths: int, *, before: int = 1) -> Anchors:
-    """Returns all positions at which a draft can begin.
+    """All positions at which a draft can begin.
 
     Args:
         batch: The rows.
@@ -93,7 +93,7 @@ def every_anchor(batch: Batch, depths: int, *, before: int = 1) -> Anchors:
 
 @dataclass(frozen=True, eq=False)
 class TargetStates:
-    """What the target computed over a batch: hidden states, and logits of the positions that are asked for.
+    """The target's output over a batch: hidden states, and logits of the positions that are asked for.
 
     Attributes:
         hidden: By layer: the input of that layer, or the normalized last state for -1.
@@ -104,7 +104,7 @@ class TargetStates:
     output: "OutputLayer"
 
     def logits(self, index: Int[Tensor, " place"]) -> Float[Tensor, "place vocab"]:
-        """Returns the target's logits at flat positions. They are computed now, and nobody keeps them."""
+        """The target's logits at flat positions. They are computed now, and nobody keeps them."""
         return self.output(self.hidden[-1].flatten(0, 1)[index])
 
 
@@ -121,7 +121,7 @@ class OutputLayer:
         self.layer, self.scale, self.softcap = layer, scale, softcap
 
     def __call__(self, hidden: Float[Tensor, "*place hidden"]) -> Float[Tensor, "*place vocab"]:
-        """Returns logits in float32."""
+        """Logits in float32."""
         logits = self.layer(hidden).float()
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "TrainedMedusa": ("Medusa heads", MedusaDrafter),
     "TrainedMTP": ("MTP module", MTPDrafter),
 }
-"""What can be bundled, by the class that trained it: in words, and its drafter."""
+"""The heads that can be bundled, by the class that trained it: in words, and its drafter."""
 
 
 def install(name: str, training: Path, out: Path) -> None:
@@ -130,7 +130,7 @@ def _figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _facts(name: str, training: Path, out: Path) -> dict[str, Any]:
-    """What a training says of its best weights.
+    """The facts that a training has written beside its best weights.
 
     Raises:
         ValueError: There are none, or they are of another kind or for another target.

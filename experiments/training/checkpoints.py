@@ -23,7 +23,7 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def newest(self) -> Path | None:
-        """Returns the newest checkpoint; None if there is none."""
+        """The newest checkpoint; None if there is none."""
         found = sorted(self.folder.glob(_PATTERN))
         return found[-1] if found else None
 

@@ -16,7 +16,7 @@ from experiments.training.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """What was found at every place of the drafts, for the figures. Places that are not valid hold anything.
+    """The findings at every place of the drafts, for the figures. Places that are not valid hold anything.
 
     Attributes:
         anchors: Where the drafts begin.
@@ -52,7 +52,7 @@ class Comparison(nn.Module):
     def forward(
         self, batch: Batch, states: TargetStates, anchors: Anchors, totals: Float[Tensor, " depth"], progress: float
     ) -> tuple[Float[Tensor, ""], Places]:
-        """Returns the loss and the places.
+        """The loss and the places.
 
         The loss is the sum over depths of the mean weighted loss at that depth. The means are over all places of a
         step: of every process, and of every part of the batch.
@@ -94,7 +94,7 @@ class Comparison(nn.Module):
         rows: slice,
         progress: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the sums of weighted losses by depth, and acceptance, agreement and coverage at some anchors."""
+        """The sums of weighted losses by depth, and acceptance, agreement and coverage at some anchors."""
         head = self.head
         places, labels = anchors.places(batch)[rows], anchors.labels(batch)[rows]
         counted = anchors.counted[rows]
@@ -135,7 +135,7 @@ class Comparison(nn.Module):
 def restrict(
     log_p: Float[Tensor, "place vocab"], best: Int[Tensor, " place"], columns: Int[Tensor, " column"] | None
 ) -> tuple[Bool[Tensor, " place"], Float[Tensor, "place column"]]:
-    """Returns whether the most probable token has a column, and p renormalized over the columns."""
+    """Whether the most probable token has a column, and p renormalized over the columns."""
     if columns is None:
         return torch.ones_like(best, dtype=torch.bool), log_p
     part = log_p.index_select(-1, columns)
@@ -143,7 +143,7 @@ def restrict(
 
 
 def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | None) -> Int[Tensor, "*shape"]:
-    """Returns the column of each token; -1 for tokens without one."""
+    """The column of each token; -1 for tokens without one."""
     if columns is None:
         return tokens
     found = torch.searchsorted(columns, tokens).clamp(max=len(columns) - 1)
@@ -153,7 +153,7 @@ def column_of(tokens: Int[Tensor, "*shape"], columns: Int[Tensor, " column"] | N
 def counted(
     anchors: Anchors, batch: Batch, states: TargetStates, columns: Int[Tensor, " column"] | None, chunk: int
 ) -> Anchors:
-    """Returns the anchors with the places that the loss counts.
+    """The anchors with the places that the loss counts.
 
     With a reduced vocabulary these are the places where the target's most probable token has a column.
     """
@@ -172,7 +172,7 @@ def _overlap(log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
 
 
 def _rows(table: Float[Tensor, "place column"], index: Int[Tensor, " some"]) -> Float[Tensor, "some column"]:
-    """Returns rows of a table: without copying them where they follow one another, as those of dense anchors do."""
+    """Rows of a table: without copying them where they follow one another, as those of dense anchors do."""
     count = len(index)
     if index.is_cpu and count and int(index[-1]) - int(index[0]) == count - 1 and bool((index.diff() == 1).all()):
         return table[int(index[0]) : int(index[0]) + count]

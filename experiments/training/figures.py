@@ -69,7 +69,7 @@ class Tally:
         self.sums, self.coverage, self.bins = add(self.sums), add(self.coverage), add(self.bins)
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures by name; those of a depth end with it (``acceptance/2``).
+        """The figures by name; those of a depth end with it (``acceptance/2``).
 
         ``accuracy`` is the share of places where q's most probable token is p's. ``acceptance`` is the mean α: the
         conditional rate, given that all before was accepted and the text's. ``reached`` is the mean product of α up to
@@ -115,13 +115,13 @@ def unfolded(
 
 
 def calibration_errors(bins: Float[Tensor, "3 depth bin"]) -> Float[Tensor, " depth"]:
-    """Returns the expected calibration error at every depth: |mean prediction − mean rate| of the bins, weighted."""
+    """The expected calibration error at every depth: |mean prediction − mean rate| of the bins, weighted."""
     counts, predicted, happened = bins
     return (predicted - happened).abs().sum(1) / counts.sum(1).clamp(min=1)
 
 
 def calibrated(found: Sequence[Places]) -> tuple[list[float], list[float]]:
-    """Returns a temperature for every depth, and the calibration errors that are left.
+    """A temperature for every depth, and the calibration errors that are left.
 
     Args:
         found: Places with a confidence, from held-out text.
@@ -160,7 +160,7 @@ def sequential_temperatures(
 
 
 def calibration_error(predicted: Float[Tensor, " anchor"], happened: Float[Tensor, " anchor"]) -> float:
-    """Returns the expected calibration error over bins of equal width: |mean prediction − mean rate|, weighted."""
+    """The expected calibration error over bins of equal width: |mean prediction − mean rate|, weighted."""
     bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
     sums = torch.zeros(3, 1, _BINS, dtype=torch.float64)
     for row, values in enumerate((torch.ones_like(predicted), predicted, happened)):

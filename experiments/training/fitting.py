@@ -10,8 +10,8 @@ from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How long and how fast to train: what every training here has.
+class FitConfig:
+    """How long and how fast to train.
 
     Attributes:
         steps: Optimizer steps.
@@ -23,6 +23,12 @@ class Schedule:
         warmup: Steps of linear warm-up.
         decay: ``"linear"`` or ``"cosine"``, down to zero after the warm-up; ``"none"`` stays at the peak.
         save_every: Steps between checkpoints.
+        micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
+        weight_decay: AdamW's and Muon's.
+        clip: Gradients are scaled down to this norm; 0 for never.
+        chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
+            logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
+        log_every: Steps between lines of the log.
     """
 
     steps: int
@@ -33,41 +39,6 @@ class Schedule:
     warmup: int = 50
     decay: str = "linear"
     save_every: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "length", "warmup", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"fit.{name}={getattr(self, name)}: give at least 1")
-        for name in ("lr", "muon_lr"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"fit.{name}={value}: give a number above 0")
-        if self.warmup > self.steps:
-            # The decay would begin before the first step, with a negative learning rate.
-            raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
-        if self.decay not in ("linear", "cosine", "none"):
-            raise ValueError(f"fit.decay={self.decay!r}: give linear, cosine or none")
-
-    def factor(self, step: int) -> float:
-        """Returns what the peak learning rates are multiplied by in a step."""
-        left = (self.steps - step) / (self.steps - self.warmup + 1)
-        falling = {"linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * min(1.0, left)), "none": 1.0}[self.decay]
-        return min((step + 1) / self.warmup, falling)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitConfig(Schedule):
-    """How long and how fast to train a head.
-
-    Attributes:
-        micro_batch: Rows that a process runs at a time; None for all of its own. It changes memory, not the result.
-        weight_decay: AdamW's and Muon's.
-        clip: Gradients are scaled down to this norm; 0 for never.
-        chunk: Anchors whose logits are in memory at a time (``Comparison``). On a CPU it should be so few that their
-            logits stay in its cache; on a GPU as many as there is memory for, which saves computing them twice.
-        log_every: Steps between lines of the log.
-    """
-
     micro_batch: int | None = None
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -75,48 +46,53 @@ class FitConfig(Schedule):
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("chunk", "log_every", "micro_batch"):
+        for name in ("steps", "batch_size", "length", "warmup", "save_every", "chunk", "log_every", "micro_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"fit.{name}={value}: give at least 1")
-        if self.length < 4:
-            raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
+        for name in ("lr", "muon_lr"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"fit.{name}={value}: give a number above 0")
         for name in ("weight_decay", "clip"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"fit.{name}={getattr(self, name)}: give a number of at least 0")
+        if self.length < 4:
+            raise ValueError(f"fit.length={self.length}: give at least 4, so that a draft has something to follow")
+        if self.warmup > self.steps:
+            # The decay would begin before the first step, with a negative learning rate.
+            raise ValueError(f"fit.warmup={self.warmup} is above fit.steps={self.steps}: give at most as many")
+        if self.decay not in ("linear", "cosine", "none"):
+            raise ValueError(f"fit.decay={self.decay!r}: give linear, cosine or none")
+
+    def factor(self, step: int) -> float:
+        """The factor of the peak learning rates in a step."""
+        left = (self.steps - step) / (self.steps - self.warmup + 1)
+        falling = {"linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * min(1.0, left)), "none": 1.0}[self.decay]
+        return min((step + 1) / self.warmup, falling)
 
 
-def optimizers_of(
-    module: nn.Module,
-    schedule: Schedule,
-    vocabularies: Iterable[int],
-    *,
-    weight_decay: float,
-    muon_weight_decay: float | None = None,
-) -> list[torch.optim.Optimizer]:
-    """Returns Muon for matrices, if it is wanted and there are any, and last AdamW for everything else.
+def optimizers_of(module: nn.Module, config: FitConfig, vocabularies: Iterable[int]) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, if it is wanted and there are any, and last AdamW for everything else.
 
     Args:
-        module: What is trained.
-        schedule: The learning rates.
+        module: The module that is trained.
+        config: The learning rates, and the decay of weights.
         vocabularies: Widths that mark embeddings and output layers, which are no matrices for Muon.
-        weight_decay: AdamW's.
-        muon_weight_decay: Muon's; None for AdamW's.
     """
     widths = set(vocabularies)
     matrices, others = [], []
     for parameter in module.parameters():
         if parameter.requires_grad:
-            inner = schedule.muon_lr is not None and parameter.ndim == 2 and widths.isdisjoint(parameter.shape)
+            inner = config.muon_lr is not None and parameter.ndim == 2 and widths.isdisjoint(parameter.shape)
             (matrices if inner else others).append(parameter)
     made: list[torch.optim.Optimizer] = []
+    decay = config.weight_decay
     if matrices:
-        assert schedule.muon_lr is not None
-        decay = weight_decay if muon_weight_decay is None else muon_weight_decay
-        made.append(torch.optim.Muon(matrices, lr=schedule.muon_lr, momentum=0.95, weight_decay=decay))
+        assert config.muon_lr is not None
+        made.append(torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=decay))
     if others:
-        made.append(torch.optim.AdamW(others, lr=schedule.lr, betas=(0.9, 0.95), weight_decay=weight_decay))
+        made.append(torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=decay))
     for optimizer in made:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

@@ -28,7 +28,7 @@ BEST, LAST = "best", "last"
 
 
 class Watcher(Protocol):
-    """Is told how the training goes. Nothing that it does changes the training."""
+    """Shows how the training goes. Nothing that it does changes the training."""
 
     def step(self, done: int, figures: Mapping[str, float]) -> None:
         """So many steps are done; the figures are empty between lines of the log."""
@@ -43,14 +43,14 @@ class DivergedError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a training does besides its steps.
+    """The tasks of a training besides its steps.
 
     Attributes:
         folder: Takes the log, the checkpoints and the weights.
         seed: Seed of everything random.
         evaluate_every: Steps between measurements.
-        held_out: Rows that are only measured with, and how many of them.
-        held_out_rows: See there.
+        held_out: Rows that are only measured with.
+        held_out_rows: How many of them are measured.
         serve: Returns the figures of the head in the engine; None for no such trial.
         facts: What is known about the training, for the file beside the weights.
     """
@@ -58,7 +58,7 @@ class Plan:
     folder: Path
     seed: int
     evaluate_every: int
-    held_out: Rows | None
+    held_out: Rows
     held_out_rows: int
     serve: Callable[[], dict[str, float]] | None
     facts: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Training:
         config: How long and how fast.
         plan: What else happens.
         accelerator: Device, precision and processes.
-        watcher: Is told how it goes.
+        watcher: Shows how it goes.
         vocab_size: The width of the target's logits.
     """
 
@@ -99,7 +99,7 @@ class Training:
         self._whole = True  # whether the weights are those after `done` steps
         columns = self.head.columns
         vocabularies = {vocab_size} | ({len(columns)} if columns is not None else set())
-        made = optimizers_of(self.head, config, vocabularies, weight_decay=config.weight_decay)
+        made = optimizers_of(self.head, config, vocabularies)
         state = self._restored()
         if state is not None:
             for optimizer, saved in zip(made, state["optimizers"], strict=True):
@@ -220,10 +220,8 @@ class Training:
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Returns the teacher-forced figures on held-out text, by name; nothing without any."""
+        """The teacher-forced figures on held-out text, by name."""
         tally = Tally(self.head.depths, self.accelerator.device)
-        if self.plan.held_out is None:
-            return {}
         found = self._held_out_places()
         for part, places in found:
             tally.add(places, part, autoregressive=self.head.autoregressive)
@@ -237,7 +235,6 @@ class Training:
     @torch.no_grad()
     def _held_out_places(self) -> list[tuple[Batch, Places]]:
         """Returns this process's held-out rows, compared. They are the same every time."""
-        assert self.plan.held_out is not None
         accelerator, rows = self.accelerator, self.plan.held_out
         comparison: Comparison = accelerator.unwrap_model(self.comparison)
         comparison.eval()
@@ -281,7 +278,7 @@ class Training:
         )
 
     def _restored(self) -> dict[str, Any] | None:
-        """Returns the newest checkpoint's state, its weights loaded; None without one."""
+        """The newest checkpoint's state, its weights loaded; None without one."""
         path = self.checkpoints.newest()
         if path is None:
             return None
@@ -343,7 +340,7 @@ def _mixed(seed: int, step: int, rank: int) -> int:
 
 
 def _summed(accelerator: Accelerator, value: Tensor) -> Tensor:
-    """Returns the sum over all processes."""
+    """The sum over all processes."""
     if accelerator.num_processes == 1:
         return value
     found = accelerator.reduce(value, reduction="sum")

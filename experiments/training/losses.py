@@ -52,7 +52,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns a loss per place, with a gradient to ``log_q``."""
+        """A loss per place, with a gradient to ``log_q``."""
 
 
 class CrossEntropy(Loss):
@@ -100,7 +100,7 @@ class TotalVariation(Loss):
     """½ Σ |p − q| = 1 − α: what rejection sampling rejects (Leviathan et al. 2023, Theorem 3.5)."""
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns a number from 0 to 1."""
+        """A number from 0 to 1."""
         return 0.5 * (compared.p - compared.q).abs().sum(-1)
 
 
@@ -153,7 +153,7 @@ class Scheduled(Loss):
         self.first, self.last = first, last
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns the mixture for the present progress."""
+        """The mixture for the present progress."""
         return (1 - compared.progress) * self.first(compared) + compared.progress * self.last(compared)
 
 
@@ -174,7 +174,7 @@ class WeightedSum(Loss):
         self.terms, self.weights = list(terms), list(weights)
 
     def __call__(self, compared: Compared) -> Float[Tensor, " place"]:
-        """Returns the sum."""
+        """The sum."""
         total = torch.zeros_like(compared.log_q[:, 0])
         for weight, term in zip(self.weights, self.terms, strict=True):
             total = total + weight * term(compared)

@@ -47,7 +47,7 @@ class ServedConfig:
 
 
 def prompts_of(documents: Sequence[Document], config: ServedConfig) -> list[list[int]]:
-    """Returns prompts from held-out documents: one each, in an order that is always the same, until there are enough.
+    """Prompts from held-out documents: one each, in an order that is always the same, until there are enough.
 
     Raises:
         ValueError: No document has a prompt.

@@ -40,7 +40,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TargetStates:
-        """Returns the states at every position of a batch."""
+        """The states at every position of a batch."""
         with torch.autocast(batch.tokens.device.type, enabled=False):
             return TargetStates(self._hidden(batch), self.output)
 
@@ -63,7 +63,7 @@ class FrozenTarget:
 
 
 def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "row query key"]:
-    """Returns which tokens each token sees: itself and earlier ones of its document, the last ``window`` of them.
+    """The tokens that each token sees: itself and earlier ones of its document, the last ``window`` of them.
 
     A token of the padding sees itself, so that its softmax is finite.
     """
@@ -75,13 +75,13 @@ def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "row query 
 
 
 def additive(seen: Bool[Tensor, "row query key"], dtype: torch.dtype) -> Float[Tensor, "row 1 query key"]:
-    """Returns a mask that is added to attention scores: zero where a key is seen."""
+    """A mask that is added to attention scores: zero where a key is seen."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def _windows(config: Any) -> dict[str, int | None]:
-    """Returns the sliding window of every kind of layer that the model has; None for full attention."""
+    """The sliding window of every kind of layer that the model has; None for full attention."""
     text = config.get_text_config(decoder=True)
     kinds = set(getattr(text, "layer_types", None) or ())
     window = getattr(text, "sliding_window", None)
@@ -91,7 +91,7 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 
 def _output_layer(target: Target) -> OutputLayer:
-    """Returns the way from the last state to the logits, after a trial with a few tokens."""
+    """The way from the last state to the logits, after a trial with a few tokens."""
     layer = target.model.get_output_embeddings()
     if layer is None:
         raise ValueError(f"the target {target.name} has no output layer: nothing can be trained for it")

@@ -42,7 +42,7 @@ class Chat(Source):
         self.template, self.options = template, dict(template_options or {})
 
     def conversations(self) -> list[tuple[str, list[dict[str, str]]]]:
-        """Returns the conversations, each with its place in the file.
+        """The conversations, each with its place in the file.
 
         Raises:
             ValueError: A line is not a conversation, or there is none.
@@ -80,7 +80,7 @@ class Chat(Source):
 
 
 def messages_of(row: Any, where: str) -> list[dict[str, str]]:
-    """Returns a line's messages.
+    """A line's messages.
 
     Raises:
         ValueError: It has none, in neither of the two forms.
@@ -100,7 +100,7 @@ def messages_of(row: Any, where: str) -> list[dict[str, str]]:
 
 
 def template_of(tokenizer: Any, path: str | None) -> str:
-    """Returns the chat template, which has to mark what the assistant says.
+    """The chat template, which has to mark what the assistant says.
 
     Raises:
         ValueError: There is no template, or one without generation markers.
@@ -128,7 +128,7 @@ def marked(
     *,
     asks: bool = False,
 ) -> Document:
-    """Returns a conversation as tokens, supervised where the template marks the assistant's words.
+    """A conversation as tokens, supervised where the template marks the assistant's words.
 
     With ``asks`` it ends where the assistant is to speak.
 
@@ -153,7 +153,7 @@ def marked(
 
 
 def no_turns(file: str) -> str:
-    """Returns the sentence about a file in which no assistant speaks."""
+    """The sentence about a file in which no assistant speaks."""
     return (
         f"{file} has no assistant turns, so there is nothing to learn from: let the target answer the prompts with "
         f"regenerate=target, or give conversations with answers"

@@ -28,7 +28,7 @@ class Document:
 
     @classmethod
     def whole(cls, name: str, tokens: Sequence[int]) -> "Document":
-        """Returns a document of which every token is predicted."""
+        """A document of which every token is predicted."""
         return cls(name, torch.tensor(tokens, dtype=torch.int32), torch.ones(len(tokens), dtype=torch.bool))
 
     @property
@@ -40,7 +40,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """What a source has: documents to train on, and others to measure with."""
+    """The documents of a source: some to train on, and others to measure with."""
 
     training: list[Document]
     held_out: list[Document]
@@ -73,7 +73,7 @@ class Source(ABC):
 
 
 def held_apart(documents: list[Document], share: float) -> Documents:
-    """Returns documents with every so-manieth one held out: at least one, and the same ones every time.
+    """Documents with every so-manieth one held out: at least one, and the same ones every time.
 
     Args:
         documents: All of them.
@@ -94,7 +94,7 @@ def held_apart(documents: list[Document], share: float) -> Documents:
 
 
 def tokenizer_of(target: Target) -> Any:
-    """Returns the target's tokenizer.
+    """The target's tokenizer.
 
     Raises:
         ValueError: It has none.

@@ -66,14 +66,14 @@ class Rows:
         return len(self.pieces) // self.batch_size
 
     def numbers(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
-        """Returns the numbers of the rows that process ``rank`` of ``world`` trains on in this step."""
+        """The numbers of the rows that process ``rank`` of ``world`` trains on in this step."""
         epoch, index = divmod(step, self.steps_per_epoch)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.pieces), generator=generator)
         return order[index * self.batch_size : (index + 1) * self.batch_size][rank::world].tolist()
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Returns some rows."""
+        """Some rows."""
         shape = (len(numbers), self.length)
         tokens, documents = torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
         positions = torch.arange(self.length).repeat(len(numbers), 1)
@@ -91,7 +91,7 @@ class Rows:
         return Batch(tokens, supervised, documents, positions)
 
     def describe(self, numbers: Sequence[int]) -> str:
-        """Returns the names of the documents of some rows, and where in them the rows begin."""
+        """The names of the documents of some rows, and where in them the rows begin."""
         told = [
             self.documents[piece.document].name + (f" from token {piece.start}" if piece.start else "")
             for number in numbers
@@ -101,7 +101,7 @@ class Rows:
 
 
 def packed(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
-    """Returns rows of pieces: the longest piece first, each into the row with the least room that is enough."""
+    """Rows of pieces: the longest piece first, each into the row with the least room that is enough."""
     rows: list[list[Piece]] = []
     rooms: list[tuple[int, int]] = []  # room and number of every row that has any, ascending
     for piece in sorted(pieces, key=lambda each: -each.length):
@@ -118,7 +118,7 @@ def packed(pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
 
 
 def token_counts(documents: Sequence[Document], vocab_size: int) -> torch.Tensor:
-    """Returns how often each token is supervised."""
+    """The number of times that each token is supervised."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for document in documents:
         counts += torch.bincount(document.tokens[document.supervised].long(), minlength=vocab_size)

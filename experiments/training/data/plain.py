@@ -63,7 +63,7 @@ class StdlibSources(Source):
 
 
 def _tokenized(names: list[str], texts: list[str], target: Target) -> list[Document]:
-    """Returns a document per text that is not empty, with an end-of-text token where the tokenizer has one."""
+    """A document per text that is not empty, with an end-of-text token where the tokenizer has one."""
     tokenizer = tokenizer_of(target)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     begin = end if tokenizer.bos_token_id is None else []

@@ -15,7 +15,7 @@ from specdec.requests import SamplingParams
 
 @dataclass(frozen=True, kw_only=True)
 class RegenerateConfig:
-    """What the target writes.
+    """Settings of the text that the target writes.
 
     Attributes:
         file: A JSONL file that takes the responses, document by document. A later training with the same settings reads
@@ -51,7 +51,7 @@ class RegenerateConfig:
 
 
 def prompts_of(documents: Sequence[Document], config: RegenerateConfig, seed: int) -> list[Document]:
-    """Returns what the target is to answer or go on with.
+    """The beginnings that the target is to answer or go on with.
 
     A conversation keeps its form: its supervised parts are what the target writes anew. Plain text, of which everything
     is supervised, becomes prompts of ``prompt_tokens``, from random places.
@@ -122,7 +122,7 @@ def regenerate(
 def answered(
     prompts: Sequence[Document], engine: Engine, config: RegenerateConfig, *, seed: int, numbers: Sequence[int]
 ) -> list[Document]:
-    """Returns the documents with every supervised part replaced by what the target says there, turn by turn."""
+    """The documents with every supervised part replaced by what the target says there, turn by turn."""
     given = [_parts(prompt) for prompt in prompts]
     tokens: list[list[int]] = [list(parts[0]) for parts in given]
     marks = [[0] * len(each) for each in tokens]
@@ -161,7 +161,7 @@ def answered(
 
 
 def _parts(document: Document) -> list[list[int]]:
-    """Returns the runs of tokens that are not supervised, each of which is followed by a response.
+    """The runs of tokens that are not supervised, each of which is followed by a response.
 
     What stands behind the last response is left out; a document without any is one prompt.
     """
@@ -179,7 +179,7 @@ def _parts(document: Document) -> list[list[int]]:
 
 
 def _read(path: Path, header: dict[str, Any]) -> list[Document]:
-    """Returns the documents that are there; a last line that was not finished is cut off."""
+    """The documents that are there; a last line that was not finished is cut off."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -204,7 +204,7 @@ def _read(path: Path, header: dict[str, Any]) -> list[Document]:
 
 
 def with_originals(made: list[Document], originals: Sequence[Document], share: float, seed: int) -> list[Document]:
-    """Returns the new documents, and some of the data's own at random: ``share`` times as many tokens."""
+    """The new documents, and some of the data's own at random: ``share`` times as many tokens."""
     room = share * sum(len(document.tokens) for document in made)
     found = list(made)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What a head is to the trainer. A new head is one file with a subclass of ``TrainedHead``, and one YAML file."""
+"""A head as the trainer sees it. A new head is one file with a subclass of ``TrainedHead``, and one YAML file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from specdec.target.target import Target
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a head has computed for the drafts of a batch, before its output layer.
+    """A head's states for the drafts of a batch, before its output layer.
 
     Logits of many positions take far more memory than states, so the trainer asks for them piece by piece
     (``TrainedHead.logits``) and keeps none.
@@ -82,13 +82,13 @@ class TrainedHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Returns what the head computes for drafts at the anchors, given the text's own tokens above each depth."""
+        """The head's states for drafts at the anchors, given the text's own tokens above each depth."""
 
     @abstractmethod
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Returns logits of some places of one depth.
+        """Logits of some places of one depth.
 
         Args:
             states: Theirs, from ``Prediction.states``.
@@ -98,7 +98,7 @@ class TrainedHead(nn.Module, ABC):
 
     @abstractmethod
     def drafter(self) -> Drafter:
-        """Returns a drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
+        """A drafter for the engine with a copy of the present weights: a chain of ``depths`` tokens."""
 
     @abstractmethod
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class TrainedHead(nn.Module, ABC):
 
 
 def check_depths(depths: int) -> int:
-    """Returns the depth of drafts, if it is one.
+    """The depth of drafts, if it is one.
 
     Raises:
         ValueError: It is below 1.
@@ -122,7 +122,7 @@ def check_depths(depths: int) -> int:
 
 
 def output_of(model: PreTrainedModel) -> nn.Linear:
-    """Returns a model's output layer."""
+    """A model's output layer."""
     found: Any = model.get_output_embeddings()
     assert found is not None, "FrozenTarget refuses models without one"
     return found
@@ -147,7 +147,7 @@ class Borrowed(nn.Module):
         return found
 
     def forward(self, given: Tensor) -> Tensor:
-        """Returns the module's output in the head's dtype."""
+        """The module's output in the head's dtype."""
         if given.is_floating_point():
             given = given.to(self.weight.dtype)
         return self._module[0](given).to(self._dtype)

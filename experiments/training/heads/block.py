@@ -136,7 +136,7 @@ class TrainedBlock(TrainedHead):
         self._target = (target,)
 
     def anchors(self, batch: Batch, generator: torch.Generator) -> Anchors:
-        """Returns a sample of the positions where a draft can begin: as many per row, in ascending order.
+        """A sample of the positions where a draft can begin: as many per row, in ascending order.
 
         A row with too few of them is filled up with anchors that predict nothing.
         """
@@ -153,7 +153,7 @@ class TrainedBlock(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Returns the slots' logits, with the Markov head's part."""
+        """The slots' logits, with the Markov head's part."""
         head = self._borrowing_head()
         hidden, state = states.split([head.config.hidden_size, states.shape[1] - head.config.hidden_size], dim=1)
         logits = head.logits_of(hidden)
@@ -162,7 +162,7 @@ class TrainedBlock(TrainedHead):
         return logits.float()
 
     def drafter(self) -> Drafter:
-        """Returns a chain of a whole block."""
+        """A chain of a whole block."""
         return BlockDrafter(self._copy(), optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class TrainedBlock(TrainedHead):
     def _with_states(
         self, hidden: Float[Tensor, "anchor depth hidden"], previous: Int[Tensor, "anchor depth"]
     ) -> Float[Tensor, "anchor depth width"]:
-        """Returns the hidden states with those that a recurrent Markov head carries down the text's own tokens."""
+        """The hidden states with those that a recurrent Markov head carries down the text's own tokens."""
         markov = self._borrowing_head().markov_head
         if markov is None or not markov.state_width:
             return hidden
@@ -196,7 +196,7 @@ class TrainedBlock(TrainedHead):
         return head.confidence_head(hidden, known)
 
     def _borrowing_head(self) -> BlockHead:
-        """Returns the head with the target's embeddings and output layer where it has none; the parameters are shared.
+        """The head with the target's embeddings and output layer where it has none; the parameters are shared.
 
         It is made when it is first used, because a module that moves to a device gets new buffers.
         """
@@ -218,7 +218,7 @@ class TrainedBlock(TrainedHead):
 def filled(
     head: BlockHead, states: list[Float[Tensor, "row position hidden"]], batch: Batch, anchors: Anchors
 ) -> Float[Tensor, "anchor depth hidden"]:
-    """Returns the normed outputs of the slots that predict a token, for a block at every anchor.
+    """The normed outputs of the slots that predict a token, for a block at every anchor.
 
     Args:
         head: The head, with embeddings.

@@ -66,7 +66,7 @@ class TrainedEagle3(TrainedFeatureHead):
         return self.draft_vocabulary if self.name is None else None
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """Returns a new head, or the one that was named."""
+        """A new head, or the one that was named."""
         if self.name is not None:
             head = load_eagle(self.name, hidden_layers=None if self.layers is None else tuple(self.layers))
             if not isinstance(head, Eagle3Head):
@@ -81,7 +81,7 @@ class TrainedEagle3(TrainedFeatureHead):
         return head
 
     def drafter(self) -> Drafter:
-        """Returns a chain of the head's."""
+        """A chain of the head's."""
         return EagleDrafter(self.copied(), self.depths, optimize=False)  # pyright: ignore[reportArgumentType]
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ class TrainedEagle3(TrainedFeatureHead):
 
 
 def _layers_for(target: Target) -> tuple[int, ...]:
-    """Returns the usual three layers, or for a shallow target three that it has."""
+    """The usual three layers, or for a shallow target three that it has."""
     count = target.num_layers or 0
     if count >= 7:
         return 2, count // 2, count - 3

@@ -1,4 +1,4 @@
-"""What EAGLE-3 and MTP have in common as trained heads: pairs of a state and a token, and outputs that are fed back.
+"""The common part of EAGLE-3 and MTP as trained heads: pairs of a state and a token, and outputs that are fed back.
 
 The training-time test trains a head that reads its own outputs on them (EAGLE-3, arXiv 2503.01840, section 3.2).
 A draft's step i reads the head's own output of step i − 1 in place of the target's state. All drafts of a row are run
@@ -43,7 +43,7 @@ class TrainedFeatureHead(TrainedHead):
 
     @abstractmethod
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """Returns the head for a target, with new or loaded weights.
+        """The head for a target, with new or loaded weights.
 
         Args:
             target: What it drafts for.
@@ -80,19 +80,19 @@ class TrainedFeatureHead(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Returns the output layer's."""
+        """The output layer's."""
         return self._parts()[1](states).float()
 
     def rounded(self) -> FeatureHead:
-        """Returns a copy in bfloat16, which is how heads are written."""
+        """A copy in bfloat16, which is how heads are written."""
         return self.copied().to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
 
     def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
-        """Returns the features of the target's states."""
+        """The features of the target's states."""
         return self._made().fuse(states)
 
     def copied(self) -> FeatureHead:
-        """Returns a copy of the present weights, with an attention that any forward can use."""
+        """A copy of the present weights, with an attention that any forward can use."""
         twin = copy.deepcopy(self._made()).requires_grad_(False).eval()
         twin.config._attn_implementation = "sdpa"
         return twin
@@ -148,7 +148,7 @@ def unrolled(
 
 
 def most_frequent(counts: Int[Tensor, " vocab"], columns: int) -> Int[Tensor, " column"]:
-    """Returns the ids of the most frequent tokens, ascending; of equally frequent ones those with the lower ids.
+    """The ids of the most frequent tokens, ascending; of equally frequent ones those with the lower ids.
 
     Raises:
         ValueError: There are fewer tokens than columns.

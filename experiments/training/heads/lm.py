@@ -77,11 +77,11 @@ class TrainedLM(TrainedHead):
             )
 
     def anchors(self, batch: Batch, generator: torch.Generator) -> Anchors:
-        """Returns every position with a supervised successor: a model needs no state of the target."""
+        """Every position with a supervised successor: a model needs no state of the target."""
         return every_anchor(batch, 1, before=0)
 
     def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Returns the model's last states at the anchors."""
+        """The model's last states at the anchors."""
         assert self.model is not None
         mask = additive(visible(batch), torch.float32) if batch.packed else None
         output = self.model.base_model(
@@ -92,12 +92,12 @@ class TrainedLM(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Returns the output layer's."""
+        """The output layer's."""
         assert self.model is not None
         return output_of(self.model)(states).float()
 
     def drafter(self) -> Drafter:
-        """Returns a chain of the model's own."""
+        """A chain of the model's own."""
         return ModelDrafter(self._copy(), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ class TrainedMedusa(TrainedHead):
             head[-1].weight.data.copy_(output.weight)
 
     def forward(self, batch: Batch, states: TargetStates, anchors: Anchors) -> Prediction:
-        """Returns the outputs of the heads' residual blocks, of the state one position before each root."""
+        """The outputs of the heads' residual blocks, of the state one position before each root."""
         heads = self._heads()
         hidden = states.hidden[-1].flatten(0, 1)[anchors.index - 1]
         hidden = hidden.to(next(heads.parameters()).dtype)
@@ -75,12 +75,12 @@ class TrainedMedusa(TrainedHead):
     def logits(
         self, states: Float[Tensor, "place width"], previous: Int[Tensor, " place"], depth: int
     ) -> Float[Tensor, "place column"]:
-        """Returns the output layer's of one head."""
+        """The output layer's of one head."""
         head: Any = self._heads().heads[depth - 1]
         return head[-1](states).float()
 
     def drafter(self) -> Drafter:
-        """Returns a chain, sampled for sampled requests: acceptance is then what the figures estimate."""
+        """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""
         return MedusaDrafter(self._copy(), self.depths, sampling="iid", optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ class TrainedMTP(TrainedFeatureHead):
         self._fusion: tuple[nn.Module, ...] = ()
 
     def make(self, target: Target, draft_ids: Int[Tensor, " column"] | None) -> FeatureHead:
-        """Returns a new module, or the one that was named."""
+        """A new module, or the one that was named."""
         if self.name is not None:
             head = load_mtp(self.name, target.model, module=self.module, hidden_state=self.hidden_state)
         else:
@@ -60,11 +60,11 @@ class TrainedMTP(TrainedFeatureHead):
         return head
 
     def fused(self, states: list[Float[Tensor, "row position hidden"]]) -> Float[Tensor, "row position width"]:
-        """Returns the target's state, with the weight of its norm undone where the module reads it from before."""
+        """The target's state, with the weight of its norm undone where the module reads it from before."""
         return self._fusion[0](states[0])
 
     def drafter(self) -> Drafter:
-        """Returns a chain of the module's."""
+        """A chain of the module's."""
         head = self.copied()
         assert isinstance(head, MTPHead)
         return MTPDrafter(head, self.depths, optimize=False)

@@ -12,9 +12,6 @@ from experiments.datasets.sources import HELD_OUT, stdlib_root
 from experiments.datasets.stdlib import Stdlib
 from experiments.datasets.text import Text
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
-
 # ---------------------------------------------------------------- stdlib
 
 
@@ -198,11 +195,3 @@ def test_bad_jsonl_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
     with pytest.raises(ValueError, match="not UTF-8"):
         Jsonl(file=str(tmp_path / "a.jsonl")).load()
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark files are not on this machine")
-@pytest.mark.parametrize(("name", "size"), [("spec_bench", 480), ("humaneval", 164), ("mt-bench", 80)])
-def test_real_files(name: str, size: int) -> None:
-    prompts = Jsonl(file=str(SHARED / f"{name}.jsonl")).load()
-    assert len(prompts) == size
-    assert all(prompt.chat for prompt in prompts)

@@ -1,6 +1,5 @@
 """Real prompts joined and cut to one length."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,18 +65,6 @@ def test_what_a_user_says_is_cut_and_the_template_comes_on_top() -> None:
     tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     (made,) = joined(given("abcdefghijklmnopqrstuvwxyz", chat=True)).load()
     assert tokenizer.decode(list(render(made, tokenizer))) == "<wxyz>"
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"tokens": 0}, "dataset.tokens=0: give at least 1"),
-        ({"tokens": 8, "longest": 4}, "dataset.longest=4: give at least dataset.tokens=8"),
-    ],
-)
-def test_a_wrong_length_is_one_sentence(settings: dict[str, int], sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        joined(given("a"), **settings)
 
 
 def test_too_few_prompts_are_refused_with_what_to_give() -> None:
