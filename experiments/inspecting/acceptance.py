@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec.engine.engine import Engine
 from specdec.engine.prompts import encode
@@ -144,35 +145,36 @@ def play(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], *, 
     Raises:
         ValueError: The drafter drafts trees, or the texts are too short for it to draft anything.
     """
-    rounds: list[tuple[Tensor, Tensor, list[int]]] = []
+    rates: list[Tensor] = []
+    reached: list[Tensor] = []
     roots: list[Tensor] = []
+    streams: list[int] = []
 
     def look(seen: Round) -> None:
         rows = [row for row, request in enumerate(seen.requests) if request is not None]
-        streams = [request.sampling.stream or 0 for request in seen.requests if request is not None]
-        rounds.append((*(part[rows].cpu() for part in _rates(seen.tree, seen.target_probs)), streams))
-        if sum(map(len, roots)) < _ROOTS:
-            roots.append(seen.target_probs[rows, 0].cpu())
+        streams.extend(request.sampling.stream or 0 for request in seen.requests if request is not None)
+        for kept, part in zip((rates, reached), _rates(seen.tree, seen.target_probs), strict=True):
+            kept.extend(part[rows].double().cpu())
+        if len(roots) < _ROOTS:
+            roots.extend(seen.target_probs[rows, 0].cpu())
 
-    longest = max(map(len, prompts)) + tokens
+    count, longest = len(prompts), max(map(len, prompts)) + tokens
     sampling = SamplingParams(temperature=1.0, max_new_tokens=tokens, seed=seed)
     room = min(longest + 2, target.max_length)
-    rows = len(prompts)
-    with Engine(target, drafter, RejectionVerifier(), max_batch_size=rows, max_length=room, optimize=False) as engine:
+    with Engine(target, drafter, RejectionVerifier(), max_batch_size=count, max_length=room, optimize=False) as engine:
         engine.on_round = look
         done = engine.generate([list(prompt) for prompt in prompts], sampling)
     errors = [each.error for each in done if each.error is not None]
-    depth = max((rates.shape[1] for rates, *_ in rounds), default=0)
-    if errors or not depth:
+    if errors or not any(map(len, rates)):
         raise ValueError(
             f"nothing was drafted after any prompt ({errors[0] if errors else 'the texts are too short'}): give other "
             f"prompts, or more tokens"
         )
-    tables = [torch.cat([_padded(each[part], depth) for each in rounds]) for part in range(2)]
-    prompts_played = torch.tensor([stream for *_, streams in rounds for stream in streams])
+    tables = [pad_sequence(each, batch_first=True, padding_value=float("nan")) for each in (rates, reached)]
     drafted = ~tables[0][:, 0].isnan()
-    rates, reached = (table[drafted] for table in tables)
-    return Acceptance(rates, reached, prompts_played[drafted], _unigram(torch.cat(roots)))
+    return Acceptance(
+        tables[0][drafted], tables[1][drafted], torch.tensor(streams)[drafted], _unigram(torch.stack(roots))
+    )
 
 
 def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,10 +191,6 @@ def _rates(tree: DraftTree, p: Tensor) -> tuple[Tensor, Tensor]:
         kept = own.where(chosen, (own / q.gather(2, tokens)[..., 0]).clamp(max=1))
     reached = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1).cumprod(1)
     return rates.where(valid, float("nan")), reached.where(valid, 0.0)
-
-
-def _padded(table: Tensor, depth: int) -> Tensor:
-    return torch.nn.functional.pad(table, (0, depth - table.shape[1]), value=float("nan")).double()
 
 
 def _unigram(p: Float[Tensor, "root vocab"]) -> float:

@@ -133,7 +133,7 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
             yield from _layers(drafter, target)
             yield from _masks(drafter, target)
         case MTPDrafter():
-            other = "after" if drafter.head.before_norm else "before"  # type: ignore[union-attr]
+            other = "after" if drafter.head.before_norm else "before"
             yield Alternative(
                 f"the last state {other} the final norm",
                 Mistake.NORM,

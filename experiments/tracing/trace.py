@@ -70,7 +70,7 @@ _KEPT = {"ids": np.int32, "p": np.float32, "q": np.float32}
 _VERSION, _NEWEST = b"specdec.trace.version", b"2"
 _KEYS = {str: pa.string(), int: pa.int64(), float: pa.float64()}
 SCHEMA = pa.schema(
-    [(field.name, _KEYS[field.type]) for field in fields(TraceKey)]  # type: ignore[index]
+    [(field.name, _KEYS[field.type]) for field in fields(TraceKey)]
     + [(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in (_NODES | _KEPT).items()],
     metadata={_VERSION: _NEWEST},
 )

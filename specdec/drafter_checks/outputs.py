@@ -93,8 +93,7 @@ def recorded_rounds(stage: Stage, jobs: Sequence[Job]) -> Finding:
         if stage.log.adapts:
             continue  # its drafts may depend on the order in which rounds of several requests are played
         for number, (one, other) in enumerate(zip_longest(wanted, found)):
-            same = one is not None and other is not None and one.token_ids == other.token_ids
-            if same and abs(one.expected_accepted - other.expected_accepted) < ROUNDING:
+            if one is not None and other is not None and _alike(one, other):
                 continue
             kind = "greedy" if job.sampling.greedy else "sampled"
             said = [f"{each.token_ids} with {each.expected_accepted:.3g} accepted" for each in (one, other) if each]
@@ -104,6 +103,10 @@ def recorded_rounds(stage: Stage, jobs: Sequence[Job]) -> Finding:
                 f"(is what was accepted followed on the device, too?)",
             )
     return passed(RECORDED, f"{len(jobs)} requests go as in rounds that are not recorded")
+
+
+def _alike(one: Step, other: Step) -> bool:
+    return one.token_ids == other.token_ids and abs(one.expected_accepted - other.expected_accepted) < ROUNDING
 
 
 def ends(stage: Stage, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams) -> Finding:

@@ -147,7 +147,7 @@ def _numbers(
         there = place <= end
         up = torch.stack(path)[(end - place).clamp(min=0), rows]
         down = torch.stack(path)[(end - place - 1).clamp(min=0), rows]
-        token = after.where(place == end, tree.tokens[rows, down])
+        token = torch.where(end == place, after, tree.tokens[rows, down])
         weights = p[rows, up].double()
         own = weights.gather(1, token[:, None])
         before = ((weights > own) | ((weights == own) & (ids < token[:, None]))).to(weights.dtype)
