@@ -7,6 +7,8 @@ from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.walk import TryChildren
 
 
 class ChangedRule(Verifier):
@@ -41,6 +43,25 @@ class ChangedRule(Verifier):
             laws.stop if self.stop is None else self.stop(tree, target_probs, laws),
             laws.after if after is None else lambda nodes: after(tree, target_probs, laws, nodes),
         )
+
+
+class WalkedRule(Verifier):
+    """A rule of one's own, by what it does with the children of some nodes.
+
+    Args:
+        walk: ``top_down`` or ``leaf_to_root``.
+        try_children: What it does.
+    """
+
+    exactness = Exactness.EXACT
+    samplings = frozenset(set(DraftSampling) - {DraftSampling.COUPLED})
+
+    def __init__(self, walk: Callable[..., Laws], try_children: TryChildren):
+        self.walk, self.try_children = walk, try_children
+
+    def laws(self, tree: DraftTree, target_probs: Tensor) -> Laws:
+        """What follows from trying all nodes."""
+        return self.walk(tree, target_probs, self.try_children)
 
 
 def emit_p(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:

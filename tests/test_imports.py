@@ -189,9 +189,7 @@ def test_every_room_exists_and_says_what_it_is() -> None:
 def test_importing_the_core_is_light() -> None:
     """The core works without the experiments' packages: none of them is loaded with it."""
     heavy = sorted(
-        ONLY_EXPERIMENTS
-        | ONLY_TRACKING.keys()
-        | {"matplotlib", "pandas", "pyarrow", "drafters", "verifiers"}
+        ONLY_EXPERIMENTS | ONLY_TRACKING.keys() | {"matplotlib", "pandas", "pyarrow", "drafters", "verifiers"}
     )
     code = f"import specdec, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

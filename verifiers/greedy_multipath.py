@@ -5,11 +5,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
+from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.block import BlockVerifier
-from verifiers.families import Family, rows_of
-from verifiers.target_walk import TargetWalkVerifier
+from verifiers.target_walk import laws_of_walk
+from verifiers.trees import rows_of
 
 
 class GreedyMultiPathVerifier(Verifier):
@@ -39,11 +40,11 @@ class GreedyMultiPathVerifier(Verifier):
     paths_only = True
 
     def __init__(self):
-        self._block, self._walk = BlockVerifier(), TargetWalkVerifier()
+        self._block = BlockVerifier()
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return the laws of the selected path: nothing ends beside it. p follows its last node."""
-        walked = self._walk.laws(tree, target_probs)
+        walked = laws_of_walk(tree, target_probs)
         if tree.draft_probs is None or tree.max_children == 0:
             return walked
         path = _largest_path(tree, tree.draft_probs, target_probs)
@@ -53,7 +54,7 @@ class GreedyMultiPathVerifier(Verifier):
 
         def after(stop: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
             on_path, place = (path == stop[:, None]).max(-1)
-            drawn = along.after(place).where(on_path[:, None], rows_of(target_probs, stop))
+            drawn = along.after(place).where(on_path[:, None], rows_of(stop, target_probs)[0])
             return walked.after(stop).where(certain, drawn)
 
         return Laws(walked.stop.where(certain, selected), after)
@@ -105,21 +106,18 @@ def _as_chain(
     path: Int[Tensor, "batch position"],
 ) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
     """Returns the selected path as a chain that was drawn from q~, and p along it."""
-    batch, positions = path.shape
     nodes = path.clamp(min=0)
-    along = Family(tree, target_probs, nodes)
-    p, q = along.p, along.q
+    p, q = rows_of(nodes, target_probs, draft_probs)
+    q = q.to(p.dtype)
     tokens = tree.tokens.gather(1, nodes)
     paths = (tree.children[:, 0] >= 0).sum(-1).clamp(min=1)[:, None]
-    chain = DraftTree.build(
+    chain = DraftTree.of_topology(
+        Topology.chain(path.shape[1], path.device),
         tokens,
-        torch.arange(-1, positions - 1, device=path.device).expand(batch, -1),
         valid=path >= 0,
         sampling=DraftSampling.IID,
         # It is not a number behind a token that q excludes, and at invalid nodes.
         draft_probs=_law_of_the_largest(p, q, tokens, paths, tree.max_children).nan_to_num().to(p.dtype),
-        max_depth=positions - 1,
-        max_children=1,
     )
     return chain, p
 

@@ -3,22 +3,22 @@
 import functools
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.acceptance import parts_of
-from specdec.types import DraftSampling
-from verifiers.families import Family
-from verifiers.levels import LevelVerifier
-from verifiers.residuals import acceptance, normalized, residual
-from verifiers.siblings import chance
+from specdec.interfaces import Laws, Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.trees import chance_of, normalized
+from verifiers.walk import Family, Tried, top_down, without
 
 # rho is searched in [1, k]: right to 1e-7 k; the rule is exact after any number of steps.
 _FEW_STEPS, _HALVINGS = (10, 7), (2, 24)  # parts of the interval, and steps
 _SMALL = 2**17  # entries of p that ten places of fit into a CPU's cache
 
 
-class KSeqVerifier(LevelVerifier):
+class KSeqVerifier(Verifier):
     """K-sequential selection (Sun et al. 2023, arXiv 2310.15141, algorithm 2), level by level.
 
     k siblings drawn independently from q are tried in order; each is accepted with probability
@@ -34,52 +34,54 @@ class KSeqVerifier(LevelVerifier):
     tokens.
     """
 
+    exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID})
 
-    def _try_children(
-        self, family: Family
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """Try one child after the other; an independent child with the rho of its run."""
-        p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
-        if family.tree.only_law is DraftSampling.IID:
-            exists = laws > 0
-            rho, after = _run(p, q, laws, p)
-            chances = chance(p.gather(-1, tokens), q.gather(-1, tokens) * rho[..., None] * exists)
-            return chances, after.where(exists[..., :1], p)
-        chances = torch.zeros_like(tokens, dtype=p.dtype)
-        rho, after, before = torch.ones_like(p[..., 0]), p, None
-        for rank in range(tokens.shape[-1]):
-            token, law = tokens[..., rank], laws[..., rank]
-            starts = (law == DraftSampling.IID) & (before != law if before is not None else True)
-            # Whether a run starts anywhere the host does not know, and to look would make it wait.
-            new_rho, new_after = _run(p, q.nan_to_num(), laws[..., rank:], family.p)
-            rho, after = rho.where(~starts, new_rho), after.where(~starts[..., None], new_after)
-            entry = token[..., None]
-            divisor = torch.where(law == DraftSampling.IID, rho, 1.0) * q.gather(-1, entry)[..., 0]
-            chances[..., rank] = acceptance(p.gather(-1, entry)[..., 0], divisor, law).where(law >= 0, 0.0)
-            following = laws[..., rank + 1] if rank + 1 < laws.shape[-1] else torch.full_like(law, -1)
-            ends = (law == DraftSampling.IID) & (following != law)
-            certain = law == DraftSampling.DETERMINISTIC
-            p = after.where(ends[..., None], p)
-            p = normalized(residual(p, q, token, law.where(certain, -1)), family.p).where(certain[..., None], p)
-            before = law
-        return chances, p
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all children of every node against one p."""
+        return top_down(tree, target_probs, _try_runs, together=True)
+
+
+def _try_runs(family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
+    """Try one child after the other; an independent child with the rho of its run."""
+    p, q, tokens = family.p, family.q, family.tokens
+    if family.tree.only_law is DraftSampling.IID:
+        rho, after = _run(p, q, family.exists.sum(-1), family.most, p)
+        chances = chance_of(p.gather(-1, tokens), q.gather(-1, tokens) * rho[..., None] * family.exists)
+        return chances, weight, after
+    chances, q, laws = [], q.nan_to_num(), family.laws
+    rho, after, before = torch.ones_like(p[..., 0]), p, torch.full_like(laws[..., 0], -1)
+    following = torch.nn.functional.pad(laws[..., 1:], (0, 1), value=-1)
+    for rank in range(family.most):
+        token, law = tokens[..., rank], laws[..., rank]
+        independent, certain = law == DraftSampling.IID, law == DraftSampling.DETERMINISTIC
+        starts, ends = independent & (before != law), independent & (following[..., rank] != law)
+        # Whether a run starts anywhere the host does not know, and to look would make it wait.
+        new_rho, new_after = _run(
+            p, q, (laws[..., rank:] == DraftSampling.IID).cumprod(-1).sum(-1), family.most - rank, family.p
+        )
+        rho, after = rho.where(~starts, new_rho), after.where(~starts[..., None], new_after)
+        drawn = torch.where(independent, rho * q.gather(-1, token[..., None])[..., 0], certain)
+        chances.append(chance_of(p.gather(-1, token[..., None])[..., 0], drawn))
+        p = after.where(ends[..., None], p)
+        p = normalized(without(p, token, certain), family.p).where(certain[..., None], p)
+        before = law
+    return torch.stack(chances, -1), weight, p
 
 
 def _run(
     p: Float[Tensor, "*rows vocab"],
     q: Float[Tensor, "*rows vocab"],
-    laws: Int8[Tensor, "*rows rank"],
+    k: Int[Tensor, "*rows"],
+    most: int,
     fallback: Float[Tensor, "*rows vocab"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    """Returns rho of the first run of independent siblings, and the next token's law if all of them are rejected."""
-    k = (laws == DraftSampling.IID).cumprod(-1).sum(-1).clamp(min=1).to(p.dtype)
-    high = k
-    if laws.shape[-1] > 1:
-        high = _smallest_rho(p, q, k)
+    """Return rho of a run of k <= most independent siblings, and the next token's law if all are rejected."""
+    each = k.clamp(min=1).to(p.dtype)
+    high = _smallest_rho(p, q, each) if most > 1 else each
     thinned = torch.minimum(p / high[..., None], q)
     b = thinned.sum(-1)
-    factor = (_any_of(b, k) / b).where(b > 0, 0.0)
+    factor = (_any_of(b, each) / b).where(b > 0, 0.0)
     return high, normalized((p - thinned * factor[..., None]).clamp(min=0), fallback)
 
 

@@ -10,7 +10,7 @@ from specdec.arguments import number, whole
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.families import entries, rows_of
+from verifiers.trees import entries, rows_of
 
 
 class LongestPathVerifier(Verifier):
@@ -29,7 +29,7 @@ class LongestPathVerifier(Verifier):
         entry = entries(tree, target_probs.shape[2])
         p = target_probs.flatten(1).gather(1, entry)
         stop = longest_path(tree, p, self._plausible(tree, target_probs, entry, p))
-        return Laws(stop, lambda stop: rows_of(target_probs, stop))
+        return Laws(stop, lambda stop: rows_of(stop, target_probs)[0])
 
     @abstractmethod
     def _plausible(

@@ -1,7 +1,5 @@
 """Exact rules, loosened to accept more. LOSSY: above temperature 0 the output does not follow the target."""
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,10 +8,9 @@ from specdec.arguments import number
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.certain import laws_of_certain
-from verifiers.families import Family
-from verifiers.levels import law_of_levels
 from verifiers.rejection import RejectionVerifier
+from verifiers.target_walk import after_walk
+from verifiers.walk import Family, Tried, top_down, try_in_turn
 
 _SAMPLED = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
@@ -39,15 +36,15 @@ class LenientVerifier(Verifier):
         if not 0 < lenience <= 1:
             raise ValueError(f"lenience={lenience}: {remedy}")
         self.lenience = lenience
-        self._rule = RejectionVerifier()
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """Return the laws of rejection sampling from a smaller q, but what it leaves without lenience."""
-        exact = self._rule.laws(tree, target_probs)
-        if tree.draft_probs is None:
-            return exact
-        lenient = replace(tree, draft_probs=tree.draft_probs * self.lenience)
-        return Laws(self._rule.laws(lenient, target_probs).stop, exact.after)
+        """Return the laws of rejection sampling, with larger chances."""
+        return top_down(tree, target_probs, self._try_children)
+
+    def _try_children(self, family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
+        chances, weight, left = try_in_turn(family, weight)
+        lenient = (chances / self.lenience).clamp(max=1)
+        return lenient.where(family.laws != DraftSampling.DETERMINISTIC, chances), weight, left
 
 
 class ThresholdVerifier(Verifier):
@@ -75,16 +72,18 @@ class ThresholdVerifier(Verifier):
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return the law of the walk with thresholds; the next token is a draw from p that is none of the children."""
-        family = Family.of_parents(tree, target_probs)
+        stop = top_down(tree, target_probs, self._try_children, together=True, walks=False).stop
+        return Laws(stop, lambda nodes: after_walk(tree, target_probs, nodes))
+
+    def _try_children(self, family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
         tokens = family.tokens
         repeated = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
         p = family.p.gather(-1, tokens).where(family.exists & ~repeated, 0.0)
         share = (p.cumsum(-1) / self.accumulated).clamp(max=1)
         # A child that is certain leaves nothing for its later siblings.
         share = torch.where(p >= self.single, 1.0, share).cummax(-1).values
-        accepted = share - torch.nn.functional.pad(share[..., :-1], (1, 0))
-        stop = law_of_levels(family, accepted.where(family.exists, 0.0))
-        return Laws(stop, laws_of_certain(tree, target_probs).after)
+        before = torch.nn.functional.pad(share[..., :-1], (1, 0))
+        return ((share - before) / (1 - before)).nan_to_num(nan=0.0), weight, family.p
 
 
 class FuzzyVerifier(Verifier):

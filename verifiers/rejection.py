@@ -1,17 +1,13 @@
 """Rejection sampling, from the root down and sibling by sibling: it fits every way of drafting but shared noise."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
-from verifiers.certain import laws_of_certain
-from verifiers.families import Family, drafted_laws, entries, with_siblings
-from verifiers.levels import law_in_turn
-from verifiers.residuals import normalized
-from verifiers.siblings import Siblings, chance, rejected, share, try_in_turn
-from verifiers.thresholds import has_thresholds, law_of_next, thresholds
+from verifiers.thresholds import has_thresholds, laws_by_thresholds
+from verifiers.walk import top_down
 
 
 class RejectionVerifier(Verifier):
@@ -37,55 +33,6 @@ class RejectionVerifier(Verifier):
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Return what follows from trying all children of every node in turn."""
-        if tree.max_children == 0 or tree.draft_probs is None:
-            return laws_of_certain(tree, target_probs)
         if has_thresholds(tree):
-            tried = thresholds(tree, target_probs)
-            return Laws(
-                law_in_turn(tree, tried.chance), lambda stop: law_of_next(tree, target_probs, stop, tried.after)
-            )
-        entry = entries(tree, target_probs.shape[2])
-        p = target_probs.flatten(1).gather(1, entry)
-        q = tree.draft_probs.flatten(1).gather(1, entry).to(p.dtype)
-        # The probability of accepting each node as if it were a first child.
-        chances = chance(p, share(q, drafted_laws(tree), tree.only_law))
-        several = with_siblings(tree, target_probs)
-        if several is not None:
-            chances = _in_turn(tree, several, chances)
-        return Laws(law_in_turn(tree, chances), lambda stop: _after(tree, target_probs, stop))
-
-
-def _after(
-    tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"], stop: Int[Tensor, " batch"]
-) -> Float[Tensor, "batch vocab"]:
-    """Return what is left of p after all children of ``stop`` were rejected."""
-    family = Family(tree, target_probs, stop[:, None])
-    most = family.laws.shape[-1]
-    if most == 1:
-        left = rejected(family.p, family.q, family.tokens[..., 0], family.laws[..., 0], tree.only_law)
-    else:
-        siblings = Siblings((1,) * most, family.tokens[:, 0], family.laws[:, 0], tree.only_law)
-        left = try_in_turn(family.p, family.q, siblings).left
-    # After a leaf it is p itself, to the last bit: a row without drafts must not depend on its batch mates.
-    return normalized(left, family.p, family.laws[..., :1] >= 0)[:, 0]
-
-
-def _in_turn(
-    tree: DraftTree,
-    several: tuple[Family, tuple[int, ...], Int[Tensor, "batch child"]],
-    chances: Float[Tensor, "batch node"],
-) -> Float[Tensor, "batch node"]:
-    """Returns the probability of accepting each node, given that its earlier siblings were rejected.
-
-    Args:
-        tree: The tree.
-        several: The nodes that have several children, and those (``families.with_siblings``).
-        chances: The probability of accepting every node as if it were a first child; 0 at invalid nodes.
-    """
-    family, having, index = several
-    siblings = Siblings(having, tree.tokens.gather(1, index), drafted_laws(tree).gather(1, index), tree.only_law)
-    tried = try_in_turn(family.p, family.q, siblings)
-    # Children that do not exist are written to the root, which is not read.
-    chances = chances.scatter(1, index, tried.chances)
-    # p of an invalid node may be anything.
-    return chances if tree.is_whole else chances.masked_fill_(~tree.valid, 0.0)
+            return laws_by_thresholds(tree, target_probs, leaf_to_root=False)
+        return top_down(tree, target_probs)

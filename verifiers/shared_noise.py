@@ -6,7 +6,7 @@ from torch import Tensor
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness, Noise
-from verifiers.certain import laws_of_certain
+from verifiers.target_walk import laws_of_walk
 
 
 class SharedNoiseVerifier(Verifier):
@@ -33,4 +33,4 @@ class SharedNoiseVerifier(Verifier):
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
         """Walk along the target's tokens; ``target_probs`` are one-hot."""
-        return laws_of_certain(tree, target_probs)
+        return laws_of_walk(tree, target_probs)

@@ -10,16 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.types import DraftSampling
-from verifiers.families import Family
-from verifiers.levels import LevelVerifier
+from specdec.interfaces import Laws, Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.walk import Family, Tried, top_down
 
 _MOST_TUPLES = 20_000  # variables of a linear program are this many times the siblings
 
 SAMPLED = (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
 
 
-class TransportVerifier(LevelVerifier):
+class TransportVerifier(Verifier):
     """Optimal acceptance of every group of siblings, by a linear program (SpecTr, Sun et al. 2023, arXiv 2310.15141).
 
     Among all couplings of the drafted siblings T ~ Q with a token y ~ p, take one that maximizes the probability that y
@@ -40,30 +41,22 @@ class TransportVerifier(LevelVerifier):
         ValueError: A group of siblings is too large for its vocabulary; says at which row and node.
     """
 
+    exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, *SAMPLED})
     is_reference = True
 
-    def _try_children(
-        self, family: Family
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """Solve a program for every node; all of p may be emitted below it."""
-        chances, _, next_law = try_by_program(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
-        return chances, next_law
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Solve a program for every node that has children."""
+        return top_down(tree, target_probs, try_by_program)
 
 
-def try_by_program(
-    family: Family, weight: Float[Tensor, "batch some"]
-) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try the children of some nodes, each group of siblings by a linear program of its own.
-
-    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
-    weights are 1.
-    """
+def try_by_program(family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
+    """Try the children of some nodes, each group of siblings by a linear program of its own (``walk.TryChildren``)."""
     tokens, laws = family.tokens.cpu().numpy(), family.laws.cpu().numpy()
     q = family.q.double().cpu().numpy()
     counts = family.exists.sum(-1).cpu().numpy()
     weights, weights_left, next_laws = (
-        table.double().cpu().numpy().copy() for table in (0 * family.index, weight, family.p)
+        table.double().cpu().numpy().copy() for table in (0 * family.tokens, weight, family.p)
     )
     for at in np.ndindex(*family.nodes.shape):
         count = int(counts[at])
@@ -83,8 +76,7 @@ def try_by_program(
         if left is not None:
             next_laws[at] = left
     chances, own, next_law = (torch.from_numpy(table).to(weight) for table in (weights, weights_left, next_laws))
-    # After a leaf it is p itself, to the last bit.
-    return chances, own, next_law.where(family.exists.any(-1, keepdim=True), family.p)
+    return chances, own, next_law
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,13 +4,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdec.types import DraftSampling
-from verifiers.families import Family
-from verifiers.levels import LevelVerifier
-from verifiers.residuals import acceptance, normalized, residual, weight_left
+from specdec.interfaces import Laws, Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
+from verifiers.trees import chance_of
+from verifiers.walk import Family, Tried, top_down
 
 
-class TwoDraftVerifier(LevelVerifier):
+class TwoDraftVerifier(Verifier):
     """Optimal verification of two independent siblings, level by level (Khisti et al. 2024, arXiv 2410.18234).
 
     The canonical decomposition: of x1, x2 ~ q one is selected, with probabilities such that the selected token follows
@@ -24,52 +25,41 @@ class TwoDraftVerifier(LevelVerifier):
     siblings are tried one by one, as by ``RejectionVerifier``, so siblings may mix laws.
     """
 
+    exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
-    def _try_children(
-        self, family: Family
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some vocab"]]:
-        """Try children in pairs; all of p may be emitted below every node."""
-        chances, _, next_law = try_in_pairs(family, torch.ones_like(family.nodes, dtype=family.target_probs.dtype))
-        return chances, next_law
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying the children of every node in pairs."""
+        return top_down(tree, target_probs, try_in_pairs)
 
 
-def try_in_pairs(
-    family: Family, weight: Float[Tensor, "batch some"]
-) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-    """Try the children of some nodes: independent ones in pairs, the others one by one.
-
-    Arguments and result are those of ``PostOrderVerifier._try_children``; where every level decides for itself, all
-    weights are 1.
-    """
-    p, q, tokens, laws = family.p, family.q, family.tokens, family.laws
-    weights = torch.zeros_like(tokens, dtype=p.dtype)
+def try_in_pairs(family: Family, weight: Float[Tensor, "batch some"]) -> Tried:
+    """Try the children of some nodes: independent ones in pairs, the others one by one (``walk.TryChildren``)."""
+    tokens, laws, only = family.tokens, family.laws, family.tree.only_law
+    left, chances = weight[..., None] * family.p, torch.zeros_like(tokens, dtype=weight.dtype)
     paired = torch.zeros_like(family.nodes, dtype=torch.bool)  # the child is the second of a pair
-    last, only = tokens.shape[-1] - 1, family.tree.only_law
-    for rank, draft_law in enumerate(family.drawn_from()):
-        token, law = tokens[..., rank], laws[..., rank]
-        some = (law >= 0) & ~paired
-        entry = token[..., None]
-        mass = weight[..., None] * p
-        chance = acceptance(mass.gather(-1, entry)[..., 0], draft_law.gather(-1, entry)[..., 0], law)
-        weights[..., rank] = chance.where(some, weights[..., rank])
+    for rank, drawn in enumerate(family.drawn_from()):
+        token, some = tokens[..., rank, None], ~paired
+        mass, slack = left, 1 - weight
+        alone = chance_of(mass.gather(-1, token), drawn.gather(-1, token))[..., 0]
+        chances[..., rank] = alone.where(some, chances[..., rank])
         # Where there is no child, or it is the second of a pair, nothing is taken away.
-        left = residual(mass, draft_law, token, law.where(some, -1))
-        starts = torch.zeros_like(some)
-        if rank < last:
-            starts = some & (law == DraftSampling.IID) & (laws[..., rank + 1] == DraftSampling.IID)
+        left = (mass - drawn).clamp_(min=0).where(some[..., None], mass)
+        paired = torch.zeros_like(some)
         # Whether a pair starts anywhere the host does not know, unless all siblings have one law.
-        if rank < last and (rank % 2 == 0 if only is DraftSampling.IID else only is None):
-            first, second, left_by_pair = share_out(mass, q, token, tokens[..., rank + 1])
-            weights[..., rank] = first.where(starts, weights[..., rank])
+        if rank + 1 < family.most and (rank % 2 == 0 if only is DraftSampling.IID else only is None):
+            paired = some & (laws[..., rank] == DraftSampling.IID) & (laws[..., rank + 1] == DraftSampling.IID)
+            first, second, left_by_pair = share_out(mass, family.q, token[..., 0], tokens[..., rank + 1])
+            chances[..., rank] = first.where(paired, chances[..., rank])
             given_failure = (second / (1 - first)).where(first < 1, 0.0).clamp(max=1)
-            weights[..., rank + 1] = given_failure.where(starts, 0.0)
-            left = left_by_pair.where(starts[..., None], left)
+            chances[..., rank + 1] = given_failure.where(paired, 0.0)
+            left = left_by_pair.where(paired[..., None], left)
         z = left.sum(-1)
-        p = normalized(left, family.p).where(some[..., None], p)
-        weight = weight_left(z, weight).where(some, weight)
-        paired = starts
-    return weights, weight, p
+        tiny = torch.finfo(z.dtype).tiny
+        # Added in this order, because z may be far below the precision of 1.
+        left = (left / (z + slack).clamp_(min=tiny)[..., None]).where(some[..., None], mass)
+        weight = left.sum(-1)
+    return chances, weight, left
 
 
 def share_out(

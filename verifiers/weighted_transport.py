@@ -3,16 +3,17 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from specdec.types import DraftSampling
-from verifiers.families import Family
-from verifiers.post_order import PostOrderVerifier
+from specdec.interfaces import Laws, Verifier
+from specdec.tree import DraftTree
+from specdec.types import DraftSampling, Exactness
 from verifiers.transport import try_by_program
 from verifiers.two_draft import try_in_pairs
+from verifiers.walk import leaf_to_root
 
 SOLVERS = {"pairs": try_in_pairs, "program": try_by_program}
 
 
-class WeightedTransportVerifier(PostOrderVerifier):
+class WeightedTransportVerifier(Verifier):
     """``TraversalVerifier``, but with one optimal plan for all children of a node instead of one child after the other.
 
     A node comes with a weight w: w p may be emitted below it. For drafted siblings T ~ Q, the plan f maximizes
@@ -33,15 +34,14 @@ class WeightedTransportVerifier(PostOrderVerifier):
             for its vocabulary.
     """
 
+    exactness = Exactness.EXACT
     samplings = frozenset({DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT})
 
     def __init__(self, *, solver: str = "pairs"):
         if not isinstance(solver, str) or solver not in SOLVERS:
             raise ValueError(f"solver={solver!r}: choose {' or '.join(SOLVERS)}")
-        self._solve = SOLVERS[solver]
+        self.solver = solver
 
-    def _try_children(
-        self, family: Family, weight: Float[Tensor, "batch some"]
-    ) -> tuple[Float[Tensor, "batch some rank"], Float[Tensor, "batch some"], Float[Tensor, "batch some vocab"]]:
-        """Try all children together."""
-        return self._solve(family, weight)
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return what follows from trying all children of a node together."""
+        return leaf_to_root(tree, target_probs, SOLVERS[self.solver])

@@ -21,8 +21,7 @@ from verifiers import (
     TwoDraftVerifier,
     WeightedTransportVerifier,
 )
-from verifiers.families import Family
-from verifiers.post_order import PostOrderVerifier
+from verifiers.walk import Family, TryChildren
 
 EXACT = 1e-12
 """A rule whose total variation to the target, in float64, is smaller than this counts as exact."""
@@ -145,12 +144,13 @@ DIGITS = 5.1e-7  # six decimals
 
 
 def expected_in_post_order(
-    rule: PostOrderVerifier, tables: Tables, factors: tuple[int, ...], law: DraftSampling
+    try_children: TryChildren, tables: Tables, factors: tuple[int, ...], law: DraftSampling
 ) -> float:
     """Expected accepted tokens of ``TreeShape.branching(*factors)`` where its drafts are too many to enumerate.
 
-    A subtree is accepted from with the weight that it comes with, whatever its shape; so with children of weights
-    w_1, w_2, ..., a node's expectation is that of w_1 + E_1 + (1 - w_1) (w_2 + E_2 + (1 - w_2) ...).
+    For rules that go from the leaves to the root. A subtree is accepted from with the weight that it comes with,
+    whatever its shape. So with children of weights w_1, w_2, ..., a node's expectation is that of
+    w_1 + E_1 + (1 - w_1) (w_2 + E_2 + (1 - w_2) ...).
     """
     vocab = tables.vocab
     prefix, weight = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)
@@ -173,9 +173,8 @@ def expected_in_post_order(
             draft_probs=q[rows, None].expand(-1, children + 1, -1),
         )
         target_probs = p[rows, None].expand(-1, children + 1, -1)
-        below = rule._try_children(Family(tree, target_probs, torch.zeros_like(rows)[:, None]), weight[rows, None])[0][
-            :, 0
-        ]
+        family = Family(tree, target_probs, torch.zeros_like(rows)[:, None], children)
+        below = try_children(family, weight[rows, None])[0][:, 0]
         failed = torch.nn.functional.pad((1 - below).cumprod(-1)[:, :-1], (1, 0), value=1.0)
         visited = (reach[rows] * chance[rows, draft])[:, None] * failed
         total += float((visited * below).sum())

@@ -4,78 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import verifiers.post_order
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Laws, Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.changed_rule import ChangedRule, emit_p
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, complete, expected_in_post_order, needs_tables
+from tests.changed_rule import ChangedRule, WalkedRule
+from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP, complete, needs_tables
 from verifiers import BlockVerifier, RejectionVerifier, TraversalVerifier
-
-
-@needs_tables
-@pytest.mark.parametrize(("length", "figure"), [(1, 0.756923), (2, 1.356389), (3, 1.792092), (4, 2.136358)])
-def test_figures_of_chains(tables: dict[str, Tables], length: int, figure: float) -> None:
-    for rule in (BlockVerifier(), TraversalVerifier()):
-        for laws in (IID, SWOR):
-            result = enumerate_outcome(rule, tables["A"], TreeShape.chain(length), laws)
-            assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-            assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("factors", "laws", "figure"),
-    [
-        ((2, 2), IID, 1.509460),
-        ((2, 1, 1), IID, 1.883621),
-        ((2, 2), SWOR, 1.609099),
-        ((2, 1, 1), SWOR, 1.970944),
-        complete((3, 1, 1), SWOR, 2.316523, strong=False),  # by recursion below
-        ((2, 2), TOP, 0.994120),
-        ((2, 1, 1), TOP, 0.952749),
-    ],
-)
-def test_figures_of_trees(
-    tables: dict[str, Tables], factors: tuple[int, ...], laws: DraftSampling, figure: float
-) -> None:
-    result = enumerate_outcome(TraversalVerifier(), tables["A"], TreeShape.branching(*factors), laws)
-    assert result.expected_accepted == pytest.approx(figure, abs=DIGITS)
-    assert result.tv < EXACT
-
-
-@needs_tables
-@pytest.mark.parametrize(
-    ("factors", "laws", "figure"),
-    [
-        ((2, 2), IID, 1.509460),
-        ((2, 1, 1), SWOR, 1.970944),
-        ((3, 1, 1), IID, 1.960687),
-        ((3, 1, 1), SWOR, 2.316523),
-        ((2, 2, 2), IID, 2.109060),
-        ((2, 2, 2), SWOR, 2.297642),
-    ],
-)
-def test_figures_of_larger_trees(
-    tables: dict[str, Tables], factors: tuple[int, ...], laws: DraftSampling, figure: float
-) -> None:
-    """By recursion: up to 10^7 drafts."""
-    assert expected_in_post_order(TraversalVerifier(), tables["A"], factors, laws) == pytest.approx(figure, abs=DIGITS)
-
-
-@needs_tables
-@pytest.mark.parametrize(("drawn", "declared", "figure"), [(IID, SWOR, 0.035), (SWOR, IID, 0.037)])
-def test_figures_of_mistakes(
-    tables: dict[str, Tables], drawn: DraftSampling, declared: DraftSampling, figure: float
-) -> None:
-    """The update of q where there is none, and none where there is one."""
-    shape = TreeShape.branching(2, 2)
-    # Declared rank by rank, so that siblings are tried one by one, as in ``test_rejection``.
-    result = enumerate_outcome(TraversalVerifier(), tables["A"], shape, drawn, declared=[declared] * 2)
-    assert result.tv == pytest.approx(figure, abs=5.1e-4)
+from verifiers.trees import law_in_post_order, law_top_down
+from verifiers.walk import Family, Tried, leaf_to_root, try_in_turn
 
 
 def test_a_block_by_hand() -> None:
@@ -95,14 +34,20 @@ def test_a_block_by_hand() -> None:
         assert torch.equal(rule.laws(tree, p).after(torch.full((2,), 2)), p[:, 2])
 
 
-def test_post_order_by_hand() -> None:
+def test_both_ways_through_a_tree_by_hand() -> None:
     """The chain 0 - 1 - 2 with a second child 3 of node 1, and a second child 4 of the root: 2, 3, 1, 4, 0."""
     tree = DraftTree.from_shape(TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1)]), torch.zeros(1, 5, dtype=torch.long))
     assert tree.parents.tolist() == [[-1, 0, 0, 1, 1]]  # level by level: node 2 is the root's second child
     chance = torch.tensor([[1.0, 0.5, 0.25, 0.2, 0.1]], dtype=torch.float64)
-    law = verifiers.post_order.law_of_first_success(tree, chance)
+    law = law_in_post_order(tree, chance)
     expected = [0.8 * 0.9 * 0.5 * 0.75, 0.8 * 0.9 * 0.5, 0.8 * 0.9 * 0.5 * 0.25, 0.2, 0.8 * 0.1]
     torch.testing.assert_close(law, torch.tensor([expected], dtype=torch.float64))
+    # From the root down: node 1 is tried before node 2, node 3 before node 4.
+    down = [0.5 * 0.75, 0.5 * 0.8 * 0.9, 0.5 * 0.25, 0.5 * 0.2, 0.5 * 0.8 * 0.1]
+    torch.testing.assert_close(law_top_down(tree, chance), torch.tensor([down], dtype=torch.float64))
+    own = DraftTree.build(tree.tokens, tree.parents.clone())
+    torch.testing.assert_close(law_top_down(own, chance), law_top_down(tree, chance))
+    torch.testing.assert_close(law_in_post_order(own, chance), law)
 
 
 @pytest.mark.parametrize("laws", [IID, SWOR, TOP], ids=lambda law: law.name)
@@ -131,10 +76,14 @@ def test_a_block_reaches_every_position_with_its_weight() -> None:
     tables, shape = Tables.random(3, 3, seed=7), TreeShape.chain(3)
     made = enumerate_drafts(tables, shape, IID)
     stop_law = BlockVerifier().laws(made.tree, made.target_probs).stop
-    weight = BlockVerifier()._weights(made.tree, made.target_probs)[0]
+    ratio = torch.ones(len(made.probability), dtype=torch.float64)
+    weight = [ratio]
+    for position in range(1, 4):
+        above = torch.arange(len(ratio)), torch.full((len(ratio),), position - 1), made.tree.tokens[:, position]
+        weight.append((weight[-1] * made.target_probs[above] / made.tree.draft_probs[above]).clamp(max=1))
     for position in range(1, 4):
         reached = (made.probability * stop_law[:, position:].sum(1)).sum()
-        torch.testing.assert_close(reached, (made.probability * weight[:, position]).sum())
+        torch.testing.assert_close(reached, (made.probability * weight[position]).sum())
 
 
 def test_rules_on_a_chain_need_no_order_of_columns() -> None:
@@ -192,22 +141,17 @@ def token_residual(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tens
 
 
 UNCAPPED = ChangedRule(BlockVerifier(), stop=last_uncapped)
-NO_RESIDUAL = ChangedRule(TraversalVerifier(), after=emit_p)
 
 
-class KeepsTheWeight(TraversalVerifier):
+def keeps_the_weight(family: Family, weight: Tensor) -> Tried:
     """Does not update w when a child has failed."""
-
-    def _try_children(self, family, weight):
-        below, _, law = super()._try_children(family, weight)
-        return below, weight, law
+    below, _, law = try_in_turn(family, weight)
+    return below, weight, law
 
 
-class ForgetsTheWeight(TraversalVerifier):
+def forgets_the_weight(family: Family, weight: Tensor) -> Tried:
     """Begins at every node with weight 1, as if the path to it were certain."""
-
-    def _try_children(self, family, weight):
-        return super()._try_children(family, torch.ones_like(weight))
+    return try_in_turn(family, torch.ones_like(weight))
 
 
 @pytest.mark.parametrize(
@@ -216,10 +160,8 @@ class ForgetsTheWeight(TraversalVerifier):
         (ChangedRule(BlockVerifier(), stop=stops_at_the_first_failure), (1, 1, 1, 1), IID),
         (UNCAPPED, (1, 1, 1, 1), IID),
         (ChangedRule(BlockVerifier(), after=token_residual), (1, 1, 1, 1), IID),
-        (NO_RESIDUAL, (2, 2), SWOR),
-        (NO_RESIDUAL, (2, 2), TOP),
-        (KeepsTheWeight(), (2, 2), SWOR),
-        (ForgetsTheWeight(), (2, 2), SWOR),
+        (WalkedRule(leaf_to_root, keeps_the_weight), (2, 2), SWOR),
+        (WalkedRule(leaf_to_root, forgets_the_weight), (2, 2), SWOR),
     ],
 )
 def test_enumeration_rejects(rule: Verifier, factors: tuple[int, ...], laws: DraftSampling) -> None:
@@ -235,15 +177,3 @@ def test_the_figure_of_the_uncapped_ratio(tables: dict[str, Tables]) -> None:
     result = enumerate_outcome(UNCAPPED, tables["A"], TreeShape.chain(4), IID)
     assert result.tv == pytest.approx(0.049, abs=5.1e-4)
     assert result.expected_accepted == pytest.approx(2.210, abs=5.1e-4)
-
-
-@pytest.mark.parametrize("shape", [TreeShape.branching(2, 2), TreeShape.branching(3, 1)], ids=repr)
-def test_the_bound_for_accelerators_changes_nothing(shape: TreeShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where looking would synchronize, rows are filled up with other nodes."""
-    tables = Tables.random(3, 2, seed=1)
-    made = enumerate_drafts(tables, shape, SWOR)
-    expected = TraversalVerifier().laws(made.tree, made.target_probs).stop
-    monkeypatch.setattr(
-        verifiers.post_order, "_most_parents", lambda tree, here, depth: 1 if depth == 0 else (tree.width - depth) // 2
-    )
-    assert torch.equal(TraversalVerifier().laws(made.tree, made.target_probs).stop, expected)

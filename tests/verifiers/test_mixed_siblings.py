@@ -4,15 +4,13 @@ import pytest
 import torch
 
 from specdec.exactness.checks import check_drafts
-from specdec.exactness.drafts import WeightedDrafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import (
     BIASED,
-    DIGITS,
     EXACT,
     IID,
     KINDS,
@@ -20,7 +18,6 @@ from tests.verifiers.cases import (
     SWOR,
     TOP,
     complete,
-    needs_tables,
     takes_laws,
 )
 from verifiers import (
@@ -28,7 +25,6 @@ from verifiers import (
     GreedyMultiPathVerifier,
     KSeqVerifier,
     TargetWalkVerifier,
-    TransportVerifier,
     WeightedTransportVerifier,
 )
 
@@ -61,44 +57,6 @@ def test_a_looked_up_token_that_is_taken_for_drawn_is_rejected(rule: str) -> Non
     tables, shape = Tables.random(4, 1, seed=21), TreeShape.branching(2)
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law)).tv < EXACT
     assert enumerate_outcome(RULES[rule], tables, shape, (TOP, law), declared=law).tv > BIASED
-
-
-def one_draw_and_the_top(tables: Tables, children: int, *, drawn_first: bool) -> WeightedDrafts:
-    """The top k-1 of q, and one draw from the rest: all drafts."""
-    p, q = tables.p[0][0], tables.q[0][0]
-    top = q.topk(children - 1).indices
-    rest = q.scatter(0, top, 0.0)
-    rest = rest / rest.sum()
-    drawn = rest.nonzero()
-    certain = top.expand(len(drawn), -1)
-    tokens = torch.cat([torch.zeros_like(drawn), *([drawn, certain] if drawn_first else [certain, drawn])], 1)
-    law = [TOP, IID, *[TOP] * (children - 1)] if drawn_first else [TOP, *[TOP] * (children - 1), IID]
-    size = (len(drawn), children + 1, -1)
-    tree = DraftTree.from_shape(
-        TreeShape.branching(children),
-        tokens,
-        sampling=torch.tensor(law, dtype=torch.int8).expand(len(drawn), -1),
-        draft_probs=rest.expand(*size).contiguous(),
-    )
-    below = torch.stack([p.expand(len(drawn), -1), *tables.p[1][tokens[:, 1:]].unbind(1)], 1)
-    return WeightedDrafts(tree, tokens, rest[drawn[:, 0]], below)
-
-
-@needs_tables
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "target walk"])
-@pytest.mark.parametrize(("children", "optimum", "drawn_last"), [(2, 0.774061, 0.748424), (3, 0.844130, 0.781198)])
-def test_figures_of_one_draw_beside_the_top(
-    tables: dict[str, Tables], rule: str, children: int, optimum: float, drawn_last: float
-) -> None:
-    """Drawn first, every rule reaches the optimum; drawn last, only one that plans for all siblings."""
-    first, last = (
-        outcome(RULES[rule], tables["L"], one_draw_and_the_top(tables["L"], children, drawn_first=order))
-        for order in (True, False)
-    )
-    assert first.tv < EXACT and last.tv < EXACT
-    assert first.expected_accepted == pytest.approx(optimum, abs=DIGITS)
-    plans = isinstance(RULES[rule], TransportVerifier) or "program" in rule
-    assert last.expected_accepted == pytest.approx(optimum if plans else drawn_last, abs=DIGITS)
 
 
 @pytest.mark.parametrize(

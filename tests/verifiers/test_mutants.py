@@ -17,7 +17,7 @@ from specdec.types import DraftSampling
 from tests.changed_rule import ChangedRule, emit_p
 from tests.verifiers.cases import BIASED, EXACT, IID, SWOR, TOP
 from tests.verifiers.test_exact_rules import RULES, SLOW
-from verifiers import TargetWalkVerifier
+from verifiers import RejectionVerifier, TargetWalkVerifier
 
 
 def what_is_left_above(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
@@ -71,6 +71,15 @@ def test_no_residual(rule: str, laws: DraftSampling) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_residual_of_the_node_above(rule: str) -> None:
     caught(rule, shape_of(rule), IID, after=what_is_left_above)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law", "factors", "seed"),
+    [("k-seq", IID, (2, 2), 21), ("two drafts", IID, (2, 1), 5), ("transport", SWOR, (2, 2), 5)],
+)
+def test_the_residual_of_rejection_sampling(rule: str, law: DraftSampling, factors: tuple[int, ...], seed: int) -> None:
+    mutant = ChangedRule(RULES[rule], after=lambda tree, p, laws, stop: RejectionVerifier().laws(tree, p).after(stop))
+    assert enumerate_outcome(mutant, Tables.random(4, 2, seed=seed), TreeShape.branching(*factors), law).tv > BIASED
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SLOW])

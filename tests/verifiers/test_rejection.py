@@ -1,4 +1,4 @@
-"""Rejection sampling: exact by enumeration, and its formulas."""
+"""Rejection sampling: by hand, and its formulas."""
 
 from dataclasses import replace
 
@@ -7,82 +7,16 @@ import torch
 from hypothesis import assume, given, settings
 from torch import Tensor
 
-from specdec.exactness.drafts import Samplings, enumerate_drafts
-from specdec.exactness.outcomes import enumerate_outcome, outcome
-from specdec.exactness.tables import Tables
+from specdec.exactness.drafts import Samplings
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling, Exactness
+from specdec.types import DraftSampling
 from tests.verifiers.cases import (
-    EXACT,
     IID,
-    KINDS,
-    LAWS,
-    SHAPES,
     SWOR,
     TOP,
-    complete,
     drafts,
 )
 from verifiers import RejectionVerifier
-
-# A chain has no siblings that could mix laws.
-CASES = [
-    complete(
-        shape,
-        laws,
-        kinds,
-        strong=shape in ("chain", "2x2", "two children below one") and kinds in ("dense", "every kind"),
-    )
-    for shape in SHAPES
-    for laws in LAWS
-    for kinds in KINDS
-    if not SHAPES[shape].is_chain or laws in ("top", "iid", "swor")
-]
-
-
-@pytest.mark.parametrize(("shape", "laws", "kinds"), CASES)
-def test_the_output_law_is_the_targets(shape: str, laws: str, kinds: str) -> None:
-    tree = SHAPES[shape]
-    tables = Tables.random(3 if tree.num_nodes > 5 else 4, tree.max_depth, seed=len(shape), kinds=KINDS[kinds])
-    result = enumerate_outcome(RejectionVerifier(), tables, tree, LAWS[laws])
-    assert result.tv < EXACT
-
-
-@pytest.mark.parametrize("laws", [TOP, IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("seed", [complete(seed, strong=seed == 0) for seed in range(5)])
-def test_the_output_law_is_the_targets_on_more_tables(laws: DraftSampling, seed: int) -> None:
-    tables = Tables.random(4, 2, seed=seed, kinds=("dense", "zeros", "equal", "disjoint"))
-    assert enumerate_outcome(RejectionVerifier(), tables, SHAPES["2x2"], laws).tv < EXACT
-
-
-@pytest.mark.parametrize("laws", LAWS)
-def test_trees_whose_shape_depends_on_the_draft_are_exact(laws: str) -> None:
-    """Nodes may be left out by what stands above them; the rest then has gaps in rows, ranks and depths."""
-    tables = Tables.random(4, 2, seed=3, kinds=("dense", "zeros"))
-    shape = TreeShape.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)])
-
-    def grows(node: int, prefix: Tensor) -> Tensor:
-        if node in (3, 5):  # first children
-            return (prefix + node) % 2 == 0
-        return (prefix < 3) | (node < 6)
-
-    drafts = enumerate_drafts(tables, shape, LAWS[laws], grows=grows)
-    valid = drafts.tree.valid
-    gap = (valid[:, 4] & ~valid[:, 3]) | (valid[:, 6] & ~valid[:, 5])
-    assert gap.any(), "no row lacks a first child and has a second"
-    stop_law = RejectionVerifier().laws(drafts.tree, drafts.target_probs).stop
-    assert (stop_law[~valid] == 0).all()
-    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
-
-
-def test_iid_siblings_may_repeat() -> None:
-    """The enumeration has such drafts, and a repeated token is worth no more than the residual leaves it."""
-    tables = Tables.random(3, 1, seed=1)
-    drafts = enumerate_drafts(tables, TreeShape.branching(3), IID)
-    tokens = drafts.tree.tokens
-    repeated = (tokens[:, 1] == tokens[:, 2]) & (tokens[:, 2] == tokens[:, 3])
-    assert repeated.sum() == 3
-    assert outcome(RejectionVerifier(), tables, drafts).tv < EXACT
 
 
 def test_repeated_deterministic_siblings_count_once() -> None:
@@ -141,72 +75,6 @@ def test_one_level_by_hand(
     assert torch.equal(rule.laws(tree, p).after(torch.ones(1, dtype=torch.long)), p[:, 1])
 
 
-def test_acceptance_rates_by_hand() -> None:
-    """P(a child is accepted) over all drafts of the tables above."""
-    row = {(): [0.5, 0.3, 0.2]} | {(token,): [1 / 3] * 3 for token in range(3)}
-    draft = {(): [0.2, 0.5, 0.3]} | {(token,): [1 / 3] * 3 for token in range(3)}
-    tables = Tables.from_rows(row, draft)
-
-    def rate(laws: Samplings, children: int) -> float:
-        return enumerate_outcome(RejectionVerifier(), tables, TreeShape.branching(children), laws).expected_accepted
-
-    assert rate(IID, 1) == pytest.approx(0.2 + 0.3 + 0.2, abs=EXACT)
-    assert rate(SWOR, 1) == pytest.approx(0.7, abs=EXACT)
-    assert rate(IID, 2) == pytest.approx(0.7 + 0.3 * 0.2, abs=EXACT)
-    # Token 1 (.5) is rejected with .4, and then token 0 comes with .2 / .5; token 2 (.3) with 1/3, .2 / .7.
-    assert rate(SWOR, 2) == pytest.approx(0.7 + 0.5 * 0.4 * 0.4 + 0.3 / 3 * 2 / 7, abs=EXACT)
-    assert rate(TOP, 2) == pytest.approx(0.3 + 0.2, abs=EXACT)
-
-
-def test_nothing_drafted_is_plain_decoding() -> None:
-    p = torch.rand(3, 1, 5).softmax(-1)
-    tree = DraftTree.root_only(torch.tensor([1, 2, 3]))
-    rule = RejectionVerifier()
-    assert torch.equal(rule.laws(tree, p).stop, torch.ones(3, 1))
-    assert torch.equal(rule.laws(tree, p).after(torch.zeros(3, dtype=torch.long)), p[:, 0])
-
-
-def test_a_row_without_drafts_gets_p_to_the_last_bit() -> None:
-    """So that its output does not depend on whether its batch mates were drafted for."""
-    p = torch.rand(2, 3, 50).softmax(-1) * 1.000001  # sums to one as well as float32 sums do
-    q = torch.rand(2, 3, 50).softmax(-1)
-    valid = torch.tensor([[True, False, False], [True, True, True]])
-    for draft_probs, sampling in ((None, TOP), (q, IID)):
-        for shape in (TreeShape.chain(2), TreeShape.branching(2)):
-            tree = DraftTree.from_shape(
-                shape, torch.tensor([[3, 4, 5], [3, 4, 5]]), valid=valid, sampling=sampling, draft_probs=draft_probs
-            )
-            stop_law = RejectionVerifier().laws(tree, p).stop
-            assert torch.equal(stop_law[0], torch.tensor([1.0, 0.0, 0.0]))
-            next_law = RejectionVerifier().laws(tree, p).after(torch.zeros(2, dtype=torch.long))
-            assert torch.equal(next_law[0], p[0, 0])
-            assert not torch.equal(next_law[1], p[1, 0])
-
-
-@pytest.mark.parametrize("laws", LAWS)
-def test_temperature_zero_is_greedy_matching(laws: str) -> None:
-    """With one-hot p every draft leaves no choice: the walk along the argmax, and the argmax after it."""
-    tables = Tables.random(4, 2, seed=5, kinds=("one_hot",))
-    drafts = enumerate_drafts(tables, SHAPES["2x2"], LAWS[laws])
-    p = drafts.target_probs.float()
-    stop_law = RejectionVerifier().laws(drafts.tree, p).stop
-    assert ((stop_law == 0) | (stop_law == 1)).all() and (stop_law.sum(1) == 1).all()
-    # Every row, slow and literally.
-    for row in range(len(p)):
-        node = 0
-        while True:
-            argmax = int(p[row, node].argmax())
-            children = [child for child in drafts.tree.children[row, node].tolist() if child >= 0]
-            fitting = [child for child in children if int(drafts.tree.tokens[row, child]) == argmax]
-            if not fitting:
-                break
-            node = fitting[0]
-        assert int(stop_law[row].argmax()) == node
-    stop = stop_law.argmax(1)
-    next_law = RejectionVerifier().laws(drafts.tree, p).after(stop)
-    assert torch.equal(next_law, p[torch.arange(len(p)), stop])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The formulas, literally
 
@@ -238,7 +106,7 @@ def literal_laws(tree: DraftTree, target_probs: Tensor) -> tuple[list[int], list
                 left = [max(0.0, mass - drafted) for mass, drafted in zip(p, q, strict=True)]
                 p = [mass / sum(left) for mass in left] if sum(left) > 0 else node_p
                 earlier.add(token)
-                possible &= law != SWOR or q[token] > 0
+                possible &= q[token] > 0
             if tree.valid[row, node]:
                 stop[node] = reach[node] * rejected
             residuals.append(p)
@@ -263,67 +131,3 @@ def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
         # Where a path all but never ends, the residual is all rounding: compare what it contributes.
         weight = expected_stop[:, node, None]
         torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(drafts(torch.float32))
-def test_both_laws_are_laws_in_float32(case: tuple[DraftTree, Tensor]) -> None:
-    tree, p = case
-    stop_law = RejectionVerifier().laws(tree, p).stop
-    assert stop_law.dtype == torch.float32
-    assert torch.isfinite(stop_law).all() and (stop_law >= 0).all()
-    assert (stop_law[~tree.valid] == 0).all()
-    assert (stop_law.sum(1) - 1).abs().max() < 1e-6
-    for node in range(tree.width):
-        next_law = RejectionVerifier().laws(tree, p).after(torch.full_like(tree.tokens[:, 0], node))
-        assert next_law.dtype == torch.float32
-        assert torch.isfinite(next_law).all() and (next_law >= 0).all()
-        assert (next_law.sum(1) - 1).abs().max() < 1e-6
-        assert (next_law[p[:, node] == 0] == 0).all(), "a token that the target excludes"
-    # A path never goes through a token that the target excludes.
-    entered = p.flatten(1).gather(1, tree.parents.clamp(min=0) * p.shape[2] + tree.tokens)[:, 1:]
-    assert (stop_law[:, 1:][entered == 0] == 0).all()
-
-
-@pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape.branching(2, 2)], ids=repr)
-def test_the_shortcuts_agree_with_the_general_rule(shape: TreeShape) -> None:
-    """No table for deterministic drafts, no residuals on chains: neither changes the law."""
-    p, q = (torch.randn(5, shape.num_nodes + 1, 7, dtype=torch.float64).softmax(-1) for _ in range(2))
-    tokens = torch.randint(0, 7, (5, shape.num_nodes + 1))
-    deterministic = DraftTree.from_shape(shape, tokens)
-    sampled = DraftTree.from_shape(shape, tokens, sampling=IID, draft_probs=q)
-    # The bound that a tree has which nobody knows more of.
-    topology = replace(deterministic.topology, max_children=shape.num_nodes)
-    for short, general in (
-        (deterministic, replace(deterministic, topology=topology, draft_probs=q)),
-        (sampled, replace(sampled, topology=topology)),
-    ):
-        rule = RejectionVerifier()
-        torch.testing.assert_close(rule.laws(short, p).stop, rule.laws(general, p).stop, atol=1e-14, rtol=0)
-        for node in range(shape.num_nodes + 1):
-            stop = torch.full((5,), node)
-            torch.testing.assert_close(rule.laws(short, p).after(stop), rule.laws(general, p).after(stop))
-
-
-def test_rows_at_temperature_zero_share_a_batch_with_sampled_rows() -> None:
-    """A greedy row is DETERMINISTIC in a tree that has draft_probs, and its q may hold anything."""
-    p = torch.rand(2, 3, 4, dtype=torch.float64).softmax(-1)
-    q = torch.rand(2, 3, 4, dtype=torch.float64).softmax(-1)
-    q[0] = torch.nan
-    law = torch.tensor([[TOP] * 3, [SWOR] * 3], dtype=torch.int8)
-    for shape in (TreeShape.branching(2), TreeShape.chain(2)):
-        both = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2], [0, 1, 2]]), sampling=law, draft_probs=q)
-        alone = DraftTree.from_shape(shape, torch.tensor([[0, 1, 2]]))
-        rule = RejectionVerifier()
-        torch.testing.assert_close(rule.laws(both, p).stop[:1], rule.laws(alone, p[:1]).stop)
-        for node in range(3):
-            torch.testing.assert_close(
-                rule.laws(both, p).after(torch.full((2,), node))[:1],
-                rule.laws(alone, p[:1]).after(torch.tensor([node])),
-            )
-
-
-def test_laws_and_promise() -> None:
-    assert RejectionVerifier.exactness is Exactness.EXACT
-    assert RejectionVerifier.samplings == {TOP, IID, SWOR}
-    assert not RejectionVerifier.chain_only

@@ -1,23 +1,23 @@
 """The rules that try all nodes of a static shape at once: the same laws as those that try one sibling after another."""
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+import verifiers.thresholds
 from experiments.bench.rules import SHAPES
-from specdec.acceptance import accept
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import BIASED, EXACT, IID, SWOR
-from verifiers import BlockVerifier, KSeqVerifier, RejectionVerifier, TraversalVerifier
-from verifiers.thresholds import fill_steps, has_thresholds, masses_left
+from verifiers import RejectionVerifier, TraversalVerifier
+from verifiers.thresholds import has_thresholds
 
 RULES: dict[str, Verifier] = {"rejection": RejectionVerifier(), "traversal": TraversalVerifier()}
 MORE_SHAPES = {
@@ -115,62 +115,25 @@ def test_float32_is_close_to_float64(rule: str, law: DraftSampling) -> None:
     torch.testing.assert_close(found[likely], exact_next[likely], atol=1e-5, rtol=0)
 
 
-ALL = {**RULES, "block": BlockVerifier(), "kseq": KSeqVerifier()}
-
-
-class Largest(TorchDispatchMode):
-    """Notices the most entries of a tensor that an operation has made, views of given ones apart."""
-
-    def __init__(self, *given: Tensor) -> None:
-        super().__init__()
-        self.entries, self._given = 0, {each.untyped_storage().data_ptr() for each in given}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in self._given:
-            self.entries = max(self.entries, made.untyped_storage().nbytes() // made.element_size())
-        return made
-
-
-@pytest.mark.parametrize("law", [IID, SWOR], ids=lambda law: law.name)
-@pytest.mark.parametrize("rule", ALL)
-def test_one_row_is_judged_in_parts_of_its_nodes(rule: str, law: DraftSampling) -> None:
-    """Bit for bit as in one go; and no table has more entries than the cap, here those of two nodes."""
-    if law not in ALL[rule].samplings:
-        return
-    shape = TreeShape.chain(6) if ALL[rule].chain_only else TreeShape.branching(4, 2, 1)
-    tree, p = drafted(shape, law, seed=7, invalid=0.0, vocab=2000, batch=3)
-    uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole = accept(ALL[rule], tree, p, uniforms)
-    assert tree.draft_probs is not None
-    with mock.patch("specdec.acceptance.MOST_ENTRIES", 4000), Largest(p, tree.draft_probs) as largest:
-        parts = accept(ALL[rule], tree, p, uniforms)
-    for name in ("path", "num_accepted", "next_token", "expected_accepted", "valid"):
-        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
-    if rule != "kseq":  # which keeps the next law of every node with children
-        assert 2000 <= largest.entries <= 4000, f"a table of {largest.entries} entries"
-
-
-def whole_q(*args: Any) -> Tensor:
-    return torch.ones_like(masses_left(*args))
-
-
-def no_slack(steps: Tensor, tree: DraftTree, p: Tensor, several: Any, exists: Any, masses: Any, weight: Tensor) -> None:
-    fill_steps(steps, tree, p, several, exists, masses, torch.ones_like(weight))
-
-
 MISTAKES = {
-    "q is not smaller for later siblings": (RejectionVerifier(), "verifiers.thresholds.masses_left", whole_q),
-    "the same in traversal": (TraversalVerifier(), "verifiers.descent.masses_left", whole_q),
-    "all weights are 1 among siblings": (TraversalVerifier(), "verifiers.descent.fill_steps", no_slack),
+    "q is not smaller for later siblings": (RejectionVerifier(), "_masses_left"),
+    "the same in traversal": (TraversalVerifier(), "_masses_left"),
+    "all weights are 1 among siblings": (TraversalVerifier(), "_fill"),
 }
+
+
+def mistaken(name: str) -> Callable[..., Any]:
+    right = getattr(verifiers.thresholds, name)
+    if name == "_masses_left":
+        return lambda *args: torch.ones_like(right(*args))
+    return lambda *args: right(*args[:-1], torch.ones_like(args[-1]))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_enumeration_rejects(mistake: str) -> None:
-    rule, place, wrong = MISTAKES[mistake]
+    rule, name = MISTAKES[mistake]
     tables = Tables.random(4, 2, seed=1, kinds=("dense",))
     shape = TreeShape.branching(1, 3)
     assert enumerate_outcome(rule, tables, shape, SWOR).tv < EXACT
-    with mock.patch(place, wrong):
+    with mock.patch(f"verifiers.thresholds.{name}", mistaken(name)):
         assert enumerate_outcome(rule, tables, shape, SWOR).tv > BIASED
