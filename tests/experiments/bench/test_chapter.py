@@ -16,7 +16,6 @@ from PIL import Image
 from experiments.bench.chapter import hook, page
 from experiments.bench.chapter import tables as formats
 from experiments.bench.chapter.pictures import PICTURES, Picture
-from specdec.physics.shape import nominal
 
 IMAGES = page.ROOT / "docs/images"
 TEMPLATE = page.TEMPLATE.read_text()
@@ -174,10 +173,3 @@ def test_mkdocs_draws_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert len(files) == 2 and files.get_file_from_path("images/other.png") is kept
     found = files.get_file_from_path("images/chapter_kv.png")
     assert found is not None and found.content_bytes == b"drawn now"
-
-
-def test_round_models_have_exactly_so_many_weights() -> None:
-    shape = nominal(640, layers=4, heads=2, kv_heads=1, head_dim=8)
-    assert shape.weights == shape.active_weights == 640 and len(shape.layers) == 4
-    with pytest.raises(ValueError, match="641 parameters are no multiple of 4 layers"):
-        nominal(641, layers=4, heads=2, kv_heads=1)

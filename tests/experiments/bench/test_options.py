@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from experiments.bench import quantization, scaling, speed, startup, verifiers
+from experiments.bench.__main__ import main
 from experiments.bench.options import help_text, option, parse, read_options
+from experiments.bench.paired import Checkout
 from experiments.bench.rules import NAMES, make_rules
+from experiments.bench.timing import in_turns
 from specdec.interfaces import Verifier
 
 ROOT = Path(__file__).parents[3]
@@ -86,30 +89,44 @@ def test_rules_are_those_of_the_configuration() -> None:
 
 
 BLOCKED = """
-import sys
-for name in ("hydra", "omegaconf", "wandb"):
+import importlib, sys
+for name in ("hydra", "omegaconf", "wandb", "pandas"):
     sys.modules[name] = None  # importing it raises ImportError
-from experiments.bench import kv_cache, quantization, scaling, speed, startup, verifiers
-import experiments.reporting.terminal
-from experiments.bench.rules import make_rules
-from experiments.reporting.table import Column, Table
-make_rules()
-table = Table([Column("a")])
-table.add("b")
-experiments.reporting.terminal.console().print(experiments.reporting.terminal.render(table))
-sys.argv = ["speed.py", "--help"]
-speed.main()
+from experiments.bench import NAMES, rules
+for name in NAMES:
+    if name not in ("evidence", "gallery", "chapter"):  # of the documentation
+        importlib.import_module(f"experiments.bench.{name}")
+rules.make_rules()
+sys.argv = ["bench", "speed", "--help"]
+from experiments.bench.__main__ import main
+main()
 """
 
 
-@pytest.mark.full
 def test_benchmarks_need_no_hydra() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "repeats=8" in done.stdout
 
 
-def test_the_table_needs_the_standard_library_only() -> None:
-    code = "import sys, experiments.reporting.table; print([n for n in ('rich', 'torch', 'numpy') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() == "[]", done.stderr
+def test_an_unknown_benchmark_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "sped"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == "error: there is no benchmark 'sped': did you mean speed?\n"
+
+
+def test_speed_names_its_workloads_and_refuses_a_folder_without_a_checkout(tmp_path: Path) -> None:
+    assert list(speed.chosen(("n-gram", "110m"))) == ["n-gram, 110m, T=0, 1 rows"]
+    with pytest.raises(ValueError, match=r"only=\['x'\]: no workload's name has these parts"):
+        speed.chosen(("x",))
+    with pytest.raises(ValueError, match="there is no checkout of this project"):
+        Checkout(tmp_path, "cpu")
+
+
+def test_sides_take_turns() -> None:
+    seen: list[str] = []
+    times = in_turns([lambda: seen.append("a"), lambda: seen.append("b")], 2, warm_up=1)
+    assert "".join(seen) == "abbaab" and [len(each) for each in times] == [2, 2]

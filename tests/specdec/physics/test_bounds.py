@@ -29,13 +29,6 @@ def test_utilization() -> None:
     assert bandwidth_utilization(2.5e12, 1.0, 3.35e12) == pytest.approx(0.75, abs=0.005)
 
 
-def test_decoding_uses_little_of_what_a_device_computes() -> None:
-    """Printed as 0.005 %, which takes the 16 GFLOP of a token for a rate: at 125 tokens/s it is 2.0 TFLOP/s."""
-    used = flop_utilization(16e9, 1 / 125, 312e12)
-    assert used == pytest.approx(0.0064, abs=5e-5)
-    assert used * 312e12 == pytest.approx(2.0e12)
-
-
 def test_work_adds_up() -> None:
     both = Work(2.0, 10.0) + Work(3.0, 5.0)
     assert both == Work(5.0, 15.0)
