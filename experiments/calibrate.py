@@ -6,37 +6,11 @@ fitted to, and writes a file. ``experiments.run costs=FILE`` then predicts every
 ``experiments.plan costs=FILE`` plans with it.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import CalibrateSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.checking import check_settings
-from experiments.config.launch import launch
-from experiments.config.sections import check_early, plain
-from experiments.config.settings import CALIBRATE, GRID
-
-if TYPE_CHECKING:
-    from specdec.physics.calibrated import CalibratedRounds
-
-
-def calibrate(config: DictConfig) -> "CalibratedRounds":
-    """Measure, fit, print and write what steps cost.
-
-    Raises:
-        ValueError: The grid does not fit the model, or what was measured is faster than physics.
-    """
-    check_early(config, CALIBRATE)
-    for name in ("grid", "held_out"):
-        check_settings(plain(config, name), GRID, within=name)
-    from experiments.commands.calibrate import run_calibration
-
-    return run_calibration(config)
-
-
-def main() -> None:
-    """Calibrate."""
-    launch(calibrate, "calibrate")
-
+calibrate = Command("calibrate", CalibrateSettings)
+main = calibrate.main
 
 if __name__ == "__main__":
     main()

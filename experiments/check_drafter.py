@@ -6,34 +6,11 @@ whether drafts depend on the request alone, and whether q is what the tokens wer
 check.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import CheckDrafterSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch
-from experiments.config.sections import check_early
-from experiments.config.settings import CHECK_DRAFTER
-
-if TYPE_CHECKING:
-    from specdec.drafter_checks import Finding
-
-
-def check(config: DictConfig) -> "list[Finding]":
-    """Try the configuration's drafter, and print a line per check and the verdict.
-
-    Raises:
-        ValueError: A check failed, or there is no drafter.
-    """
-    check_early(config, CHECK_DRAFTER)
-    from experiments.commands.check_drafter import try_drafter
-
-    return try_drafter(config)
-
-
-def main() -> None:
-    """Check a drafter."""
-    launch(check, "check_drafter")
-
+check_drafter = Command("check_drafter", CheckDrafterSettings)
+main = check_drafter.main
 
 if __name__ == "__main__":
     main()

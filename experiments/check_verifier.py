@@ -11,34 +11,11 @@ many seeds, every output has to equal plain decoding's token for token, whatever
 follow the target.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import CheckVerifierSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch
-from experiments.config.sections import check_early
-from experiments.config.settings import CHECK_VERIFIER
-
-if TYPE_CHECKING:
-    from experiments.measuring.exactness import Case, SharedCase
-
-
-def check(config: DictConfig) -> "list[Case] | list[SharedCase]":
-    """Try the configuration's verifier on every case that it takes, and print the verdict.
-
-    Raises:
-        ValueError: It says that it is exact, and is not.
-    """
-    check_early(config, CHECK_VERIFIER)
-    from experiments.commands.check_verifier import try_verifier
-
-    return try_verifier(config)
-
-
-def main() -> None:
-    """Check a verifier."""
-    launch(check, "check_verifier")
-
+check_verifier = Command("check_verifier", CheckVerifierSettings)
+main = check_verifier.main
 
 if __name__ == "__main__":
     main()

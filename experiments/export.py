@@ -5,47 +5,20 @@ the drafter's authors. The kind of drafter is told by its files. What was writte
 takes its place, and the command that serves it is printed.
 """
 
-from typing import TYPE_CHECKING
-
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch, rewrite_command_line
-from experiments.config.sections import check_early
-from experiments.config.settings import EXPORT
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from experiments.config.launch import Command
+from experiments.config.settings import ExportSettings
 
 
-def export(config: DictConfig) -> "list[Path]":
-    """Write the configuration's drafter, and return the files.
-
-    Raises:
-        ValueError: There is no such drafter, or the format cannot say what it is.
-    """
-    check_early(config, EXPORT)
-    from experiments.commands.export import export_drafter
-
-    return export_drafter(config)
-
-
-def without_kinds(words: list[str]) -> list[str]:
-    """Returns the command line, if it does not choose a kind of drafter as the other commands want it.
-
-    Raises:
-        ValueError: It does.
-    """
+def _without_kinds(words: list[str]) -> list[str]:
+    """Refuse to choose a kind of drafter, as the other commands want it."""
     for word in words:
         if word.startswith("drafter="):
             raise ValueError(f"{word}: its files tell what kind of drafter it is, give drafter.name=FOLDER alone")
     return words
 
 
-def main() -> None:
-    """Export a drafter."""
-    rewrite_command_line(without_kinds)
-    launch(export, "export")
-
+export = Command("export", ExportSettings, rewrite=_without_kinds)
+main = export.main
 
 if __name__ == "__main__":
     main()

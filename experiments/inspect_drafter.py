@@ -5,34 +5,11 @@ heads usually bring, and what the likeliest other ways to load it would bring: o
 another mask token.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import InspectDrafterSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch
-from experiments.config.sections import check_early
-from experiments.config.settings import INSPECT_DRAFTER
-
-if TYPE_CHECKING:
-    from experiments.inspecting.search import Inspection
-
-
-def inspect(config: DictConfig) -> "Inspection":
-    """Inspect the configuration's drafter, print the tables and the verdict, and return what was found.
-
-    Raises:
-        ValueError: There is no drafter with a trained head, or it does not load, or does not fit the target.
-    """
-    check_early(config, INSPECT_DRAFTER)
-    from experiments.commands.inspect_drafter import inspect_drafter
-
-    return inspect_drafter(config)
-
-
-def main() -> None:
-    """Inspect a drafter."""
-    launch(inspect, "inspect_drafter")
-
+inspect_drafter = Command("inspect_drafter", InspectDrafterSettings)
+main = inspect_drafter.main
 
 if __name__ == "__main__":
     main()

@@ -6,38 +6,14 @@ sizes take here, and finds for every number of nodes the tree that emits most to
 tokens per second is printed and written in a form that a run takes, and measured beside the old one.
 """
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from omegaconf import DictConfig, OmegaConf
+from experiments.config.launch import Command
+from experiments.config.settings import OptimizeTreeSettings
+from experiments.config.words import with_folders
 
-from experiments.config.launch import launch, rewrite_command_line
-from experiments.config.sections import settings_of
-from experiments.config.settings import OPTIMIZE_TREE
-from experiments.config.short_form import with_folders
-
-if TYPE_CHECKING:
-    from experiments.reporting.best_tree import Optimized
-
-
-def optimize_tree(config: DictConfig) -> "list[Optimized]":
-    """Find the best tree at every temperature of the configuration's traces; print and write what was found.
-
-    Raises:
-        ValueError: There is no such trace, or one from which no rates follow; or costs are of another machine.
-    """
-    if OmegaConf.is_missing(config, "trace"):
-        raise ValueError("trace has no value: give experiments.optimize_tree FOLDER, of a run made with trace=true")
-    settings_of(config, OPTIMIZE_TREE)
-    from experiments.commands.optimize_tree import optimize
-
-    return optimize(config)
-
-
-def main() -> None:
-    """Optimize; ``experiments.optimize_tree FOLDER…`` is short for ``trace=[FOLDER,…]``."""
-    rewrite_command_line(lambda words: with_folders(words, "trace", several=True))
-    launch(optimize_tree, "optimize_tree")
-
+optimize_tree = Command("optimize_tree", OptimizeTreeSettings, rewrite=partial(with_folders, name="trace"))
+main = optimize_tree.main
 
 if __name__ == "__main__":
     main()

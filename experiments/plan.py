@@ -5,34 +5,11 @@ the least time of every step, how long to draft and what that brings, where spec
 a million tokens cost. No weights are loaded, and no GPU is needed.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import PlanSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch
-from experiments.config.sections import check_early
-from experiments.config.settings import PLAN
-
-if TYPE_CHECKING:
-    from experiments.planning.plan import Plan
-
-
-def plan(config: DictConfig) -> "Plan":
-    """Plan what the configuration asks, print the tables, write them and the pictures, and return the plan.
-
-    Raises:
-        ValueError: The target is no decoder, the device is not in the table, or a value does not fit.
-    """
-    check_early(config, PLAN)
-    from experiments.commands.plan import print_plan
-
-    return print_plan(config)
-
-
-def main() -> None:
-    """Plan."""
-    launch(plan, "plan")
-
+plan = Command("plan", PlanSettings)
+main = plan.main
 
 if __name__ == "__main__":
     main()

@@ -6,30 +6,11 @@ length are kept. ``accelerate launch -m experiments.train …`` uses the GPUs th
 goes on with a training that was interrupted.
 """
 
-from typing import TYPE_CHECKING
+from experiments.config.launch import Command
+from experiments.config.settings import TrainSettings
 
-from omegaconf import DictConfig
-
-from experiments.config.launch import launch
-from experiments.config.sections import check_early
-from experiments.config.settings import TRAIN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-def train(config: DictConfig) -> "Path":
-    """Train the configuration's head, and return the folder of the best weights."""
-    check_early(config, TRAIN)
-    from experiments.commands.train import train_head
-
-    return train_head(config)
-
-
-def main() -> None:
-    """Entry point of ``specdec-train``."""
-    launch(train, "train")
-
+train = Command("train", TrainSettings)
+main = train.main
 
 if __name__ == "__main__":
     main()

@@ -61,8 +61,17 @@ def place(error: BaseException) -> Place | None:
 
 def described(error: BaseException) -> str:
     """Returns an error on one line: its type, the first line of its message, and where it came from."""
-    message = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {message}{at(place(error))}"
+    return f"{type(error).__name__}: {first_sentence(error)}{at(place(error))}"
+
+
+def first_sentence(error: BaseException) -> str:
+    """Returns the first line of an error's message, with the following one where it ends with a colon."""
+    found = ""
+    for line in str(error).splitlines():
+        found = f"{found} {line.strip()}".strip()
+        if found and not found.endswith(":"):
+            break
+    return found
 
 
 def at(where: Place | None) -> str:

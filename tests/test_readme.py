@@ -28,8 +28,7 @@ from hydra import compose, initialize_config_dir
 import specdec
 from experiments.bench.options import parse
 from experiments.config.sections import CONF
-from experiments.config.short_form import with_folders
-from experiments.config.words import bare_words
+from experiments.config.words import bare_words, with_folders
 from specdec.doctor.__main__ import parse as parse_doctor
 from specdec.interfaces import Verifier
 from tests.experiments.made_runs import made

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec import bundled
+from specdec.origin import first_sentence
 from specdec.target.loading import looks_local
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -76,7 +77,7 @@ class Checkpoint:
         except EntryNotFoundError:
             return None
         except (HfHubHTTPError, HFValidationError, OSError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+            reason = first_sentence(error)
             raise ValueError(
                 f"no checkpoint at {self.name!r}: not a local folder, and the hub says: {reason}"
             ) from error
@@ -139,7 +140,7 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
                 return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_sentence(error)
         raise ValueError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if not isinstance(stored, Mapping) or not all(isinstance(tensor, Tensor) for tensor in stored.values()):
         raise ValueError(f"{path} is not a dict of tensors: give a checkpoint as a training wrote it")

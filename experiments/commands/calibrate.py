@@ -9,12 +9,13 @@ from rich.console import Console
 
 from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
-from experiments.measuring.calibrating import Plan, calibrate
+from experiments.measuring.calibrating import Plan
+from experiments.measuring.calibrating import calibrate as measured
 from experiments.measuring.forwards import Grid
 from experiments.reporting import terminal
 from experiments.reporting.calibration import constants_table, document, errors_table, predicted_plot, remarks
-from experiments.session.components import check_components
 from experiments.session.engines import settle
+from experiments.session.methods import check_components
 from specdec.interfaces import Drafter
 from specdec.physics.calibrated import CalibratedRounds
 from specdec.target.target import Target
@@ -24,7 +25,7 @@ _ENGINE = ("attention", "optimize", "kv_cache", "invariant")
 _TEXT = "def area(self):\n    return self.width * self.height\n\n\nclass Square(Shape):\n    def __init__(self):\n"
 
 
-def run_calibration(config: DictConfig) -> CalibratedRounds:
+def calibrate(config: DictConfig) -> CalibratedRounds:
     """Calibrate by a checked configuration, print what was found, and write it.
 
     Raises:
@@ -40,7 +41,7 @@ def run_calibration(config: DictConfig) -> CalibratedRounds:
     options = {name: value for name, value in plain(config, "engine").items() if name in _ENGINE}
     prompt = [1] if target.tokenizer is None else target.tokenizer.encode(_TEXT)
     with Console(stderr=True).status("calibrating") as status:
-        found = calibrate(
+        found = measured(
             target,
             drafter,
             build(config, "verifier") if drafts else None,

@@ -9,15 +9,16 @@ from experiments.config.pairs import check_files
 from experiments.config.sections import build, plain
 from experiments.reporting import terminal
 from experiments.reporting.drafter import drafter_table, steps_shown
-from experiments.session.components import check_components
 from experiments.session.engines import settle
-from experiments.session.pacing import paced
-from specdec.drafter_checks import Finding, Status, check_drafter
+from experiments.session.methods import check_components
+from experiments.session.policies import paced
+from specdec.drafter_checks import Finding, Status
+from specdec.drafter_checks import check_drafter as tried
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
 
-def try_drafter(config: DictConfig) -> list[Finding]:
+def check_drafter(config: DictConfig) -> list[Finding]:
     """Try the drafter of a checked configuration, and print a line per check and the verdict.
 
     Raises:
@@ -39,7 +40,7 @@ def try_drafter(config: DictConfig) -> list[Finding]:
         return drafter
 
     with steps_shown("drafter") as say:
-        findings = check_drafter(
+        findings = tried(
             make,
             target,
             rules=None if config.every_rule else (),

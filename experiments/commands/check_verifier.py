@@ -10,7 +10,7 @@ from experiments.measuring.exactness import LAWS, SHARED_LEVEL, Case, SharedCase
 from experiments.reporting import terminal
 from experiments.reporting.exactness import Progress, exactness_table, shared_table
 from experiments.results.checked import remember, ships, stated_exactness
-from specdec.engine.doors import check_verifier
+from specdec.engine.doors import check_verifier as check_rule
 from specdec.interfaces import Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 
@@ -18,7 +18,7 @@ NARROW = 80
 """Characters per line in a file or pipe: the tables are that narrow."""
 
 
-def try_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
+def check_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
     """Try the verifier of a checked configuration on every case that it takes, and print the verdict.
 
     Raises:
@@ -27,7 +27,7 @@ def try_verifier(config: DictConfig) -> list[Case] | list[SharedCase]:
     rule: Verifier = build(config, "verifier")
     if rule is None:
         raise ValueError("verifier._target_=None: name the rule to check, verifier=NAME or verifier._target_=…")
-    check_verifier(rule)
+    check_rule(rule)
     name = type(rule).__name__
     if rule.noise is Noise.SHARED:
         return _check_shared(rule, config)

@@ -2,16 +2,16 @@
 
 import inspect
 import json
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.commands.pace import fit_to_machine
-from experiments.config.sections import component_of, plain
-from experiments.config.settings import DEMO
-from experiments.measuring.jobs import Job
+from experiments.config.sections import build, component_of, plain
+from experiments.measuring.jobs import Job, prepare
 from experiments.measuring.measure import Contender
 from experiments.measuring.race import run_lane
 from experiments.reporting import terminal
@@ -21,13 +21,24 @@ from experiments.reporting.tokens import show_race
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.results.token_texts import token_bytes
+from experiments.session.assembly import Report, measure_methods, title
 from experiments.session.engines import settle
-from experiments.session.measurement import Report, measure_methods, title
 from specdec.engine.engine import Engine
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+
+TRIED = 24
+"""Tokens that are decoded to estimate a measurement's time, again and again."""
+WARM, COUNTED = 2, 3
+"""How often they are decoded to warm up, and how often on the clock."""
+_PER_METHOD = 0.8
+"""The time of a drafting method over plain decoding's, in the mean over temperatures; a guess on the safe side."""
 
 
-def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
-    """Show and measure methods, by their names and the configuration sections of their drafters."""
+def demo(config: DictConfig) -> Summary:
+    """Show and measure the configuration's methods at its temperatures."""
+    methods = {str(name): f"methods.{name}" for name in config.methods}
+    _give_tree(config, methods)
     settle(config)  # threads count in the estimate, too
     begun = Path(config.out) / MANIFEST
     if config.resume and begun.is_file():  # an earlier decision stands
@@ -42,10 +53,54 @@ def demonstrate(config: DictConfig, methods: dict[str, str]) -> Summary:
             _race(contenders, str(config.race), jobs[0], config.race_tokens)
 
     report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
-    return measure_methods(config, known=DEMO, methods=methods, report=report, temperatures=config.temperatures)
+    return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures)
 
 
-def with_tree(config: DictConfig, methods: dict[str, str]) -> None:
+def fit_to_machine(config: DictConfig) -> str | None:
+    """Take the model at its own size where the larger cost is too much for this machine.
+
+    Args:
+        config: With the sections of ``conf/demo.yaml``; ``target.inflate`` is set to null where it is too much.
+
+    Returns:
+        A sentence on what was changed and why; None if nothing was.
+    """
+    limit, size = config.time_limit, config.target.inflate
+    if limit is None or size is None:
+        return None
+    needed = seconds_needed(config)
+    if needed <= limit:
+        return None
+    config.target.inflate = None
+    return (
+        f"At the cost of a {size} model this would take about {needed:.0f} s here, more than time_limit={limit:g}: "
+        f"{config.target.name} runs at its own size instead, where a forward is so short that drafting hardly pays"
+    )
+
+
+def seconds_needed(config: DictConfig) -> float:
+    """The seconds that a measurement would take, estimated from plain decoding that is warm: the median of a few times.
+
+    Args:
+        config: With the sections of ``conf/demo.yaml``.
+    """
+    target: Target = build(config, "target")
+    engine = Engine(target, max_length=int(config.engine.max_length or 512))
+    assert target.tokenizer is not None, "the demonstration's targets have one"
+    prompts = build(config, "dataset").load()[:1]
+    sampling = SamplingParams(max_new_tokens=TRIED, ignore_eos=True)
+    jobs, _ = prepare(prompts, sampling, target.tokenizer, max_length=engine.max_length)
+    times = []
+    for _ in range(WARM + COUNTED):
+        begin = time.perf_counter()
+        (done,) = engine.generate([jobs[0].prompt_ids], sampling)  # its tokens are on the host: the device is done
+        times.append((time.perf_counter() - begin) / len(done.token_ids))
+    rounds = int(config.dataset.count) + int(config.warmup_prompts)
+    tokens = rounds * int(config.sampling.max_new_tokens) * len(config.temperatures)
+    return statistics.median(times[WARM:]) * tokens * (1 + _PER_METHOD * len(config.methods))
+
+
+def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
     """Give every method that drafts trees the settings of ``drafter``, which ``tree=…`` makes.
 
     Raises:

@@ -22,7 +22,7 @@ from experiments.results.revision import revision_of
 from specdec import bundled
 
 
-def export_drafter(config: DictConfig) -> list[Path]:
+def export(config: DictConfig) -> list[Path]:
     """Export the drafter of a checked configuration, print what it is and how it is served, and return the files.
 
     Raises:

@@ -16,8 +16,8 @@ from experiments.inspecting.search import Inspection, inspect
 from experiments.reporting import terminal
 from experiments.reporting.drafter import steps_shown
 from experiments.reporting.inspection import facts_table, predictions_table, tried_table, verdict
-from experiments.session.components import check_components
 from experiments.session.engines import settle
+from experiments.session.methods import check_components
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 

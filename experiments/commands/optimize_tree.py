@@ -1,7 +1,7 @@
 """The best tree shapes of a trace: rates, costs, shapes, and what they bring when they are run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.commands.traced import Traced, changed_run, old_shape, read_traces
 from experiments.config.sections import bootstrap_of, build
-from experiments.config.settings import SHAPES
+from experiments.config.settings import MeasuringSettings
 from experiments.datasets.prompt import choose
 from experiments.measuring.rounds import measure_tree_costs, shapes_to_measure
 from experiments.reporting import terminal
@@ -31,10 +30,10 @@ from experiments.results.records import Record
 from experiments.results.runs import records_of
 from experiments.results.statistics import Bootstrap, ratio_of_sums
 from experiments.results.summary import Summary
-from experiments.session.components import check_components
+from experiments.session.assembly import Report, encode_warmup, measure_methods
 from experiments.session.engines import new_engine, settle
-from experiments.session.measurement import Report, measure_methods
-from experiments.session.warming import encode_warmup
+from experiments.session.methods import check_components
+from experiments.session.traced import Traced, changed_run, old_shape, read_traces
 from experiments.tracing.rates import record
 from specdec.drafting.best_shapes import best_shapes
 from specdec.drafting.tree_costs import TreeCosts, fastest
@@ -47,7 +46,7 @@ MEASURE, NO_COSTS = "measure", "none"
 NEW, OLD = "new", "old"
 
 
-def optimize(config: DictConfig) -> list[Optimized]:
+def optimize_tree(config: DictConfig) -> list[Optimized]:
     """Find the best tree at every temperature of the configuration's traces; print and write what was found."""
     bootstrap = bootstrap_of(config)
     given = None if config.costs in (MEASURE, NO_COSTS) else _read_costs(config.costs)
@@ -153,12 +152,12 @@ def _measured(changed: DictConfig, optimized: Optimized, out: Path, bootstrap: B
     methods = {NEW: _with_shape(changed.drafter, optimized.best.shape)}
     if not optimized.same:
         methods = {OLD: _with_shape(changed.drafter, optimized.old), **methods}
-    settings = {name: changed[name] for name in changed if name in SHAPES}
+    known = {field.name for field in fields(MeasuringSettings)}
+    settings = {name: changed[name] for name in changed if name in known}
     folder = out / f"measured_T{optimized.temperature:g}"
     config = OmegaConf.create({**settings, "methods": methods, "out": str(folder)})
     summary = measure_methods(
         config,
-        known=SHAPES,
         methods={name: f"methods.{name}" for name in methods},
         report=Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS),
     )

@@ -26,7 +26,7 @@ DEVICE = "h100"
 """The device where nobody says."""
 
 
-def print_plan(config: DictConfig) -> Plan:
+def plan(config: DictConfig) -> Plan:
     """Plan, print the tables, write ``plan.json`` and the pictures, and return the plan."""
     made = Plan(question_of(config))
     console = terminal.console()

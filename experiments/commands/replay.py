@@ -1,22 +1,34 @@
-"""A replay assembled: the traced runs, the rules that are asked, and the report."""
+"""Rules asked about the drafts of traced runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import torch
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.groups import sections
-from experiments.config.sections import build
+from experiments.config.sections import bootstrap_of, build, plain
 from experiments.reporting.replay import report_replay
 from experiments.results.comparison import distinguishing
 from experiments.results.origin import read_manifest
+from experiments.results.runs import jobs_of
 from experiments.results.statistics import Bootstrap
 from experiments.tracing.draft_sets import find_drafts
 from experiments.tracing.figures import RAN, DraftSetFigures, figures
 from experiments.tracing.orderings import orderings
 from experiments.tracing.scoring import score
 from specdec.interfaces import Verifier
+
+
+def replay(config: DictConfig) -> list[DraftSetFigures]:
+    """Ask the configuration's verifiers, or all, about the drafts of a trace; print and write what they say."""
+    bootstrap = bootstrap_of(config)
+    rules = named_verifiers(plain(config, "verifiers"))
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    folders = jobs_of(Path(config.trace))
+    return replay_runs(folders, rules, Path(config.out), baseline=config.baseline, bootstrap=bootstrap)
 
 
 def replay_runs(

@@ -1,63 +1,33 @@
-"""A replay over texts assembled: files, tokenizer, drafters and the report. Heavy modules are imported when it runs."""
+"""Drafters replayed over texts whose answers are known."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
 
-from experiments.config.groups import sections
-from experiments.config.sections import build, plain
-
-if TYPE_CHECKING:
-    from experiments.datasets.answered import Answered
-    from experiments.results.statistics import Bootstrap
-    from experiments.results.texts import LookUp
-    from specdec.interfaces import Drafter
-
-
-def labelled(given: list[Any]) -> dict[str, DictConfig]:
-    """Returns the sections of drafters by their labels.
-
-    Args:
-        given: Entries as ``experiments.config.groups.sections`` takes them, with a ``label`` if they are dictionaries.
-
-    Raises:
-        ValueError: An entry is none of these, or two have the same label.
-    """
-    entries = [dict(entry) if isinstance(entry, Mapping) else entry for entry in given]
-    labels = [entry.pop("label", None) if isinstance(entry, dict) else None for entry in entries]
-    found: dict[str, DictConfig] = {}
-    for entry, label in zip(entries, labels, strict=True):
-        ((name, section),) = sections("drafter", [entry]).items()
-        if (label or name) in found:
-            raise ValueError(f"drafters: two are called {label or name!r}: give one of them another label")
-        found[str(label or name)] = section
-    return found
+from experiments.config.groups import labelled
+from experiments.config.sections import bootstrap_of, build, listed, plain
+from experiments.datasets.answered import Answered, answered
+from experiments.measuring.forced import Forced, TextTarget
+from experiments.reporting.replay_text import report_texts
+from experiments.results.texts import LookUp, Rounds, look_up
+from specdec.interfaces import Drafter
+from specdec.target.loading import load_tokenizer
 
 
-def replay_files(config: DictConfig, sections_of: Mapping[str, DictConfig], bootstrap: "Bootstrap") -> "list[LookUp]":
-    """Replay drafters over the texts of a configuration, and report.
-
-    Args:
-        config: A checked configuration.
-        sections_of: The drafters' sections by label.
-        bootstrap: Settings of the intervals.
+def replay_text(config: DictConfig) -> list[LookUp]:
+    """Replay the configuration's drafters over its texts; print tables, and write them with a picture.
 
     Raises:
-        ValueError: There is no such file or tokenizer, a drafter needs a model, or no text has an answer.
+        ValueError: There is no such file or tokenizer, a drafter needs the target's model, or no text has an answer.
     """
-    from rich.console import Console
-    from rich.progress import track
-
-    from experiments.measuring.forced import Forced, TextTarget
-    from experiments.reporting.replay_text import report_texts
-    from experiments.results.texts import Rounds, look_up
-    from specdec.target.loading import load_tokenizer
-
-    given = plain(config, "texts")
-    files = [str(each) for each in given] if isinstance(given, list) else [str(given)]
+    bootstrap = bootstrap_of(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    files = [str(each) for each in listed(config, "texts")]
     texts = _texts(files, config.per_category)
     tokenizer = load_tokenizer(config.tokenizer)
     if tokenizer is None:
@@ -69,7 +39,8 @@ def replay_files(config: DictConfig, sections_of: Mapping[str, DictConfig], boot
     encoded = [(each.category, tokens(each.prompt), tokens(each.answer)) for each in texts]
     longest = max(len(prompt) + len(answer) for _, prompt, answer in encoded)
     target = TextTarget(tokenizer, str(config.tokenizer))
-    made = {label: Forced(_built(section), target, longest) for label, section in sections_of.items()}
+    drafters = labelled("drafter", plain(config, "drafters"))
+    made = {label: Forced(_built(section), target, longest) for label, section in drafters.items()}
     done: list[LookUp] = []
     screen = Console(stderr=True)
     for label, forced in made.items():
@@ -81,13 +52,11 @@ def replay_files(config: DictConfig, sections_of: Mapping[str, DictConfig], boot
     return done
 
 
-def _built(section: DictConfig) -> "Drafter":
+def _built(section: DictConfig) -> Drafter:
     return build(OmegaConf.create({"drafter": section}), "drafter")
 
 
-def _texts(files: list[str], per_category: int | None) -> list["Answered"]:
-    from experiments.datasets.answered import answered
-
+def _texts(files: list[str], per_category: int | None) -> list[Answered]:
     taken: Counter[str] = Counter()
     found: dict[str, list[Answered]] = defaultdict(list)
     for file in files:

@@ -10,14 +10,12 @@ from accelerate import Accelerator
 from omegaconf import DictConfig
 
 from experiments.config import job
-from experiments.config.sections import build, component_of, plain, typed
+from experiments.config.sections import build, component_of, plain, plain_whole, typed
 from experiments.reporting.progress import Every, TrainingProgress, say_result
 from experiments.results.manifest import write_manifest
 from experiments.results.origin import MANIFEST, read_manifest
-from experiments.results.resume import difference
-from experiments.session.earlier import json_like
 from experiments.session.engines import settle
-from experiments.session.measurement import plain_whole
+from experiments.session.resume import begun
 from experiments.session.tracked import tracked_run
 from experiments.tracking.base import NullTracker, Tracker
 from experiments.training.comparison import Comparison
@@ -40,14 +38,14 @@ from verifiers.rejection import RejectionVerifier
 _KINDS: dict[str, type] = {"head": TrainedHead, "loss": Loss, "weights": Weights, "data": Source}
 
 
-def train_head(config: DictConfig) -> Path:
+def train(config: DictConfig) -> Path:
     """Train a head, and return the folder of its best weights.
 
     Raises:
         ValueError: Something in the configuration does not fit, or the training diverged.
     """
     folder = Path(config.out)
-    resumed = _begun(config, folder)
+    resumed = begun(config, kind="training", begins=MANIFEST, elsewhere=["device"]) is not None
     settle(config)
     # All that needs no model is checked before one is loaded.
     fit = typed(FitConfig, plain(config, "fit"), "fit")
@@ -158,35 +156,6 @@ class _Told:
     def evaluated(self, done: int, figures: Mapping[str, float], best: bool) -> None:
         self._progress.evaluated(done, figures, best)
         self._tracker.curve("training_step", {name: {done: value} for name, value in figures.items()})
-
-
-def _begun(config: DictConfig, folder: Path) -> bool:
-    """Returns whether the folder holds the training that this one goes on from.
-
-    Raises:
-        ValueError: It holds one that is not to be resumed, or another one, or none.
-    """
-    there = (folder / MANIFEST).exists()
-    if not config.resume:
-        if there:
-            raise ValueError(f"{folder} holds another training: give another out, or go on with resume=true")
-        return False
-    if not there:
-        raise ValueError(f"resume=true: there is no training in {folder}, give the interrupted one's as out=FOLDER")
-    manifest = read_manifest(folder)
-    if config.seed is None:
-        config.seed = manifest["config"].get("seed")
-    before, now = manifest["config"], json_like(config)
-    for each in (before, now):
-        each.get("target", {}).pop("device", None)
-    found = difference(before, now)
-    if found is not None:
-        key, was, given = found
-        raise ValueError(
-            f"resume=true: the training in {folder} had {key}={was}, and this one has {key}={given}: give what it was "
-            f"begun with"
-        )
-    return True
 
 
 def _made(config: DictConfig, section: str) -> Any:

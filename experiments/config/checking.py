@@ -1,35 +1,28 @@
-"""A configuration checked before any work starts: against a table of settings, or against a component's signature."""
+"""Arguments checked before any work starts, against the signature of what takes them: a component, or settings.
+
+A signature says what a value may be: by its type, or by ``Annotated[int, Wanted(…)]`` with a condition in words. The
+dataclasses of ``experiments.config.settings`` and the constructors of components are checked by the same function.
+"""
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, get_args
-
-from experiments.config.values import Check
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
-def check_settings(given: Mapping[str, Any], known: Mapping[str, Check], *, within: str = "") -> None:
-    """Check the values of a configuration, or of one section of it.
+@dataclass(frozen=True)
+class Wanted:
+    """A condition on a value, for ``Annotated``.
 
-    Args:
-        given: The resolved values.
-        known: A check for every setting that there is.
-        within: Name of the section, for messages.
-
-    Raises:
-        ValueError: A setting is unknown, missing or wrong. Says what was given and what to give.
+    Attributes:
+        words: What to give, behind "give"; a function of the wrong value, or empty where the type says it.
+        test: Whether a value of the right type is right.
     """
-    prefix = f"{within}." if within else ""
-    for name in given:
-        if name not in known:
-            raise ValueError(f"there is no {prefix}{name}{did_you_mean(str(name), known, prefix)}")
-    for name, check in known.items():
-        if name not in given:
-            raise ValueError(f"{prefix}{name} is missing: give {prefix}{name}=…")
-        wanted = check(given[name])
-        if wanted is not None:
-            raise ValueError(f"{prefix}{name}={given[name]!r}: {wanted}")
+
+    words: str | Callable[[Any], str] = ""
+    test: Callable[[Any], bool] = lambda value: True
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -41,26 +34,17 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f": did you mean {prefix}{near[0]}?" if near else f": choose among {', '.join(listed)}"
 
 
-_SIMPLE: dict[Any, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    NoneType: (NoneType,),
-}
-_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "null"}
-
-
-def check_arguments(component: Any, options: Mapping[str, Any], within: str) -> None:
-    """Check a section against the signature of the component that it describes.
+def check_arguments(component: Any, options: Mapping[str, Any], within: str = "", *, given_first: bool = False) -> None:
+    """Check arguments by name against the signature of what takes them.
 
     Args:
         component: A class or function.
-        options: Its arguments, by name.
+        options: Its arguments. ``_args_`` and ``_partial_`` are Hydra's.
         within: Name of the section, for messages.
+        given_first: Whether the first argument comes from elsewhere.
 
     Raises:
-        ValueError: The component has no such argument, or asks for a value of another simple type.
+        ValueError: An argument is unknown, missing or wrong. Says what was given and what to give.
     """
     parameters = inspect.signature(component).parameters
     prefix = f"{within}." if within else ""
@@ -68,12 +52,66 @@ def check_arguments(component: Any, options: Mapping[str, Any], within: str) -> 
         for name in options:
             if name not in parameters and not name.startswith("_"):
                 raise ValueError(f"there is no {prefix}{name}{did_you_mean(name, parameters, prefix)}")
-    for name, parameter in parameters.items():
-        annotation = parameter.annotation
-        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        if name not in options or any(kind not in _SIMPLE for kind in kinds):
-            continue
-        allowed = {accepted for kind in kinds for accepted in _SIMPLE[kind]}
-        if type(options[name]) not in allowed:  # not isinstance: true is no number
-            wanted = " or ".join(_WORDS[kind] for kind in kinds)
-            raise ValueError(f"{prefix}{name}={options[name]!r}: give {wanted}")
+    whole = "_args_" not in options and not options.get("_partial_")
+    for number, (name, parameter) in enumerate(parameters.items()):
+        if name in options:
+            value, kind = options[name], parameter.annotation
+            if is_dataclass(kind) and isinstance(value, Mapping):
+                check_arguments(kind, value, f"{prefix}{name}")
+            elif not _fits(value, kind):
+                raise ValueError(f"{prefix}{name}={value!r}: give {in_words(kind, value)}")
+        elif whole and _is_needed(parameter) and not (given_first and number == 0):
+            raise ValueError(f"{prefix}{name} is missing: give {prefix}{name}=… (with + before it)")
+
+
+_SIMPLE: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), None: (NoneType,)}
+_SIMPLE |= {NoneType: (NoneType,)}
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "null"}
+
+
+def in_words(kind: Any, value: Any = None) -> str:
+    """The values that an annotation allows, behind "give".
+
+    Args:
+        kind: The annotation.
+        value: A wrong one.
+    """
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        words = [each.words for each in parts[1:] if isinstance(each, Wanted) and each.words]
+        return (words[0](value) if callable(words[0]) else words[0]) if words else in_words(parts[0], value)
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if get_origin(kind) is list:
+        return f"a list, each {in_words(parts[0], value)}"
+    if get_origin(kind) in (Union, UnionType):
+        return ", or ".join("a list of them" if _of_list(part) in parts else in_words(part, value) for part in parts)
+    return "a section" if is_dataclass(kind) or kind is dict else _WORDS.get(kind, f"a {kind}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is what an annotation allows; a type that is none of those below allows every value."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        conditions = [each for each in parts[1:] if isinstance(each, Wanted)]
+        return _fits(value, parts[0]) and all(each.test(value) for each in conditions)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list | tuple) and all(_fits(each, parts[0]) for each in value)
+    if kind is dict or is_dataclass(kind):
+        return isinstance(value, Mapping)
+    return kind not in _SIMPLE or type(value) in _SIMPLE[kind]  # not isinstance: true is no number
+
+
+def _of_list(kind: Any) -> Any:
+    """The type of a list's elements, as in ``int | list[int]``; an ellipsis for anything else."""
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_args(bare)[0] if get_origin(bare) is list else ...
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    return named and parameter.default is parameter.empty

@@ -61,6 +61,23 @@ def sections(group: str, given: Any, searchpath: Sequence[str] | None = None) ->
     return found
 
 
+def labelled(group: str, given: list[Any]) -> dict[str, DictConfig]:
+    """Several components of one group by the ``label`` of their entries, or else as ``sections`` calls them.
+
+    Raises:
+        ValueError: As ``sections``, or two have the same label.
+    """
+    entries = [dict(entry) if isinstance(entry, Mapping) else entry for entry in given]
+    labels = [entry.pop("label", None) if isinstance(entry, dict) else None for entry in entries]
+    found: dict[str, DictConfig] = {}
+    for entry, label in zip(entries, labels, strict=True):
+        ((name, section),) = sections(group, [entry]).items()
+        if (label or name) in found:
+            raise ValueError(f"{group}s: two are called {label or name!r}: give one of them another label")
+        found[str(label or name)] = section
+    return found
+
+
 def _check_entry(group: str, entry: Any, more: Mapping[str, Any], names: Sequence[str]) -> None:
     name = more.get("name")
     is_option = name in names and "_target_" not in more

@@ -1,10 +1,11 @@
-"""Errors of the command line: one sentence, no traceback, and an exit code."""
+"""Commands: from the command line to the work, with one sentence per error, no traceback, and an exit code."""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,62 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from experiments.config import ranks
+from experiments.config import job, ranks, words
 from experiments.config.checking import did_you_mean
-from experiments.config.completion import completing, pass_flags_on
-from experiments.config.overrides import without_nulls
-from experiments.config.sections import CONF
-from experiments.config.words import overrides_first
+from experiments.config.sections import CONF, check_settings
 from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"
 """The file that a sweep's job leaves in its folder when it fails."""
+_RESULTS = "summary.json"
 _FULL = "HYDRA_FULL_ERROR"
-_EXTRAS = {
-    "hydra/sweeper/optuna": "optuna",
-    "hydra/launcher/joblib": "joblib",
-    "hydra/launcher/submitit_local": "submitit",
-    "hydra/launcher/submitit_slurm": "submitit",
-    "hydra/launcher/ray": "ray",
-}
-"""Options that a package of its own brings, and the extra that installs it."""
+_EXTRAS = ("optuna", "joblib", "submitit", "ray")
+"""Plugins of Hydra that are installed as extras of the same name."""
 _shown: list[str] = []  # the errors of this process
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command NAME: ``conf/NAME.yaml``, its settings, and ``experiments.commands.NAME.NAME``, which does the work.
+
+    Called with a configuration, it checks the settings, and only then imports what does the work.
+
+    Attributes:
+        name: Its name.
+        settings: Dataclass of its settings.
+        rewrite: Puts the words of the command line into words that Hydra takes, or raises ValueError.
+        objective: The figure of a job for a sweeper that searches for the best setting, from the job's configuration
+            and result.
+    """
+
+    name: str
+    settings: type
+    rewrite: Callable[[list[str]], list[str]] | None = None
+    objective: Callable[[DictConfig, Any], float | None] | None = None
+
+    def __call__(self, config: DictConfig) -> Any:
+        """Do the work of a composed configuration, and return its result.
+
+        Raises:
+            ValueError: A setting is wrong.
+        """
+        check_settings(config, self.settings)
+        work = import_module(f"experiments.commands.{self.name}")
+        return getattr(work, self.name)(config)
+
+    def main(self) -> None:
+        """Run the command with the words of the command line."""
+        launch(self, self.name, rewrite=self.rewrite, objective=self.objective)
 
 
 def launch(
     task: Callable[[DictConfig], Any],
     config_name: str,
+    *,
+    rewrite: Callable[[list[str]], list[str]] | None = None,
     objective: Callable[[DictConfig, Any], float | None] | None = None,
 ) -> None:
     """Run a task as a Hydra application.
@@ -54,36 +82,35 @@ def launch(
     may come from modules in the working directory, also where a console script was called.
 
     Args:
-        task: What to do with a composed configuration.
+        task: Work on a composed configuration.
         config_name: Name of the primary configuration.
-        objective: What a sweeper that searches for the best setting is told about a job, from its configuration and
-            the task's result.
+        rewrite: As in ``Command``.
+        objective: As in ``Command``.
     """
     tracebacks = os.environ.get(_FULL) == "1"
     _shown.clear()
 
-    @wraps(task)  # Hydra reads the task's module and name
-    def job(config: DictConfig) -> float | None:
+    def run_job(config: DictConfig) -> float | None:
         _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
-        _note(None)
+        note = _note_of_job()
         try:
             with ranks.in_silence(), ranks.taking_part(config):
                 result = task(config)
             return objective(config, result) if objective is not None else None
         except Exception as error:
-            _note(error)
+            if note is not None:
+                note.write_text(f"{sentence(error)}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
             if tracebacks:
                 raise
             show(error)
             return None
 
-    completes = completing(sys.argv[1:])
-    sys.argv[1:] = pass_flags_on(sys.argv[1:]) if completes else overrides_first(sys.argv[1:])
+    completes = words.completing(sys.argv[1:])
     _import_from(os.getcwd())
-    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
+    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(run_job)
     os.environ[_FULL] = "1"  # else Hydra prints what is wrong with a configuration in its own way, and exits
     try:
-        sys.argv[1:] = ranks.arguments(without_nulls(sys.argv[1:]))
+        sys.argv[1:] = words.pass_flags_on(sys.argv[1:]) if completes else _for_hydra(sys.argv[1:], rewrite)
         application()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -104,19 +131,6 @@ def launch(
         sys.exit(1)
 
 
-def rewrite_command_line(rewrite: Callable[[list[str]], list[str]]) -> None:
-    """Replace the words of the command line, such as a short form by the long one; an error ends the process.
-
-    Args:
-        rewrite: Takes the words without the program's name and returns those that Hydra reads, or raises ValueError.
-    """
-    try:
-        sys.argv[1:] = rewrite(sys.argv[1:])
-    except ValueError as error:
-        show(error)
-        sys.exit(1)
-
-
 def show(error: BaseException) -> None:
     """Print an error as one sentence. ``launch`` then ends with exit code 1."""
     _shown.append(ranks.whose(ranks.explained(error) or sentence(error)))
@@ -124,29 +138,8 @@ def show(error: BaseException) -> None:
     print(f"error: {_shown[-1]}", file=sys.stderr)
 
 
-def _import_from(folder: str) -> None:
-    """Make modules of a folder importable, after all others: ``python -m`` does it, and a console script does not."""
-    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
-        sys.path.append(folder)
-
-
-def _note(error: BaseException | None) -> None:
-    """Leave a failed job's error in its folder; None removes that of an earlier attempt.
-
-    A launcher may run a job in another process or on another machine, from which only files come back.
-    """
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.MULTIRUN:
-        return
-    path = Path(hydra_config.runtime.output_dir) / ERROR
-    if error is None:
-        path.unlink(missing_ok=True)
-    else:
-        path.write_text(f"{sentence(error)}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
-
-
 def sentence(error: BaseException) -> str:
-    """What went wrong, on one line.
+    """An error on one line.
 
     The message of an error about input is enough. Any other error is a bug or a failure of the machine: the sentence
     names its type, the line that it came from, and how to see the way there. If the error passed the user's own code
@@ -154,14 +147,9 @@ def sentence(error: BaseException) -> str:
     """
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file in _EXTRAS:
-        return f"{error.missing_cfg_file} is not installed: pip install 'specdec[{_EXTRAS[error.missing_cfg_file]}]'"
-    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file is not None:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
-    unknown = _unknown_key(error)
-    if unknown is not None:
-        return unknown
+    composed = _of_composition(error)
+    if composed is not None:
+        return composed
     message = error.msg if isinstance(error, SyntaxError) else str(error)  # the place stands at the end
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     # Hydra and OmegaConf append the key and the type of its parent.
@@ -178,8 +166,14 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} ({f'at {where}; ' if where is not None else ''}{hint})"
 
 
-def _unknown_key(error: BaseException) -> str | None:
-    """A sentence with the nearest key that there is, where an override names one that there is not."""
+def _of_composition(error: BaseException) -> str | None:
+    """A sentence with the nearest name that there is, where an override names an option or key that there is not."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        extra = name.split("_")[0]
+        if group.startswith("hydra/") and extra in _EXTRAS:
+            return f"{error.missing_cfg_file} is not installed: pip install 'specdec-research[{extra}]'"
+        return None if error.options is None else f"there is no {group} {name!r}{did_you_mean(name, error.options)}"
     cause = error.__cause__
     if not isinstance(error, ConfigCompositionException) or not isinstance(
         cause, ConfigAttributeError | ConfigKeyError
@@ -196,3 +190,28 @@ def _unknown_key(error: BaseException) -> str | None:
     if sections:  # temperature=1 for sampling.temperature=1
         return f"there is no {full}: did you mean {' or '.join(f'{prefix}{name}.{cause.key}' for name in sections)}?"
     return f"there is no {full}{did_you_mean(str(cause.key), known, prefix)}"
+
+
+def _for_hydra(arguments: list[str], rewrite: Callable[[list[str]], list[str]] | None) -> list[str]:
+    """The words of the command line as Hydra takes them."""
+    rewritten = arguments if rewrite is None else rewrite(arguments)
+    return ranks.arguments(words.without_nulls(words.with_home(words.overrides_first(rewritten))))
+
+
+def _import_from(folder: str) -> None:
+    """Make modules of a folder importable, after all others: ``python -m`` does it, and a console script does not."""
+    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
+        sys.path.append(folder)
+
+
+def _note_of_job() -> Path | None:
+    """The file for the error of a sweep's job, if it fails; that of an earlier attempt is removed.
+
+    A launcher may run a job in another process or on another machine, from which only files come back. None outside of
+    a sweep, and where the folder has the results of a job that ended well, which stay what they are.
+    """
+    if not job.in_sweep():
+        return None
+    note = Path(HydraConfig.get().runtime.output_dir) / ERROR
+    note.unlink(missing_ok=True)
+    return None if (note.parent / _RESULTS).exists() else note

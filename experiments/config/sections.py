@@ -1,27 +1,26 @@
-"""Hydra's configuration: where it lives, and how a section of it becomes a component."""
+"""Sections of a configuration: where ``conf/`` is, what a section holds, and how it becomes a component."""
 
-import dataclasses
+import importlib
+import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from experiments.config.checking import check_arguments, check_settings
+from experiments.config.checking import check_arguments, did_you_mean, in_words
 from experiments.config.pairs import check_choices
-from experiments.config.settings import ENGINE, SLA
-from experiments.config.values import Check
 
 if TYPE_CHECKING:
     from experiments.results.statistics import Bootstrap
 
 Made = TypeVar("Made")
-
-_SECTIONS = {"engine": ENGINE, "sla": SLA}
-"""Sections that are no component, and their settings."""
 
 
 def _find_conf() -> Path:
@@ -37,17 +36,29 @@ CONF = _find_conf()
 """Absolute path of the configuration folder, for ``@hydra.main(config_path=str(CONF), …)``."""
 
 
-def settings_of(config: DictConfig, known: dict[str, Check]) -> dict[str, Any]:
-    """The resolved settings of an application, after a check.
+def check_settings(config: DictConfig, settings: type[Made]) -> Made:
+    """A command's settings, after all checks that need no component's class.
+
+    A command calls this before it imports anything heavy, so that a typing error is answered at once and not after the
+    seconds that PyTorch takes to load. What components take is checked once they are imported. Paths that begin with
+    ``~/`` become those of the user's home, in the configuration, too.
 
     Raises:
-        ValueError: A setting is unknown, missing or wrong.
+        ValueError: A setting is unknown, missing or wrong, settings contradict each other, or a section's module or
+            value is missing.
     """
-    given = {
-        str(name): {} if OmegaConf.is_dict(config._get_node(name)) else plain(config, str(name)) for name in config
-    }
-    check_settings(given, known)
-    return given
+    check_choices()
+    kinds = {field.name: field.type for field in fields(cast(Any, settings))}
+    for name in map(str, config):
+        if OmegaConf.is_missing(config, name):
+            raise ValueError(f"{name} has no value: give {name}=…, {in_words(kinds.get(name))}")
+    _expand_home(config)
+    options = plain_whole(config)
+    made = typed(settings, options)
+    for name, section in options.items():
+        if isinstance(section, dict):
+            check_module(section, name)
+    return made
 
 
 def plain(config: DictConfig, section: str) -> Any:
@@ -66,23 +77,15 @@ def plain(config: DictConfig, section: str) -> Any:
     return OmegaConf.to_container(value, resolve=True)
 
 
-def check_early(config: DictConfig, known: dict[str, Check]) -> None:
-    """Check all of an application's configuration that needs no component's class.
+def plain_whole(config: DictConfig) -> dict[str, Any]:
+    """The whole resolved configuration as Python's own types."""
+    return {str(name): plain(config, str(name)) for name in config}
 
-    An entry point calls this before it imports anything heavy, so that a typing error is answered at once and not
-    after the seconds that PyTorch takes to load. What the components themselves take is checked once they are imported.
 
-    Raises:
-        ValueError: A setting is unknown, missing or wrong, or something in a section has no value.
-    """
-    check_choices()
-    settings_of(config, known)
-    for name in config:
-        if OmegaConf.is_dict(config._get_node(name)):
-            options = plain(config, str(name))
-            if name in _SECTIONS:
-                check_settings(options, _SECTIONS[str(name)], within=str(name))
-            check_module(options, str(name))
+def listed(config: DictConfig, name: str) -> list[Any]:
+    """A setting that is one value or several, as a list."""
+    given = plain(config, name)
+    return given if isinstance(given, list) else [given]
 
 
 def check_module(options: Mapping[Any, Any], section: str) -> None:
@@ -94,15 +97,9 @@ def check_module(options: Mapping[Any, Any], section: str) -> None:
     target = options.get("_target_")
     if target is None:
         return
-    setting = f"{section}._target_={target!r}"
-    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
-        raise ValueError(f"{setting}: give the dotted name of a class, such as my_module.MyClass")
-    top = target.partition(".")[0]
+    top = _parts_of(target, section)[0]
     if top not in sys.modules and find_spec(top) is None:
-        raise ValueError(
-            f"{setting}: there is no module {top!r}; if it is a file of yours, run in its folder or put that folder on "
-            f"PYTHONPATH"
-        )
+        raise ValueError(_no_module(target, section))
 
 
 def bootstrap_of(config: DictConfig) -> "Bootstrap":
@@ -113,9 +110,7 @@ def bootstrap_of(config: DictConfig) -> "Bootstrap":
     """
     from experiments.results.statistics import Bootstrap
 
-    options = plain(config, "bootstrap")
-    check_arguments(Bootstrap, options, "bootstrap")
-    return Bootstrap(**options)
+    return typed(Bootstrap, plain(config, "bootstrap"), "bootstrap")
 
 
 def typed(kind: type[Made], options: dict[str, Any], within: str = "") -> Made:
@@ -131,16 +126,12 @@ def typed(kind: type[Made], options: dict[str, Any], within: str = "") -> Made:
     """
     check_arguments(kind, options, within)
     prefix = f"{within}." if within else ""
-    made: dict[str, Any] = {}
-    for field in dataclasses.fields(cast(Any, kind)):
-        name = f"{prefix}{field.name}"
-        if field.name in options:
-            value = options[field.name]
-            inner = isinstance(field.type, type) and dataclasses.is_dataclass(field.type)
-            made[field.name] = typed(cast(Any, field.type), value, name) if inner else value
-        elif field.default is dataclasses.MISSING:
-            raise ValueError(f"{name} is missing: give {name}=…")
-    return kind(**made)
+    inner = {
+        field.name: typed(cast(Any, field.type), options[field.name], f"{prefix}{field.name}")
+        for field in fields(cast(Any, kind))
+        if is_dataclass(field.type) and isinstance(options.get(field.name), dict)
+    }
+    return kind(**options | inner)
 
 
 def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]:
@@ -154,9 +145,7 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
         raise ValueError(f"{section}={options!r}: give '{section}={{_target_:my_module.MyClass}}'")
     if options.get("_target_") is None:
         return None, {}
-    # Here, because they import torch and numpy.
-    from experiments.config.locate import check_complete, locate
-    from specdec.attributes import missing_methods
+    from specdec.attributes import missing_methods  # it imports torch
 
     component = locate(options["_target_"], section)
     owner: Any = getattr(component, "__self__", component)  # the class, or that of a class method
@@ -165,17 +154,44 @@ def component_of(config: DictConfig, section: str) -> tuple[Any, dict[str, Any]]
         raise ValueError(f"{section}: {lacking}")
     # The name is checked where it is used: every loader has a word of its own for it.
     arguments = {key: value for key, value in options.items() if not (key == "name" and _loads(options))}
-    check_arguments(component, arguments, section)
-    check_complete(component, arguments, section, given_first=_loads(options))
-    for part in _parts(options):
+    arguments.pop("_target_")
+    check_arguments(component, arguments, section, given_first=_loads(options))
+    for part in _components_in(options):
         component_of(config, f"{section}.{part}")
     return component, options
+
+
+def locate(name: Any, within: str) -> Callable[..., Any]:
+    """The class or function of a dotted name. An error that its module raises is passed on.
+
+    Args:
+        name: Such as ``my_package.my_module.MyDrafter``.
+        within: Name of the section, for messages.
+
+    Raises:
+        ValueError: There is no such module, nothing of this name in it, or something that cannot be called.
+    """
+    setting = f"{within}._target_={name!r}"
+    module, rest = _imported(name, within)
+    found: Any = module
+    for part in rest:
+        if not hasattr(found, part):
+            where = getattr(found, "__name__", type(found).__name__)
+            public = {each: value for each, value in vars(found).items() if not each.startswith("_")}
+            there = [each for each, value in public.items() if getattr(value, "__module__", "") == where] or public
+            raise ValueError(f"{setting}: there is no {part!r} in {where}{did_you_mean(part, there)}")
+        found = getattr(found, part)
+    if isinstance(found, ModuleType):
+        raise ValueError(f"{setting} is a module: name a class or function in it, such as {name}.MyClass")
+    if not callable(found):
+        raise ValueError(f"{setting} is of type {type(found).__name__}: name a class or function")
+    return found
 
 
 def components_within(config: DictConfig, section: str) -> list[str]:
     """The dotted names of a component's section and of the sections of all components that it is made of."""
     options = plain(config, section)
-    parts = _parts(options) if isinstance(options, dict) else []
+    parts = _components_in(options) if isinstance(options, dict) else []
     return [section, *(name for part in parts for name in components_within(config, f"{section}.{part}"))]
 
 
@@ -193,19 +209,17 @@ def build(config: DictConfig, section: str) -> Any:
         ValueError: A value is of the wrong type, or the component refuses its arguments.
     """
     component, options = component_of(config, section)
-    if component is None:
-        return None
-    return instantiate(_named_first(options), _convert_="all")
+    return None if component is None else instantiate(_named_first(options), _convert_="all")
 
 
-def _parts(options: dict[str, Any]) -> list[str]:
+def _components_in(options: dict[str, Any]) -> list[str]:
     """The arguments that are components themselves."""
     return [key for key, value in options.items() if isinstance(value, dict) and value.get("_target_") is not None]
 
 
 def _named_first(options: dict[str, Any]) -> dict[str, Any]:
     """A component's section, and those within it, as Hydra takes it: with the ``name`` as the first argument."""
-    parts = {key: _named_first(options[key]) for key in _parts(options)}
+    parts = {key: _named_first(options[key]) for key in _components_in(options)}
     if not _loads(options):
         return options | parts
     return {key: value for key, value in options.items() if key != "name"} | parts | {"_args_": [options["name"]]}
@@ -213,3 +227,42 @@ def _named_first(options: dict[str, Any]) -> dict[str, Any]:
 
 def _loads(options: dict[str, Any]) -> bool:
     return options["_target_"].endswith(".from_pretrained") and "name" in options
+
+
+def _parts_of(name: Any, within: str) -> list[str]:
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{within}._target_={name!r}: give the dotted name of a class, such as my_module.MyClass")
+    return name.split(".")
+
+
+def _imported(name: Any, within: str) -> tuple[ModuleType, list[str]]:
+    """The innermost module of a dotted name, and the names that follow it."""
+    parts = _parts_of(name, within)
+    for count in range(len(parts), 0, -1):
+        path = ".".join(parts[:count])
+        try:
+            return importlib.import_module(path), parts[count:]
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if path != missing and not path.startswith(f"{missing}."):
+                raise  # it is there, and imports another one that is not
+    raise ValueError(_no_module(name, within))
+
+
+def _no_module(name: str, within: str) -> str:
+    return (
+        f"{within}._target_={name!r}: there is no module {name.partition('.')[0]!r}; if it is a file of yours, run in "
+        f"its folder or put that folder on PYTHONPATH"
+    )
+
+
+def _expand_home(node: DictConfig | ListConfig) -> None:
+    """Replace ``~/`` at the beginning of every text in a configuration by the user's home."""
+    for key in range(len(node)) if isinstance(node, ListConfig) else list(node):
+        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
+            continue
+        value: Any = node._get_node(key)
+        if OmegaConf.is_config(value) and not value._is_none():
+            _expand_home(value)
+        elif isinstance(value._value(), str) and re.match(r"~(/|$)", value._value()):
+            node[key] = os.path.expanduser(value._value())

@@ -1,27 +1,27 @@
-"""The command line as words: overrides, flags of Hydra, and what is neither."""
+"""The command line as words: what Hydra does not take is put into words that it does.
 
+Words are overrides, flags of Hydra, and bare words such as the folder in ``experiments.report FOLDER``.
+"""
+
+import itertools
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from experiments.config.sections import CONF
+
+_FOLDER = ("--config-dir", "-cd")
+_NAMES = ("--config-name", "-cn")
 _TAKE_A_WORD = {
-    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
-    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun", "--config-path", "-cp"),
+    *_FOLDER,
+    *_NAMES,
 }
 """Flags of Hydra whose value is the next word."""
 _MAY_TAKE_A_WORD = {"--info", "-i"}
-FLAGS_OF_MULTIRUN = ("--multirun", "-m")
-"""Flags that make a sweep."""
-
-
-def overrides_first(arguments: Sequence[str]) -> list[str]:
-    """The same command line with all overrides before the flags.
-
-    Hydra's parser takes overrides in one piece only: it refuses ``drafter=mine --config-dir conf verifier=mine``.
-
-    Args:
-        arguments: The command line, without the program's name.
-    """
-    overrides, flags = split(arguments)
-    return [*overrides, *flags]
+_MULTIRUN = ("--multirun", "-m")
+_LINE = "COMP_LINE"
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -37,19 +37,126 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, flags
 
 
+def overrides_first(arguments: Sequence[str]) -> list[str]:
+    """The same command line with all overrides before the flags.
+
+    Hydra's parser takes overrides in one piece only: it refuses ``drafter=mine --config-dir conf verifier=mine``.
+    """
+    overrides, flags = split(arguments)
+    return [*overrides, *flags]
+
+
 def bare_words(arguments: Sequence[str]) -> list[int]:
     """The positions of bare words, which are neither ``name=value`` or ``~name`` nor a flag nor the value of one.
 
     In ``outputs/run --cfg job``, the first word is bare and ``job`` is not.
-
-    Args:
-        arguments: The command line, without the program's name.
     """
     return [
         position
         for position, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False))
         if "=" not in word and not word.startswith("~") and not _is_flag(word) and not _is_value(before, word)
     ]
+
+
+def with_folders(words: Sequence[str], name: str, *, several: bool = True) -> list[str]:
+    """The words of a command line, with bare folders turned into an override: ``runs=[FOLDER]``.
+
+    Args:
+        words: As they were typed.
+        name: The setting that takes the folders.
+        several: It takes a list of them.
+
+    Raises:
+        ValueError: There are several folders, and the setting takes one.
+    """
+    bare = set(bare_words(words))
+    folders, others = [], []
+    for position, word in enumerate(words):
+        (folders if position in bare or ("=" in word and Path(word).is_dir()) else others).append(word)
+    if not folders:
+        return others
+    if not several and len(folders) > 1:
+        raise ValueError(f"give one folder, not {len(folders)}: {' '.join(folders)}")
+    # Quoted, as Hydra's grammar reads any text.
+    quoted = ["'" + folder.rstrip("\\").replace("'", "\\'") + "'" for folder in folders]
+    return [f"{name}=[{','.join(quoted)}]" if several else f"{name}={quoted[0]}", *others]
+
+
+def with_lists(words: Sequence[str]) -> list[str]:
+    """``format=md,latex`` as ``format=[md,latex]``: Hydra takes a bare comma for a sweep.
+
+    Raises:
+        ValueError: A word has no name, such as a folder without ``runs=``.
+    """
+    bare = [words[position] for position in bare_words(words)]
+    if bare:
+        raise ValueError(f"{bare[0]!r} has no name: give folders as 'runs=[{','.join(bare)}]'")
+    return [re.sub(r"^(format|tasks)=([\w,]*,[\w,]*)$", r"\1=[\2]", word) for word in words]
+
+
+def with_home(words: Sequence[str]) -> list[str]:
+    """``target.name=~/models`` with the user's home, which a shell puts only at the beginning of a word."""
+    home = os.path.expanduser("~")
+    return [re.sub(r"(?<=[=\[,:])~(?=/)", lambda _: home, word) if "=" in word else word for word in words]
+
+
+def without_nulls(arguments: Sequence[str]) -> list[str]:
+    """A command line with ``none`` for ``null`` where it chooses a group: ``drafter=null`` decodes plainly.
+
+    Raises:
+        ValueError: The group has no option ``none``, because a run cannot do without it.
+    """
+    return [_without_null(argument) for argument in arguments]
+
+
+def _without_null(argument: str) -> str:
+    found = re.fullmatch(r"([a-z_]+)=([\w,]+)", argument)
+    if found is None or "null" not in found[2].split(","):
+        return argument
+    group, values = found[1], found[2].split(",")
+    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    if not options or group == "experiment":
+        return argument  # a single value, or a group that may be empty
+    if "none" not in options:
+        raise ValueError(f"{argument}: a run needs a {group}, choose among {', '.join(options)}")
+    return f"{group}={','.join('none' if value == 'null' else value for value in values)}"
+
+
+def completing(arguments: Sequence[str]) -> bool:
+    """Whether this call is a shell's question about a line that is not finished (``COMP_LINE``)."""
+    asked = {"--shell-completion", "-sc"} & set(arguments) and any(word.startswith("query=") for word in arguments)
+    return bool(asked) and _LINE in os.environ
+
+
+def pass_flags_on(arguments: Sequence[str]) -> list[str]:
+    """The call's command line with the flags of the typed line, of which Hydra's completion knows nothing.
+
+    Leaves a line of overrides alone in ``COMP_LINE``.
+    """
+    os.environ[_LINE], flags = completable(os.environ[_LINE])
+    return [*arguments, *flags]
+
+
+def completable(line: str) -> tuple[str, list[str]]:
+    """The part of a line that Hydra can complete, and the flags that say which configuration to look at.
+
+    Args:
+        line: The program's name and what follows so far. The last word is being typed, unless a space ends the line.
+    """
+    program, *words = line.split() or [""]
+    typed = "" if line.endswith(" ") or not words else words[-1]
+    before = words[:-1] if typed else words
+    overrides, flags = split(before)
+    bare = {before[position] for position in bare_words(before)}
+    kept = [word for word in overrides if word not in bare]
+    if typed.startswith("-") or (before and before[-1] in (*_FOLDER, *_NAMES)):
+        typed = "-"  # a flag or its value: no override begins like this, so the shell offers files
+    passed: list[str] = []
+    for flag, value in itertools.pairwise(flags):
+        if (flag in _FOLDER and Path(value).is_dir()) or flag in _NAMES:
+            passed += [flag, value]
+    multirun = [flag for flag in flags if flag in _MULTIRUN]
+    return " ".join([program, *multirun, *kept, typed]), passed
 
 
 def _is_flag(word: str) -> bool:

@@ -42,7 +42,7 @@ def answered(file: str, category: str) -> Iterator[Answered]:
     Raises:
         ValueError: There is no such file, or it is not what its name says.
     """
-    for number, row in rows(file):
+    for number, row in rows(file, "texts"):
         if not isinstance(row, Mapping):
             raise ValueError(f'{file}, line {number} is not a JSON object: give {{"prompt": "…", "answer": "…"}}')
         before = ""

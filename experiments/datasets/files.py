@@ -10,6 +10,8 @@ import httpx
 import pandas
 from huggingface_hub import hf_hub_download, list_repo_files
 
+from specdec.origin import first_sentence
+
 _URL = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[^/]+))?/(?P<path>.+)")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _KINDS = (".jsonl", ".parquet")
@@ -100,5 +102,5 @@ def _download(repository: str, name: str, revision: str | None) -> Path:
 
 def _unreachable(what: str, error: Exception) -> str:
     """The hub's messages go on for many lines; the first says what happened."""
-    reason = str(error).strip().split("\n", 1)[0].rstrip(".") or type(error).__name__
+    reason = first_sentence(error).rstrip(".") or type(error).__name__
     return f"cannot get {what} from the Hugging Face hub (a path of a file on this machine works offline): {reason}"

@@ -36,7 +36,7 @@ class Text(Selection):
         return prompts
 
 
-def texts(files: str | Sequence[str]) -> list[tuple[str, str]]:
+def texts(files: str | Sequence[str], setting: str = "dataset.files") -> list[tuple[str, str]]:
     """Path and text of every file that the patterns match, each once.
 
     Raises:
@@ -47,18 +47,18 @@ def texts(files: str | Sequence[str]) -> list[tuple[str, str]]:
     for pattern in patterns:
         found = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
         if not found:
-            raise ValueError(f"dataset.files: no file matches {pattern!r}")
+            raise ValueError(f"{setting}: no file matches {pattern!r}")
         paths |= dict.fromkeys(found)
-    return [(path, _read(path)) for path in paths]
+    return [(path, _read(path, setting)) for path in paths]
 
 
-def _read(path: str) -> str:
+def _read(path: str, setting: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a UTF-8 text file: leave it out of dataset.files") from error
+        raise ValueError(f"{path} is not a UTF-8 text file: leave it out of {setting}") from error
     if not text.strip():
-        raise ValueError(f"{path} is empty: leave it out of dataset.files")
+        raise ValueError(f"{path} is empty: leave it out of {setting}")
     return text
 
 

@@ -17,9 +17,8 @@ from specdec.drafting.costs import smallest
 from specdec.interfaces import Drafter, Verifier
 from specdec.memory import total_memory
 from specdec.physics.calibrated import Box, CalibratedRounds
-from specdec.physics.step_cost import TimedPart, TimedStep, fit_part, fit_step
 from specdec.physics.plausible import check_possible
-from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize
+from specdec.physics.step_cost import Errors, PartCost, StepCost, StepSize, TimedPart, TimedStep, fit_part, fit_step
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target

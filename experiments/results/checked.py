@@ -16,11 +16,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import specdec
 from experiments.results.lossless import DECLARED, EXACT
 from experiments.results.plain_json import json_text
 
@@ -192,8 +192,5 @@ def _read(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged ({problem}): remove it, and check your rules again")
 
 
-def _version() -> str | None:
-    try:
-        return version(_CORE)
-    except PackageNotFoundError:
-        return None
+def _version() -> str:
+    return specdec.__version__

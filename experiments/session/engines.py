@@ -1,8 +1,10 @@
-"""What a configuration describes, made: the target, drafters, rules, engines, and all that are compared."""
+"""Targets, drafters, rules and engines made as a configuration describes them, and all that are compared."""
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -10,21 +12,18 @@ from transformers.utils import logging as transformers_logging
 
 from experiments.config.sections import build, plain
 from experiments.contenders.base import OtherEngine
+from experiments.measuring.accounting import Accountant
+from experiments.measuring.conditions import conditions_of
 from experiments.measuring.measure import Contender
+from experiments.measuring.peaks import brief_peaks, printed_peaks, quick_peaks
 from experiments.results.records import PLAIN
-from experiments.session.components import rule_of
-from experiments.session.pacing import Policy, paced, settle_costs
-from experiments.session.setups import (
-    configuration_of,
-    has_setup,
-    reference_of,
-    same_law,
-    same_setup,
-    targets_of,
-)
+from experiments.session.methods import Method, methods_of
+from experiments.session.policies import paced, policy_of, settle_costs
+from specdec.drafting.costs import RoundCosts, check_conditions
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.machine import recommended_threads
+from specdec.physics.calibrated import CalibratedRounds
 from specdec.random import fresh_seed
 from specdec.target.target import Target
 
@@ -34,71 +33,70 @@ def settle(config: DictConfig) -> None:
     if config.seed is None:
         config.seed = fresh_seed()
     torch.set_num_threads(config.threads or recommended_threads())
-    transformers_logging.disable_progress_bar()
-    # It reports every attempt to reach the hub, and what it raises at the end says it all.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    quiet_hub()
     # Its warning about a long text comes once for all, and without a number: what does not fit is said by `fit`.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
 
 
+def quiet_hub() -> None:
+    """Print no progress of loading, and no attempt to reach the hub: what is raised at the end says it all."""
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
 def assemble(
-    config: DictConfig, methods: Mapping[str, str], *, samples: Sequence[str] = ()
+    config: DictConfig, drafters: Mapping[str, str], *, samples: Sequence[str] = ()
 ) -> tuple[Target, list[Contender]]:
     """The target and all contenders, the baseline first.
 
     Args:
         config: The whole configuration.
-        methods: Names, and the configuration sections of their drafters.
+        drafters: Names of methods, and the configuration sections of their drafters.
         samples: Texts to measure the costs of rounds on, for a length policy that needs them.
 
     Raises:
         ValueError: A model cannot be loaded, or a drafter and the verifier do not fit.
     """
-    own = {name: configuration_of(config, name) for name in methods}
-    drafters = {name: paced(build(own[name], section), _policy(config, name)) for name, section in methods.items()}
-    verifiers = {name: build(config, rule_of(config, name)) for name in methods}
-    others: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
-    targets = targets_of(config, [PLAIN, *methods])
-    for name in methods:
+    plainly, *others = methods_of(config, drafters)
+    made = {each.name: paced(build(each.config, str(each.drafter)), _built(each, each.policy)) for each in others}
+    rules: dict[str, Verifier] = {each.name: build(config, each.rule) for each in others}
+    contenders: dict[str, OtherEngine] = {str(name): build(config, f"contenders.{name}") for name in config.contenders}
+    targets = _targets([plainly, *others])
+    for each in others:
         settle_costs(
-            drafters[name],
-            verifiers[name],
-            targets[name],
+            made[each.name],
+            rules[each.name],
+            targets[each.target],
             samples,
-            max_batch_size=own[name].engine.max_batch_size,
+            max_batch_size=each.config.engine.max_batch_size,
             folder=Path(config.out),
-            method=name if len(methods) > 1 else "",
+            method=each.name if len(others) > 1 else "",
         )
-    engines = {name: new_engine(own[name], targets[name], drafters[name], verifiers[name]) for name in methods}
+    engines = {
+        each.name: new_engine(each.config, targets[each.target], made[each.name], rules[each.name]) for each in others
+    }
     # Plain decoding runs on the first method's engine, unless that is another one than its own.
-    first = next(iter(engines))
-    shares = same_setup(config, PLAIN, first)
-    baseline = engines[first] if shares else new_engine(configuration_of(config, PLAIN), targets[PLAIN], None, None)
-    contenders = [Contender(PLAIN, baseline, speculate=False)]
-    plainly = [PLAIN, *(name for name, drafter in drafters.items() if drafter is None and has_setup(config, name))]
-    contenders += [
-        Contender(
-            name,
-            engine,
-            speculate=engine.drafter is not None,
-            reference=reference_of(config, name, plainly),
-            other_target=not same_law(config, name, PLAIN),
+    first = others[0]
+    shares = first.setup == plainly.setup
+    target = targets[plainly.target]
+    baseline = engines[first.name] if shares else new_engine(plainly.config, target, None, None)
+    found = [Contender(PLAIN, baseline, speculate=False)]
+    shown = [each for each in others if made[each.name] is not None or each.is_set_up]
+    without = [plainly, *(each for each in shown if made[each.name] is None)]
+    for each in shown:
+        found.append(
+            Contender(
+                each.name,
+                engines[each.name],
+                speculate=made[each.name] is not None,
+                reference=None if each in without else _reference(each, without),
+                other_target=each.distribution != plainly.distribution,
+            )
         )
-        for name, engine in engines.items()
-        if engine.drafter is not None or has_setup(config, name)
-    ]
-    size, length = contenders[0].engine.max_batch_size, contenders[0].engine.max_length
-    for name, other in others.items():
-        other.bind(targets[PLAIN], max_batch_size=size, max_length=length)
-        contenders.append(Contender(name, other))
-    return targets[PLAIN], contenders
-
-
-def _policy(config: DictConfig, method: str) -> Policy | None:
-    """A new policy for every drafter, whose state it keeps: the method's own, if it has one."""
-    if method in (config.get("policies") or {}):
-        return build(config, f"policies.{method}")
-    return build(config, "policy") if config.get("policy") else None
+    for name, other in contenders.items():
+        other.bind(target, max_batch_size=baseline.max_batch_size, max_length=baseline.max_length)
+        found.append(Contender(name, other))
+    return target, found
 
 
 def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, verifier: Verifier | None) -> Engine:
@@ -106,3 +104,76 @@ def new_engine(config: DictConfig, target: Target, drafter: Drafter | None, veri
     options = plain(config, "engine")
     options["scheduler"] = build(config, "engine.scheduler") if options.get("scheduler") else None
     return Engine(target, drafter, verifier if drafter is not None else None, **options)
+
+
+def accounted(
+    contenders: Sequence[Contender], target: Target, costs: CalibratedRounds | None, path: str
+) -> list[Contender]:
+    """The methods with what works out their calls; other engines than ours have none.
+
+    Args:
+        contenders: All methods, the baseline first.
+        target: The target.
+        costs: Calibrated costs.
+        path: Their file, for the message.
+
+    Raises:
+        ValueError: The costs, or those that a policy chooses by, are of another device, dtype or model.
+    """
+    found = []
+    for each in contenders:
+        if not isinstance(each.engine, Engine):
+            found.append(each)
+            continue
+        engine = each.engine
+        if costs is not None and not found:
+            check_conditions(costs.conditions, conditions_of(target, engine.runner), path, drafter=False)
+        known = getattr(policy_of(engine.drafter), "costs", None) if each.speculate else None
+        if isinstance(known, RoundCosts) and known.conditions is not None:
+            here = conditions_of(engine.target, engine.runner, engine.drafter)
+            check_conditions(known.conditions, here, "the policy's file")
+        found.append(replace(each, accountant=Accountant.of(engine, speculate=each.speculate, costs=costs)))
+    return found
+
+
+def peaks_of(target: Target, wanted: str) -> Mapping[str, float] | None:
+    """The best that the target's device does, measured and printed; None if that is not wanted."""
+    if wanted == "none":
+        return None
+    measured = quick_peaks(target.device, target.dtype, torch.get_num_threads())
+    return {**measured.facts(), **printed_peaks(target.device, target.dtype)}
+
+
+def better_peaks(before: Mapping[str, float], target: Target) -> Mapping[str, float]:
+    """The better of earlier peaks and new ones: a busy machine makes them lower, and nothing higher."""
+    now = brief_peaks(target.device, target.dtype).facts()
+    return {name: max(value, now.get(name, value)) for name, value in before.items()}
+
+
+def _built(method: Method, section: str | None) -> Any:
+    return None if section is None else build(method.config, section)
+
+
+def _targets(methods: Sequence[Method]) -> dict[str, Target]:
+    """The targets of methods, by their settings.
+
+    Raises:
+        ValueError: One cannot be loaded, or has no tokenizer.
+    """
+    made: dict[str, Target] = {}
+    for each in methods:
+        if each.target not in made:
+            made[each.target] = build(each.config, "target")
+            if made[each.target].tokenizer is None:
+                name = made[each.target].name
+                raise ValueError(f"{name} has no tokenizer, and prompts are text: give target.tokenizer=FOLDER")
+    return made
+
+
+def _reference(method: Method, plainly: Sequence[Method]) -> str | None:
+    """The name of the method whose greedy outputs another one's have to equal; None where nothing is to be compared.
+
+    Drafts on a quantized target have to equal plain decoding of the quantized one. Plain decoding with settings of its
+    own is compared with nothing, because no rule promises anything about it.
+    """
+    return next((each.name for each in plainly if each.distribution == method.distribution), None)

@@ -1,341 +1,179 @@
-"""A measurement assembled from its configuration: models, engines, prompts, and the session that runs them."""
+"""A measurement from its first record to its last picture, whatever happens in between."""
 
-import dataclasses
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-from omegaconf import DictConfig
-
-from experiments.config import job, ranks
-from experiments.config.pairs import check_files
-from experiments.config.sections import bootstrap_of, build, plain, settings_of
-from experiments.config.values import Check
-from experiments.contenders.base import OtherEngine
-from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
-from experiments.measuring.fitting import Fitting, fit
-from experiments.measuring.held import Held, PeakMeter, held_by
-from experiments.measuring.ingredients import ingredients_of
-from experiments.measuring.jobs import Job, prepare
-from experiments.measuring.measure import Contender, failure, measure, slots_of
-from experiments.planning.memory import RunMemory
-from experiments.reporting.device import memory_facts, memory_table
-from experiments.reporting.policies import calibration_table
-from experiments.reporting.progress import Every
+from experiments.reporting import terminal
+from experiments.reporting.device import above_roof, utilization_table
+from experiments.reporting.progress import Every, PromptProgress
+from experiments.reporting.requests import warnings_of
+from experiments.reporting.run_tables import print_divergences, print_failures, print_noise
 from experiments.reporting.table import Table
-from experiments.reporting.terminal import short
-from experiments.results import resume
+from experiments.reporting.verdicts import print_verdicts, sentence
 from experiments.results.limits import Terms
-from experiments.results.manifest import device_name, note_in_manifest, write_manifest
-from experiments.results.origin import read_manifest
-from experiments.results.prompts import write_prompts
-from experiments.results.records import Record
-from experiments.results.runs import complete, load_run
-from experiments.results.summary import Summary
-from experiments.results.token_texts import write_token_texts
-from experiments.session.accounting import accounted, better_peaks, peaks_of
-from experiments.session.components import check_components, revisions_of
-from experiments.session.earlier import begun
-from experiments.session.engines import assemble, settle
-from experiments.session.memory import plan_memory, show_planned
-from experiments.session.pacing import calibrations_of, keep_calibrations
-from experiments.session.session import Plot, Session, check_finished, check_lossless
-from experiments.session.setups import (
-    check_setups,
-)
-from experiments.session.tracked import tracked_run
-from experiments.session.warming import encode_warmup, one_length
-from experiments.tracing.trace import TraceWriter
-from experiments.tracking.base import NullTracker
+from experiments.results.manifest import MANIFEST, note_in_manifest
+from experiments.results.plain_json import json_text
+from experiments.results.records import RECORDS, Record, RecordWriter, replace_records
+from experiments.results.runs import SUMMARY
+from experiments.results.statistics import Bootstrap
+from experiments.results.summary import Summary, summarize
+from experiments.tracing.trace import FOLDER, shards
 from experiments.tracking.mirror import Mirror
-from specdec.engine.engine import Engine
-from specdec.physics.calibrated import CalibratedRounds
-from specdec.requests import SamplingParams
-from specdec.target.loading import resolve_device
-from specdec.target.target import Target
+
+TABLES = "tables.txt"
+"""What a run shows at its end, in its folder."""
+
+Plot = Callable[[Summary, Path, str], Path | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a measurement shows at its end.
+class Measurement:
+    """A measurement: takes records as they come, and writes and shows everything at its end.
 
     Attributes:
-        tables: Makes the tables, of the summary and a title.
+        folder: Takes ``records.jsonl`` as it goes, then ``summary.json`` and the pictures.
+        planned: Records that every method is to have at every temperature.
+        series: Methods times temperatures: each method at one temperature is a series of records.
+        bootstrap: Settings of the intervals.
+        mirror: Mirrors the results to a tracker.
+        tables: Makes the tables.
+        title: Title of the tables, and the second line of the pictures' titles.
         plots: Functions that draw the pictures, by file name.
-        opening: Shows something before the measurement begins, given all contenders and the first jobs.
-        closing: Makes more tables at its end, of the records and all contenders.
-        study: Makes tables and files of what the folder and the records say, at the end.
+        compared_with: The method that all others are compared with, besides plain decoding; None for none.
+        terms: Limits on latencies, and a price.
+        before: Records of prompts that cannot run, which are written first.
+        kept: Records that an earlier attempt left in the file; None if this run does not go on from one.
+        passed: Prompts that the earlier attempt has done.
+        progress_every: How often a line of progress is written where there is no terminal.
+        closing: More tables for the end, made of the summary and the records; what it writes beside them may be listed.
+        peaks: What the device does at best, by name; None where it was not measured.
+        peaks_again: Measures that again at the end and returns the better of both: the machine may have been busy for
+            the moment that the first measurement took. None where ``peaks`` is.
+        quiet: Show nothing at the end: the tables are in the folder, and the sweep says a line.
     """
 
+    folder: Path
+    planned: int
+    series: int
+    bootstrap: Bootstrap
+    mirror: Mirror
     tables: Callable[[Summary, str], Sequence[Table]]
-    plots: Mapping[str, Plot]
-    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
-    closing: Callable[[Sequence[Record], Sequence[Contender]], Sequence[Table]] | None = None
-    study: Callable[[Path, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
+    title: str
+    plots: dict[str, Plot]
+    compared_with: str | None = None
+    before: Sequence[Record] = field(default_factory=tuple)
+    terms: Terms | None = None
+    kept: Sequence[Record] | None = None
+    passed: int = 0
+    progress_every: Every | None = None
+    closing: Callable[[Summary, Sequence[Record]], tuple[Sequence[Table], Sequence[Path]]] | None = None
+    peaks: Mapping[str, float] | None = None
+    peaks_again: Callable[[], Mapping[str, float]] | None = None
+    quiet: bool = False
+
+    def run(self, work: Callable[[Callable[[Record], None]], Iterable[int]], steps: int) -> Summary:
+        """Do the work, and report what is finished also if it is interrupted or fails.
+
+        Args:
+            work: Given a function that takes records, does the measuring and yields how much of it is done.
+            steps: The last number that ``work`` yields.
+
+        Raises:
+            ValueError: Every prompt failed with some method.
+            NotLosslessError: An exact method's greedy outputs are not plain decoding's. All is written before.
+        """
+        records: list[Record] = []
+        exit_code = 1
+        path = self.folder / RECORDS
+        if self.kept is not None:
+            records += [*self.before, *self.kept]
+            replace_records(path, records)
+        with RecordWriter(path, append=self.kept is not None) as writer:
+
+            def write(record: Record) -> None:
+                writer.write(record)
+                records.append(record)
+
+            for record in self.before if self.kept is None else ():
+                write(record)
+            try:
+                with PromptProgress(steps, passed=self.passed, every=self.progress_every) as progress:
+                    for done in work(write):
+                        progress.update(done)
+                        self.mirror.progress(records, done, steps)
+                exit_code = 0
+            except KeyboardInterrupt:
+                exit_code = 130
+                raise
+            finally:
+                summary = self._report(records, exit_code)
+        check_finished(summary)
+        check_lossless(summary)
+        return summary
+
+    def _report(self, records: list[Record], exit_code: int) -> Summary:
+        peaks = self.peaks if self.peaks_again is None else self.peaks_again()
+        summary = summarize(
+            records,
+            planned=self.planned,
+            series=self.series,
+            bootstrap=self.bootstrap,
+            terms=self.terms,
+            compared_with=self.compared_with,
+            peaks=peaks,
+        )
+        text = json_text({"title": self.title, **asdict(summary)})
+        (self.folder / SUMMARY).write_text(text, encoding="utf-8")
+        if (self.folder / MANIFEST).exists():
+            verdicts = {m.method: asdict(m.lossless) for m in summary.methods if m.lossless is not None}
+            note_in_manifest(self.folder, lossless=verdicts, peaks=peaks)
+        console = terminal.console(shown=not self.quiet)
+        written = [self.folder / RECORDS, self.folder / SUMMARY, self.folder / TABLES]
+        if any(method.finished for method in summary.methods):
+            more, files = ((), ()) if self.closing is None else self.closing(summary, records)
+            written += files
+            used = utilization_table(summary)
+            for table in [*self.tables(summary, self.title), *([used] if used is not None else []), *more]:
+                console.print(terminal.render(table))
+            for name, plot in self.plots.items():
+                path = plot(summary, self.folder / name, self.title)
+                written += [path] if path is not None else []
+        print_divergences(console, summary)
+        print_failures(console, summary)
+        terminal.say(console, *warnings_of(summary))
+        print_noise(console, summary)
+        for warning in above_roof(summary):
+            console.print(f"WARNING: {warning}", style="yellow", highlight=False, markup=False)
+        terminal.list_written(console, written)
+        print_verdicts(console, summary)
+        (self.folder / TABLES).write_text(console.export_text(), encoding="utf-8")
+        self.mirror.results(summary, records, [self.folder / MANIFEST, *written], shards(self.folder / FOLDER))
+        self.mirror.finish(exit_code or int(bool(summary.not_lossless)))
+        return summary
 
 
-def measure_methods(
-    config: DictConfig,
-    *,
-    known: dict[str, Check],
-    methods: Mapping[str, str],
-    report: Report,
-    temperatures: Sequence[float] = (),
-) -> Summary:
-    """Measure plain decoding and methods on the same prompts, and write everything into ``config.out``.
+def check_finished(summary: Summary) -> None:
+    """Refuse a run of which nothing came.
 
-    Args:
-        config: With the sections that ``conf/run.yaml`` has.
-        known: All settings that the configuration may have.
-        methods: Names, and the configuration sections of their drafters.
-        report: What is shown.
-        temperatures: One after the other; by default the sampling's own alone.
+    Raises:
+        ValueError: Every prompt failed with some method.
     """
-    settings_of(config, known)
-    folder = Path(config.out)
-    before = begun(config)
-    settle(config)
-    check_components(config, methods)
-    check_setups(config, methods)
-    # What is cheap to check comes before what takes long to load.
-    bootstrap = bootstrap_of(config)
-    sampling: SamplingParams = build(config, "sampling")
-    samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
-    dataset = build(config, "dataset")
-    chosen, spare = choose(dataset, spare=config.warmup_prompts)
-    check_files(config)
-    facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
-    if before is not None:
-        resume.check_facts(before, folder, **facts)
-        if complete(folder):
-            return already_complete(folder)
-    begin = time.perf_counter()
-    planned = plan_memory(config, methods)
-    show_planned(planned)
-    meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
-    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
-    costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
-    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
-    contenders = accounted(contenders, target, costs, str(config.get("costs")))
-    engine, tokenizer = contenders[0].engine, target.tokenizer
-    assert tokenizer is not None, "assemble refuses a target without one"
-    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
-    template = plain(config, "chat_template")
-    fitting = fit(
-        chosen,
-        sampling,
-        tokenizer,
-        max_length=engine.max_length,
-        policy=selection_of(dataset).too_long,
-        template=template,
-    )
-    prompts = fitting.prompts
-    facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
-    prepared = [
-        prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
-    ]
-    warmup = encode_warmup(
-        warmup_texts(prompts, spare, config.warmup_prompts),
-        target,
-        sampling,
-        engine.max_length,
-        most=one_length(prompts),
-    )
-
-    facts |= facts_of(target, contenders, prompts, samplings)
-    held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
-    facts["memory"] = memory_facts(planned, held)
-    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
-    facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
-    facts["revisions"] = revisions_of(config, methods)
-    facts["seeds"] = {
-        "sampling": sampling.seed,
-        "dataset": config.dataset.get("seed"),
-        "bootstrap": bootstrap.seed,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    resolved = plain_whole(config)
-    kept: list[Record] | None = None
-    finished: dict[float, set[int]] = {}
-    size = slots_of(contenders)
-    if before is None:
-        write_manifest(folder, resolved, **facts)
-    else:
-        resume.check_facts(before, folder, **facts)
-        lengths = {
-            each.temperature: [len(job.prompt.turns) for job in jobs]
-            for each, (jobs, _) in zip(samplings, prepared, strict=True)
-        }
-        kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
-        resume.note_resumed(folder, before)
-    write_prompts(folder, prompts)
-    mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
-    session = Session(
-        folder=folder,
-        planned=facts["planned"],
-        series=facts["series"],
-        bootstrap=bootstrap,
-        mirror=mirror,
-        tables=report.tables,
-        title=title(
-            target,
-            samplings,
-            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
-            kv_cache=facts["target"]["kv_cache"],
-        ),
-        plots=dict(report.plots),
-        compared_with=config.get("compared_with"),
-        peaks=facts["peaks"],
-        peaks_again=None if facts["peaks"] is None else lambda: better_peaks(facts["peaks"], target),
-        before=refused(contenders, [unfit for _, unfit in prepared]),
-        kept=kept,
-        terms=Terms.of(resolved),
-        passed=sum(
-            min(size, len(jobs) - number * size)
-            for each, (jobs, _) in zip(samplings, prepared, strict=True)
-            for number in finished.get(each.temperature, ())
-        ),
-        progress_every=Every.of(config.progress_every),
-        closing=lambda records: _closing(report, records, contenders, folder, (planned, held, meter)),
-        quiet=job.in_sweep(),
-    )
-    trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
-
-    said = {token for record in kept or () for token in record.token_ids}
-
-    def work(write: Callable[[Record], None]) -> Iterator[int]:
-        def noted(record: Record) -> None:
-            said.update(record.token_ids)
-            write(record)
-
-        start = 0
-        try:
-            for each, (jobs, _) in zip(samplings, prepared, strict=True):
-                passed = finished.get(each.temperature, ())
-                options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
-                for done in measure(contenders, jobs, write=noted, **options):
-                    yield start + done
-                start += len(jobs)
-        finally:
-            write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
-
-    if report.opening is not None:
-        report.opening(contenders, prepared[0][0])
-    if fitting.sentence is not None and not job.in_sweep():
-        print(fitting.sentence, file=sys.stderr)
-    earlier_records = 0 if kept is None else len(kept) + len(session.before)
-    mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
-    return session.run(work, sum(len(jobs) for jobs, _ in prepared))
+    for method in summary.methods:
+        if not method.finished:
+            raise ValueError(f"every prompt failed with {method.method}: {next(iter(method.errors))}")
 
 
-def _closing(
-    report: Report,
-    records: Sequence[Record],
-    contenders: Sequence[Contender],
-    folder: Path,
-    memory: tuple[RunMemory | str, Held, PeakMeter],
-) -> tuple[list[Table], list[Path]]:
-    """More tables for a run's end, and the files of what policies have learned. Notes the peak of memory."""
-    drafters = {each.method: each.engine.drafter for each in contenders[1:] if isinstance(each.engine, Engine)}
-    tables = [] if report.closing is None else [*report.closing(records, contenders)]
-    learned = calibration_table(calibrations_of(drafters))
-    tables += [learned] if learned is not None else []
-    planned, held, meter = memory
-    peak = meter.peak()
-    note_in_manifest(folder, memory=memory_facts(planned, held, peak))
-    tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
-    more, files = ([], []) if report.study is None else report.study(folder, records)
-    return [*tables, *more], [*keep_calibrations(drafters, folder), *files]
+class NotLosslessError(ValueError):
+    """A method whose rule is exact has emitted other greedy outputs than plain decoding, and no tie explains it."""
 
 
-def facts_of(
-    target: Target, contenders: Sequence[Contender], prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]
-) -> dict[str, Any]:
-    """What the manifest says about a run besides its configuration.
+def check_lossless(summary: Summary) -> None:
+    """End a run with an error where a method is not lossless, after its results were written.
 
-    Args:
-        target: The target.
-        contenders: All methods, the baseline first.
-        prompts: The prompts that are measured.
-        samplings: One per temperature.
+    Raises:
+        NotLosslessError: Names the methods, with the evidence.
     """
-    template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
-    baseline = contenders[0].engine
-    assert isinstance(baseline, Engine), "plain decoding runs on our engine"
-    return {
-        "device": device_name(target.device),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "dtype_reason": target.dtype_reason,
-        "attention": baseline.runner.plan.attention_name,
-        "attention_reason": baseline.runner.plan.attention_reason,
-        "threads": torch.get_num_threads(),
-        "target": {
-            "name": target.name,
-            "parameters": target.num_parameters,
-            "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
-            "kv_cache": baseline.runner.kv_cache,
-            "kv_bytes_per_position": baseline.runner.bytes_per_token,
-        },
-        "exactness": {contender.method: contender.exactness for contender in contenders},
-        "chat_template": template and any(prompt.chat for prompt in prompts),
-        "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
-        "series": len(contenders) * len(samplings),
-        "overrides": job.overrides(),
-    }
-
-
-def already_complete(folder: Path) -> Summary:
-    """The figures of a run that has nothing left to do."""
-    if not job.in_sweep():
-        print(f"{short(folder)} is complete already")
-    summary = load_run(folder).summary
-    check_finished(summary)
-    check_lossless(summary)
-    return summary
-
-
-def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
-    """The records of prompts that cannot run, for every contender and turn."""
-    return [
-        failure(contender, dataclasses.replace(job, turn=turn), reason)
-        for listed in unfit
-        for job, reason in listed
-        for turn in range(len(job.prompt.turns))
-        for contender in contenders
-    ]
-
-
-def plain_whole(config: DictConfig) -> dict[str, Any]:
-    """The whole resolved configuration as Python's own types."""
-    return {str(name): plain(config, str(name)) for name in config}
-
-
-def amount(fitting: Fitting) -> str:
-    """How much is measured, in words."""
-    prompts = fitting.prompts
-    turns = sum(len(prompt.turns) for prompt in prompts)
-    said = f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
-    more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
-    more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
-    return said + (f" ({', '.join(more)})" if more else "")
-
-
-def _batches(contenders: Sequence[Contender]) -> str:
-    """The batch size, or all of them where methods differ."""
-    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
-
-
-def _mode(engine: Engine | OtherEngine) -> str:
-    return ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
-
-
-def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:
-    """Model, device and conditions, for tables and pictures."""
-    size, dtype = f"{target.num_parameters / 1e6:,.1f}M parameters", target.dtype_reason
-    temperatures = " and ".join(f"{sampling.temperature:g}" for sampling in samplings)
-    dtype += f", keys and values in {kv_cache}" if kv_cache is not None else ""
-    return f"{target.name} ({size}, {dtype}) on {device_name(target.device)}; temperature {temperatures}, {amount}"
+    bad = [sentence(m.method, m.lossless) for m in summary.methods if m.lossless is not None and m.not_lossless]
+    if bad:
+        raise NotLosslessError("; ".join(bad))

@@ -1,6 +1,5 @@
 """The memory of a run from its configuration: planned, printed and checked before anything is loaded."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,7 @@ from experiments.planning.sources import shape_of
 from experiments.reporting import terminal
 from experiments.reporting.device import memory_table
 from experiments.results.manifest import device_name
-from experiments.results.records import PLAIN
-from experiments.session.setups import configuration_of, same_setup
+from experiments.session.methods import methods_of
 from specdec import bundled
 from specdec.drafting.builders import ExpansionTree, TreeBuilder, tree_of
 from specdec.engine.engine import DEFAULT_MAX_LENGTH
@@ -77,20 +75,18 @@ def _planned(config: DictConfig, methods: Mapping[str, str]) -> RunMemory:
     copies: dict[object, float] = {}
     unknown, weights_of, own_rows = [], {}, {}
     engine, shared = plain(config, "engine"), _Here.of(config)
-    sections: dict[str, str | None] = {**methods}
-    if not same_setup(config, PLAIN, next(iter(methods))):
-        sections[PLAIN] = None
-    for method, section in sections.items():
-        own = configuration_of(config, method)
-        here = shared if own is config else _Here.of(own)
-        rows = own.engine.max_batch_size
-        weights_of[method] = json.dumps(plain(own, "target"), sort_keys=True, default=str)
-        own_rows |= {method: rows} if rows != engine["max_batch_size"] else {}
-        served[method], known = here.served(own, section)
-        unknown += [] if known else [method]
-        if own.engine.optimize:
-            copies[weights_of[method]] = here.copies(here.shape, here.formats.precision)
-            copies[method] = here.copies(served[method].drafter, served[method].drafter_precision)
+    plainly, *others = methods_of(config, methods)
+    for each in others if plainly.setup == others[0].setup else [*others, plainly]:
+        name = each.name
+        here = _Here.of(each.config) if each.is_set_up else shared
+        rows = each.config.engine.max_batch_size
+        weights_of[name] = each.target
+        own_rows |= {name: rows} if rows != engine["max_batch_size"] else {}
+        served[name], known = here.served(each.config, each.drafter)
+        unknown += [] if known else [name]
+        if each.config.engine.optimize:
+            copies[each.target] = here.copies(here.shape, here.formats.precision)
+            copies[name] = here.copies(served[name].drafter, served[name].drafter_precision)
     limit = min(shared.shape.max_length or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     return RunMemory(
         target=shared.name,

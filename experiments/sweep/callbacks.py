@@ -1,80 +1,81 @@
-"""A sweep ends with the comparison of its jobs: Hydra callbacks, named in the configuration.
+"""A sweep ends with reports over its jobs: Hydra callbacks, named in the configuration.
 
 Hydra makes a callback before any job starts, so what its end needs is imported there.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.launch import ERROR, show
 
+if TYPE_CHECKING:
+    from experiments.results.runs import Run
 
-class CompareJobs(Callback):
-    """Compares a sweep's jobs when all have ended, and lists those that left no result.
+
+class SweepReport(Callback, ABC):
+    """Reports on a sweep when all its jobs have ended."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write the report into the sweep's folder."""
+        try:
+            self.report(Path(config.hydra.sweep.dir), config)
+        except ValueError as error:  # Hydra would turn it into a warning of its own
+            show(error)
+
+    @abstractmethod
+    def report(self, folder: Path, config: DictConfig) -> None:
+        """Report on the jobs below a sweep's folder.
+
+        Raises:
+            ValueError: There is nothing to report on.
+        """
+
+
+class CompareJobs(SweepReport):
+    """Compares a sweep's jobs, and lists those that left no result.
 
     A sweep over targets, datasets or dtypes is compared all the same, because the user asked for just that.
     """
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the comparison into the sweep's folder."""
+    def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.comparison import report_comparison
-        from experiments.sweep.jobs import collect, job_folders
 
-        folder = Path(config.hydra.sweep.dir)
         runs, missing = collect(folder)
         jobs = [path.parent.parent for path, _ in job_folders(folder)]
         failed = [job.name for job in jobs if (job / ERROR).exists()]
         if failed:
-            show(
-                ValueError(
-                    f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
-                )
-            )
-        if not runs:
-            print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
-            return
-        try:
+            message = f"{len(failed)} of {len(jobs)} jobs failed: {ERROR} of {', '.join(failed)} in {folder} says why"
+            show(ValueError(message))
+        if runs:
             report_comparison(runs, folder, allow_mixed=True, missing=missing)
-        except ValueError as error:  # Hydra would turn it into a warning of its own
-            show(error)
+        else:
+            print("\n".join([*missing, f"no job of the sweep in {folder} has results, so there is nothing to compare"]))
 
 
-class BatchSweep(Callback):
+class BatchSweep(SweepReport):
     """Draws latency against throughput over the batch sizes of a sweep's jobs."""
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the table and the picture into the sweep's folder."""
+    def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.batch_sweep import report_batch_sweep
-        from experiments.sweep.jobs import collect
 
-        folder = Path(config.hydra.sweep.dir)
-        runs, _ = collect(folder)
-        try:
-            report_batch_sweep(runs, folder)
-        except ValueError as error:  # Hydra would turn it into a warning of its own
-            show(error)
+        report_batch_sweep(collect(folder)[0], folder)
 
 
-class Quadrants(Callback):
+class Quadrants(SweepReport):
     """Says what each kind of requests is about, over two input and two output lengths, and what drafting does to it."""
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the table and the picture into the sweep's folder."""
+    def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.reporting.quadrants import report_quadrants
-        from experiments.sweep.jobs import collect
 
-        folder = Path(config.hydra.sweep.dir)
         runs, missing = collect(folder)
-        try:
-            report_quadrants(runs, folder, missing)
-        except ValueError as error:  # Hydra would turn it into a warning of its own
-            show(error)
+        report_quadrants(runs, folder, missing)
 
 
-class ReplayJobs(Callback):
+class ReplayJobs(SweepReport):
     """Asks every rule about the drafts of all jobs of a sweep that left a trace.
 
     Args:
@@ -85,20 +86,50 @@ class ReplayJobs(Callback):
     def __init__(self, verifiers: list[Any] | None = None, baseline: str = "rejection"):
         self.verifiers, self.baseline = verifiers, baseline
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the replay into the sweep's folder."""
+    def report(self, folder: Path, config: DictConfig) -> None:
         from experiments.commands.replay import named_verifiers, replay_runs
         from experiments.results.statistics import Bootstrap
-        from experiments.sweep.jobs import job_folders
         from experiments.tracing.trace import FOLDER, shards
 
-        searchpath = list(config.hydra.searchpath)
-        sweep = Path(config.hydra.sweep.dir)
-        traced = [folder for _, folder in job_folders(sweep) if shards(folder / FOLDER)]
+        given = None if self.verifiers is None else list(self.verifiers)
+        rules = named_verifiers(given, list(config.hydra.searchpath))
+        traced = [found for _, found in job_folders(folder) if shards(found / FOLDER)]
+        if not traced:
+            raise ValueError(f"no job of the sweep in {folder} left a trace: give trace=true")
+        replay_runs(traced, rules, folder, baseline=self.baseline, bootstrap=Bootstrap())
+
+
+def job_folders(sweep: Path) -> list[tuple[Path, Path]]:
+    """Each job's configuration file, by the job's number, and the folder that has its results."""
+    from experiments.results.runs import by_number
+
+    found = sorted(sweep.glob("**/.hydra/config.yaml"), key=lambda path: by_number(path.parent.parent))
+    return [(path, _out(path, path.parent.parent)) for path in found]
+
+
+def collect(sweep: Path) -> "tuple[list[Run], list[str]]":
+    """The runs of a sweep's jobs, and a sentence on each job that has none."""
+    from experiments.results.runs import load_run
+
+    runs: list[Run] = []
+    missing: list[str] = []
+    folders = job_folders(sweep)
+    given = {path: [str(text) for text in OmegaConf.load(path.with_name("overrides.yaml"))] for path, _ in folders}
+    shared = set.intersection(*map(set, given.values())) if len(given) > 1 else set()
+    for path, folder in folders:
         try:
-            rules = named_verifiers(None if self.verifiers is None else list(self.verifiers), searchpath)
-            if not traced:
-                raise ValueError(f"no job of the sweep in {sweep} left a trace: give trace=true")
-            replay_runs(traced, rules, sweep, baseline=self.baseline, bootstrap=Bootstrap())
-        except ValueError as error:  # Hydra would turn it into a warning of its own
-            show(error)
+            runs.append(load_run(folder))
+        except ValueError as error:
+            own = " ".join(text for text in given[path] if text not in shared)
+            note = path.parent.parent / ERROR
+            reason = note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else error
+            missing.append(f"NO RESULT of job {path.parent.parent.name} ({own}): {reason}")
+    return runs, missing
+
+
+def _out(settings: Path, job: Path) -> Path:
+    """The folder that a job wrote its results to: its own, unless the user gave another."""
+    config: Any = OmegaConf.load(settings)
+    given = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(given, dict)
+    return job if "${hydra:" in str(given.get("out", "${hydra:}")) else Path(str(config.out))

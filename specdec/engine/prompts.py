@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import kind_of, shown, whole
 from specdec.engine.text import encode_prompt
+from specdec.origin import first_sentence
 
 Message = Mapping[str, Any]
 """What one side says in a conversation: ``{"role": "user", "content": "Hello"}``."""
@@ -95,7 +96,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Me
             continue_final_message=goes_on,
         )
     except Exception as error:  # a template may raise anything, and often it says which roles it takes
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"the target's chat template does not take these messages: {reason}") from error
     ids = tokenizer(str(text), add_special_tokens=False)["input_ids"]  # the template has written the special ones
     if not ids:

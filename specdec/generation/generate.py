@@ -101,10 +101,12 @@ class SpeculativeGenerate:
         assert generation_config is not None
         check_fields(generation_config, DECODING_FIELDS)
         check_inputs(model, generation_config, model_kwargs)
+        if _argument_of_generate("assistant_model") is not None:
+            raise ValueError("assistant_model is not used: this engine drafts with its own drafter, so leave it out")
         pads = left_padding(input_ids, model_kwargs)
         endings = Endings(stopping_criteria or [], stop_strings, self.tokenizer)
         rows, width = input_ids.shape
-        streamer = streamer if streamer is not None else _streamer_of_generate()
+        streamer = streamer if streamer is not None else _argument_of_generate("streamer")
         if rows != 1 and streamer is not None:
             raise ValueError(
                 f"a streamer follows one sequence, and the batch has {rows}: call generate once per prompt"
@@ -222,15 +224,15 @@ class SpeculativeGenerate:
         return Engine(target, self.drafter, self.verifier, max_batch_size=batch, max_length=length)
 
 
-def _streamer_of_generate() -> Any:
-    """Returns the streamer that the running ``generate`` was called with, if any.
+def _argument_of_generate(name: str) -> Any:
+    """Returns an argument that the running ``generate`` was called with and does not pass on to a callable.
 
-    transformers hands the prompt to it and does not pass it on to a callable, so it would wait for an output that never
-    comes. It is a local variable of the function that calls ours.
+    It is a local variable of the function that calls ours. Of a ``streamer``, transformers hands it the prompt, and it
+    would wait for an output that never comes; an ``assistant_model`` would be ignored in silence.
     """
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals:
-            return frame.f_locals.get("streamer")
+            return frame.f_locals.get(name)
         frame = frame.f_back
     return None

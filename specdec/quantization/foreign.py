@@ -53,7 +53,8 @@ def check_packages(method: str) -> None:
         packages = " and ".join(module.replace("_", "-") for module in missing)
         verb = "is" if len(missing) == 1 else "are"
         raise ValueError(
-            f"it is quantized by {method}, and {packages} {verb} not installed: pip install 'specdec[{method}]'"
+            f"it is quantized by {method}, and {packages} {verb} not installed: "
+            f"pip install 'specdec-research[{method}]'"
         )
 
 

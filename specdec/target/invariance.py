@@ -30,6 +30,7 @@ from specdec.execution.invariant import ROWS, InvariantExecutor
 from specdec.execution.locks import model_lock
 from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.memory import ran_out
+from specdec.origin import first_sentence
 from specdec.placement import is_divided
 from specdec.target.plan import ModelPlan
 from specdec.target.support import differs, position_limit
@@ -90,7 +91,7 @@ def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
             except Exception as error:  # whatever a model raises is the reason to refuse it
                 if ran_out(error):
                     raise
-                finding = str(error).strip().split("\n", 1)[0] or type(error).__name__
+                finding = first_sentence(error) or type(error).__name__
             if not finding:
                 return
             logger.info("%s is not invariant in blocks of %d: %s", kind, rows, finding)

@@ -21,6 +21,7 @@ from specdec.arguments import shown
 from specdec.llama_shapes import LlamaShape
 from specdec.machine import DtypeChoice, choose_dtype, dtype_name
 from specdec.memory import ran_out, shortage
+from specdec.origin import first_sentence
 from specdec.placement import check_device_map, device_of_map, is_spread
 from specdec.quantization import check_fast, check_quantization, foreign, quantization_of, quantize
 from specdec.quantization.checkpoint import stored_scheme
@@ -119,7 +120,7 @@ def load(
         remedy = f"; leave {attention} out, the engine computes attention itself" if options.get(attention) else ""
         if ran_out(error):
             raise ValueError(_too_large(name_or_path, error, where)) from error
-        reason = first_line(error).rstrip(".")
+        reason = first_sentence(error).rstrip(".")
         message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
     if size == 1 and "device_map" not in options:
@@ -162,7 +163,8 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
     try:
         return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
     except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer for {name_or_path!r}: {first_line(error)}") from error
+        message = f"no tokenizer for {name_or_path!r}: {first_sentence(error).rstrip('.')}"
+        raise ValueError(f"{message}; a target takes another one as tokenizer=FOLDER") from error
 
 
 def hub_options(options: Mapping[str, object]) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     try:
         torch.empty(1, device=found)
     except Exception as error:  # every kind of device has an error of its own where it is missing
-        reason = first_line(error).split(". ", 1)[0]
+        reason = first_sentence(error).split(". ", 1)[0]
         raise ValueError(
             f"device={str(device)!r} is not there, or torch cannot use it ({reason}): give 'auto' or 'cpu'"
         ) from error
@@ -205,11 +207,6 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise ValueError(f"dtype={dtype!r}: give 'auto', 'float32', 'bfloat16' or 'float16'")
     return resolved
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message."""
-    return str(error).strip().split("\n", 1)[0]
 
 
 def _place(

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from specdec.arguments import whole
+from specdec.origin import first_sentence
 from specdec.placement import is_shared
 from specdec.quantization.checkpoint import stored_scheme
 
@@ -118,7 +119,7 @@ def join(size: int) -> dict[str, Any]:
         try:
             torch.distributed.init_process_group(backend, timeout=TIMEOUT, device_id=device)
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+            reason = first_sentence(error)
             raise ValueError(f"tensor_parallel={size}: cannot reach the other processes ({reason})") from error
     return {"distributed_config": DistributedConfig(tp_size=size)}
 

@@ -23,6 +23,7 @@ from specdec.execution.eager import EagerExecutor, evaluating, switched
 from specdec.execution.locks import model_lock
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
+from specdec.origin import first_sentence
 from specdec.placement import main_device
 from specdec.quantization.base import rounded_to
 from specdec.quantization.stored import output_width
@@ -178,7 +179,7 @@ def _settle(
                 if ran_out(exception):
                     raise
                 cause = exception
-                first_line = str(exception).strip().split("\n", 1)[0]
+                first_line = first_sentence(exception)
                 problem = (
                     first_line if isinstance(exception, ValueError) else f"{type(exception).__name__}: {first_line}"
                 )

@@ -71,6 +71,7 @@ class Target:
         device_map: str | Mapping[str, Any] | None = None,
         max_memory: Mapping[Any, Any] | None = None,
         tensor_parallel: bool | int | None = None,
+        tokenizer: str | None = None,
         **kwargs: Any,
     ) -> "Target":
         """Load a model and its tokenizer from a folder, the hub, or this package (``"bundled/target"``).
@@ -91,6 +92,8 @@ class Target:
             max_memory: With ``device_map="auto"``, what every device may be given: ``{0: "20GiB", "cpu": "60GiB"}``.
             tensor_parallel: The number of processes that share the model, each with a part of every layer; they are
                 started by torchrun. True takes as many as it has started; None or 1 loads the whole model.
+            tokenizer: A folder or a name on the hub with a tokenizer, for a model that comes without one; None for its
+                own.
             **kwargs: Passed on to the model's ``from_pretrained``. Those that say where files come from (``revision``,
                 ``token``, ``cache_dir``, …) are also used for the tokenizer and the configuration.
 
@@ -109,12 +112,12 @@ class Target:
             tensor_parallel=tensor_parallel,
             **kwargs,
         )
-        tokenizer = load_tokenizer(name_or_path, **kwargs)
+        found = load_tokenizer(name_or_path, **kwargs) if tokenizer is None else load_tokenizer(tokenizer)
         scheme = quantization_of(loaded.model)
         inflated = "" if inflate is None else f" inflated to {inflation.describe(inflate)}"
         quantized = "" if scheme is None else f" in {scheme}"
         name = f"{name_or_path}{inflated}{quantized}"
-        return cls(loaded.model, tokenizer, name=name, dtype_reason=loaded.dtype_reason)
+        return cls(loaded.model, found, name=name, dtype_reason=loaded.dtype_reason)
 
     @property
     def device(self) -> torch.device:

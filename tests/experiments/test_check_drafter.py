@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from experiments.check_drafter import check
+from experiments.check_drafter import check_drafter as check
 from specdec.drafter_checks import Status, rules
 from specdec.interfaces import Drafter
 from tests import mutants

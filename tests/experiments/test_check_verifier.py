@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from experiments.check_verifier import check
+from experiments.check_verifier import check_verifier as check
 from experiments.measuring.exactness import Case, SharedCase
 from experiments.results.checked import stated_exactness
 from specdec.interfaces import Laws

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from drafters.heads.eagle_files import save_eagle
 from drafters.heads.mtp_files import save_mtp
-from experiments.inspect_drafter import inspect
+from experiments.inspect_drafter import inspect_drafter as inspect
 from experiments.inspecting.kinds import Mistake
 from tests.experiments.inspecting.toys import Seen, toy_block, toy_eagle3, toy_medusa, toy_model, toy_mtp, toy_tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from experiments.commands.replay import named_verifiers
-from experiments.replay import _overrides, replay
+from experiments.replay import _rewrite, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
 from experiments.tracing.bounds import sibling_bound
@@ -229,7 +229,7 @@ def test_every_rule_of_the_configuration_is_asked_by_default() -> None:
 
 def test_the_short_form_of_the_command() -> None:
     words = ["outputs/a", "verifier=block,rejection", "out=b", "--help"]
-    assert _overrides(words) == ["trace=outputs/a", "verifiers=[block,rejection]", "out=b", "--help"]
+    assert _rewrite(words) == ["trace='outputs/a'", "verifiers=[block,rejection]", "out=b", "--help"]
 
 
 def test_orderings_see_a_reversal(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_run_that_cannot_fit_loads_nothing(
 ) -> None:
     monkeypatch.setattr("experiments.session.memory.free_memory", lambda device: 1 << 20)
     monkeypatch.setattr(
-        "experiments.session.measurement.assemble", lambda *given, **more: pytest.fail("something is loaded")
+        "experiments.session.assembly.assemble", lambda *given, **more: pytest.fail("something is loaded")
     )
     said = r"^this run needs .* and cpu .* has 1 MiB free: give at most engine\.max_batch_size=\d+ with engine\.max_len"
     with pytest.raises(ValueError, match=said):

@@ -14,7 +14,7 @@ from experiments.results.checked import remember
 from experiments.results.records import read_records
 from experiments.run import main as run_main
 from experiments.run import run
-from experiments.session.session import NotLosslessError
+from experiments.session.measurement import NotLosslessError
 from specdec.batch import Batch
 from specdec.tree import DraftTree
 from tests.experiments.runs import Configure, Stop, local, summary_file

@@ -12,7 +12,7 @@ from drafters.block import BlockDrafter
 from drafters.model import ModelDrafter
 from drafters.ngram import NGramDrafter
 from drafters.round_costs import measure_node_costs, node_sizes
-from experiments.session.pacing import paced
+from experiments.session.policies import paced
 from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree, Grown, SampledTree, StaticTree, TreeBuilder
 from specdec.drafting.calibration import BINS, Calibration

@@ -9,6 +9,7 @@ import torch
 
 from experiments.datasets.files import rows
 from experiments.training.data.document import Document, Documents, Source, held_apart, tokenizer_of
+from specdec.origin import first_sentence
 from specdec.target.target import Target
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -146,7 +147,7 @@ def marked(
             **options,
         )
     except Exception as error:  # a template may raise anything
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        reason = first_sentence(error) or type(error).__name__
         raise ValueError(f"{name}: the chat template does not take these messages: {reason}") from error
     ids = torch.tensor(found["input_ids"], dtype=torch.int32)
     return Document(name, ids, torch.tensor(found["assistant_masks"], dtype=torch.bool))

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.completion import completable
-from experiments.config.words import bare_words, overrides_first
+from experiments.config.words import bare_words, completable, overrides_first
 
 
 @pytest.mark.parametrize(

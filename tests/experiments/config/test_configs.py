@@ -4,6 +4,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
-from experiments.config.checking import check_settings
+from experiments.config import settings
+from experiments.config.checking import check_arguments
 from experiments.config.sections import CONF, bootstrap_of, build, plain, typed
-from experiments.config.settings import (
-    ACCURACY,
-    BUNDLE,
-    CALIBRATE,
-    CHECK_DRAFTER,
-    CHECK_VERIFIER,
-    COMPARE,
-    DEMO,
-    ENGINE,
-    EXPORT,
-    INSPECT_DRAFTER,
-    OPTIMIZE_TREE,
-    PLAN,
-    REPLAY,
-    REPLAY_TEXT,
-    REPORT,
-    RUN,
-    SHOW,
-    TRAIN,
-)
-from experiments.config.values import Check
+from experiments.config.settings import EngineSettings, TrainSettings
 from experiments.contenders.base import OtherEngine
 from experiments.results.statistics import Bootstrap
 from experiments.training.data.document import Source
@@ -172,11 +154,13 @@ def test_every_option_composes_and_instantiates(
     config = configure(application_of(group), chosen(group, name), *filled(needed, saved, tmp_path))
     if group == "recipe":
         # Its own choices are options, which this test makes one by one; here: that nothing is missing.
-        check_settings({str(key): plain(config, str(key)) for key in config if key != "out"} | {"out": "."}, TRAIN)
+        check_arguments(
+            TrainSettings, {str(key): plain(config, str(key)) for key in config if key != "out"} | {"out": "."}
+        )
         return
     if group == "regenerate":
-        settings = plain(config, group)
-        assert settings["file"] is None or typed(RegenerateConfig, settings_of_writing(settings), group)
+        writing = plain(config, group)
+        assert writing["file"] is None or typed(RegenerateConfig, settings_of_writing(writing), group)
         return
     if group in TRAINING:
         assert isinstance(build(config, group), TRAINING[group])
@@ -188,7 +172,7 @@ def test_every_option_composes_and_instantiates(
         assert isinstance(build(config, "sampling"), SamplingParams)
         return
     if group == "engine":
-        check_settings(plain(config, group), ENGINE, within=group)
+        check_arguments(EngineSettings, plain(config, group), group)
         return
     made = bootstrap_of(config) if group == "bootstrap" else build(config, section_of(group, name))
     if group == "bootstrap":
@@ -338,33 +322,13 @@ def test_a_forgotten_option_is_found() -> None:
 
 
 def test_every_option_of_the_engine_is_checked() -> None:
-    assert ENGINE.keys() == arguments_of(Engine)
+    assert {field.name for field in fields(EngineSettings)} == arguments_of(Engine)
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("run", RUN),
-        ("demo", DEMO),
-        ("accuracy", ACCURACY),
-        ("compare", COMPARE),
-        ("replay", REPLAY),
-        ("replay_text", REPLAY_TEXT),
-        ("report", REPORT),
-        ("show", SHOW),
-        ("check_verifier", CHECK_VERIFIER),
-        ("check_drafter", CHECK_DRAFTER),
-        ("optimize_tree", OPTIMIZE_TREE),
-        ("inspect_drafter", INSPECT_DRAFTER),
-        ("plan", PLAN),
-        ("calibrate", CALIBRATE),
-        ("train", TRAIN),
-        ("export", EXPORT),
-        ("bundle", BUNDLE),
-    ],
-)
-def test_every_setting_of_an_application_is_checked(name: str, known: dict[str, Check], configure: Configure) -> None:
-    assert {str(key) for key in configure(name)} == known.keys()
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_every_setting_of_a_command_is_checked(name: str, configure: Configure) -> None:
+    kind = getattr(settings, f"{name.title().replace('_', '')}Settings")
+    assert {str(key) for key in configure(name)} == {field.name for field in fields(kind)}
 
 
 @pytest.mark.parametrize(

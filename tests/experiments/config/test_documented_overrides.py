@@ -6,15 +6,16 @@ Commands in blocks of their own are composed by ``tests/test_readme.py``.
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.config.overrides import without_nulls
-from experiments.config.sections import CONF, component_of, settings_of
-from experiments.config.settings import RUN, TRAIN
+from experiments.config.sections import CONF, component_of, plain_whole, typed
+from experiments.config.settings import RunSettings, TrainSettings
+from experiments.config.words import without_nulls
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "your-project.md")
@@ -35,7 +36,7 @@ Configure = Callable[..., DictConfig]
 def overrides_in(text: str) -> list[str]:
     """The overrides of ``experiments.run`` in the code spans of a text: none of Python's keywords, no placeholders."""
     found = []
-    known = {*GROUPS, *RUN} - {"hydra"}
+    known = {*GROUPS, *(field.name for field in fields(RunSettings))}
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     for span in re.findall(r"`([^`]+)`", text):
         try:
@@ -67,9 +68,9 @@ def arrives(override: str, configure: Configure, *more: str) -> None:
         got = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         assert got == parsed.value(), f"{override} gives {got}"
     if training:
-        assert TRAIN.keys() == {str(key) for key in config}
+        assert {field.name for field in fields(TrainSettings)} == {str(key) for key in config}
         return
-    settings_of(config, RUN)
+    typed(RunSettings, plain_whole(config))
     for section in COMPONENTS:
         component_of(config, section)
 

@@ -107,7 +107,7 @@ def test_the_objective_is_the_methods_figure(
 )
 def test_a_missing_plugin_is_named(option: str, extra: str) -> None:
     error = MissingConfigException(f"Could not load '{option}'", missing_cfg_file=option)
-    assert sentence(error) == f"{option} is not installed: pip install 'specdec[{extra}]'"
+    assert sentence(error) == f"{option} is not installed: pip install 'specdec-research[{extra}]'"
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments.bundle import bundle
-from experiments.check_verifier import check
+from experiments.check_verifier import check_verifier as check
 from experiments.compare import compare
 from experiments.config.launch import launch, sentence
-from experiments.config.overrides import without_nulls
+from experiments.config.words import without_nulls
 from experiments.demo import demo
 from experiments.replay import replay
 from experiments.results.records import read_records

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from experiments.commands import pace
-from experiments.commands.pace import fit_to_machine, seconds_needed
+from experiments.commands import demo as pace
+from experiments.commands.demo import fit_to_machine, seconds_needed
 from experiments.demo import demo
 
 Configure = Callable[..., DictConfig]
@@ -55,7 +55,9 @@ def test_the_estimate_grows_with_the_work(configure: Configure, tiny: list[str])
 
 
 def test_a_race_with_a_method_that_is_not_there_is_refused(configure: Configure, tiny: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"race='lookahead': give one of ngram, model, medusa, eagle, or null"):
+    with pytest.raises(
+        ValueError, match=r"race='lookahead': there is no such method: choose among ngram, model, medusa, eagle"
+    ):
         demo(small(configure, tiny, "race=lookahead"))
 
 

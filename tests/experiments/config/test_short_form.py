@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from experiments.config.short_form import with_folders
+from experiments.config.words import with_folders
 
 
 def test_folders_become_a_list_and_the_rest_stays() -> None:

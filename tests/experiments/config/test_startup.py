@@ -13,9 +13,7 @@ import experiments
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(experiments.__file__).parent
-COMMANDS = sorted(
-    path.stem for path in FOLDER.glob("*.py") if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
-)
+COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if re.search(r"^main = ", path.read_text(), re.MULTILINE))
 HEAVY = ("torch", "transformers", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "rich", "wandb")
 TYPING_ERRORS = {
     "run": [
@@ -49,13 +47,13 @@ TYPING_ERRORS = {
     "check_verifier": [(["vocab=1"], "vocab=1: give an integer of at least 2")],
     "inspect_drafter": [(["tokens=2"], "tokens=2: give an integer of at least 8")],
     "calibrate": [
-        (["grid.batch=[0]"], "grid.batch=[0]: give a list of integers, each at least 1"),
-        (["seconds=-1"], "seconds=-1: give seconds from 0 on"),
+        (["grid.batch=[0]"], "grid.batch=[0]: give a list, each an integer of at least 1"),
+        (["seconds=-1"], "seconds=-1: give seconds, 0 or more"),
     ],
     "plan": [
         (["batch=0"], "batch=0: give an integer of at least 1, or a list of them"),
         (["batch=[1,0]"], "batch=[1, 0]: give an integer of at least 1, or a list of them"),
-        (["acceptance=1.5"], "acceptance=1.5: give a probability from 0 to 1, or a list of them by position"),
+        (["acceptance=1.5"], "acceptance=1.5: give a probability from 0 to 1, or a list of them"),
         (["price=0"], "price=0: give a number above 0, or null"),
         (["drafter=eagel"], "there is no drafter 'eagel': did you mean eagle?"),
     ],

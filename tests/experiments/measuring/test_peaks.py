@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.measuring.peaks import Peaks, measure_peaks
-from experiments.session.accounting import better_peaks
+from experiments.session.engines import better_peaks
 from specdec.physics.devices import read_devices, row_of
 
 DEVICES = read_devices()
@@ -56,7 +56,7 @@ def test_a_processor_that_widens_16_bits_is_measured_in_float32(
 
 def test_peaks_of_a_busy_moment_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = Peaks(copy=2e9, read=3e9, flops=5e9, cache_bytes=1)
-    monkeypatch.setattr("experiments.session.accounting.brief_peaks", lambda *of: quiet)
+    monkeypatch.setattr("experiments.session.engines.brief_peaks", lambda *of: quiet)
     target: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     before = {"copy": 4e9, "read": 1e9, "flops": 1e9, "cache_bytes": 1, "printed_flops": 9e9}
     found = better_peaks(before, target)

@@ -19,7 +19,7 @@ from experiments.results.plain_json import json_text
 from experiments.results.records import Record, read_records
 from experiments.results.statistics import Bootstrap
 from experiments.results.summary import Summary, summarize
-from experiments.session.session import NotLosslessError, check_lossless
+from experiments.session.measurement import NotLosslessError, check_lossless
 from tests.experiments.results.outputs import output
 
 

@@ -12,10 +12,10 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from experiments.config.checking import check_settings
+from experiments.config.checking import check_arguments
 from experiments.config.launch import launch
 from experiments.config.sections import CONF, plain
-from experiments.config.settings import RUN
+from experiments.config.settings import RunSettings
 from experiments.run import run
 from experiments.session.tracked import name_of, sweep_name, tracked_run
 from specdec.engine.engine import Engine
@@ -151,8 +151,8 @@ def test_what_an_agent_would_run_is_a_run(path: Path) -> None:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("run", line[4:])
         # Hydra itself resolves these two, which a composition outside of it cannot.
-        given = {name: plain(config, str(name)) for name in config if name not in ("out", "method")}
-        check_settings(given, {name: check for name, check in RUN.items() if name not in ("out", "method")})
+        given = {str(name): plain(config, str(name)) for name in config if name not in ("out", "method")}
+        check_arguments(RunSettings, given | {"out": ".", "method": "m"})
         assert config.tracker.mode == "online", "an agent's run has to be seen by wandb"
         shapes.add(str(config.drafter.shape))
         shape = plain(config, "drafter.shape")

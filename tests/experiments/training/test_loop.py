@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from experiments.session.earlier import json_like
+from experiments.session.resume import json_like
 from experiments.train import train
 from experiments.training.checkpoints import Checkpoints, write_folder
 from experiments.training.comparison import Comparison

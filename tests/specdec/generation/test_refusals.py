@@ -39,6 +39,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a hole": ({"attention_mask": masked((0, 0), (0, 2))}, "row 0 of the attention mask has zeros behind"),
     "no token": ({"attention_mask": masked(*((1, i) for i in range(4)))}, "row 1 of the attention mask is all zeros"),
     "beams": ({"num_beams": 2}, "num_beams=2"),
+    "an assistant": ({"assistant_model": tiny_model()}, "assistant_model is not used: this engine drafts with its own"),
     "guidance": ({"guidance_scale": 2.0}, "runs the model itself at each step"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores: this engine returns"),

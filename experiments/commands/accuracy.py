@@ -1,0 +1,67 @@
+"""A method's answers to lm-eval's benchmarks, beside plain decoding's."""
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from experiments.config.sections import bootstrap_of, build, listed, plain
+from experiments.grading.accuracy import Accuracy, accuracies, scores_of
+from experiments.measuring.measure import Contender
+from experiments.reporting.accuracy import report_accuracy
+from experiments.results.metrics import mean_acceptance_length
+from experiments.session.engines import new_engine, settle
+from experiments.session.methods import check_components
+from experiments.session.policies import paced
+
+
+def accuracy(config: DictConfig) -> list[Accuracy]:
+    """Evaluate the configuration's method and plain decoding; print and write what comes of it.
+
+    Raises:
+        ValueError: lm-eval is not installed, a task does not exist or may not run, or there is nothing to compare.
+    """
+    try:
+        from experiments.grading.harness import SpecdecLM, evaluate
+    except ImportError as error:
+        raise ValueError(f"accuracy needs lm-eval ({error}): pip install 'specdec-research[lm-eval]'") from error
+    settle(config)
+    check_components(config, {"": "drafter"}, ("target", "verifier"))
+    if config.drafter.get("_target_") is None:
+        raise ValueError("drafter=none drafts nothing, so there is nothing to compare: give another drafter")
+    if config.execute:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # lm-eval's own graders of programs ask for it, too
+    options = {
+        "tasks": listed(config, "tasks"),
+        "limit": config.limit,
+        "num_fewshot": config.fewshot,
+        "apply_chat_template": config.chat,
+        "gen_kwargs": plain(config, "generation") or None,
+        "confirm_run_unsafe_code": config.execute,
+    }
+    verifier = build(config, "verifier")
+    drafter = paced(build(config, "drafter"), build(config, "policy"))
+    with new_engine(config, build(config, "target"), drafter, verifier) as engine:
+        models = {
+            speculate: SpecdecLM(engine, speculate=speculate, max_new_tokens=config.max_new_tokens, seed=config.seed)
+            for speculate in (False, True)
+        }
+        results = {
+            speculate: evaluate(model, include=config.include, seed=config.seed, **options)
+            for speculate, model in models.items()
+        }
+        title = f"accuracy: {engine.target.name}, {engine.target.dtype_reason}"
+    found = accuracies(scores_of(results[False]), scores_of(results[True]), bootstrap := bootstrap_of(config))
+    if not found:
+        raise ValueError(f"tasks={options['tasks']}: no task has a score for single documents, give another one")
+    report_accuracy(
+        found,
+        Path(config.out),
+        method=str(config.method),
+        exactness=Contender(str(config.method), engine).exactness,
+        length=mean_acceptance_length(models[True].steps),
+        confidence=bootstrap.confidence,
+        formats=[str(name) for name in listed(config, "format")],
+        title=title,
+    )
+    return found

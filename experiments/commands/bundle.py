@@ -1,0 +1,37 @@
+"""The bundled models, each made by a training with its own recipe."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from experiments.config.sections import plain
+from experiments.training.blank import make_blank
+from experiments.training.bundled import TARGET, install
+
+
+def bundle(config: DictConfig) -> None:
+    """Train and install the models that the configuration names.
+
+    Raises:
+        ValueError: A training or an installation failed.
+    """
+    out, work = Path(config.out), Path(config.work)
+    blank = work / "blank"
+    for name in plain(config, "models"):
+        if name == TARGET and not (blank / "tokenizer.json").is_file():
+            make_blank(blank, config.vocab_size, config.max_length)
+        if not (work / name / "last").is_dir():
+            own = blank if name == TARGET else out / TARGET
+            given = [f"recipe=bundled_{name}", f"out={work / name}", f"threads={config.threads}"]
+            given += [f"target.name={own}"] if (own / "config.json").is_file() else []
+            given += [] if name == TARGET else [f"regenerate.file={work / 'responses.jsonl'}"]
+            given += [str(word) for word in plain(config, "overrides")]
+            given += ["resume=true"] if (work / name / "manifest.json").is_file() else []
+            command = [sys.executable, "-m", "experiments.train", *given, f"hydra.run.dir={work / name}"]
+            print(shlex.join(["python", *command[1:]]), flush=True)
+            if subprocess.run(command).returncode:
+                raise ValueError(f"the training of {name} ended early: see above; the same command goes on with it")
+        install(name, work / name, out)

@@ -1,0 +1,28 @@
+"""Finished runs as one HTML file."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from experiments.config.sections import listed
+from experiments.reporting import terminal
+from experiments.reporting.report.page import outputs_to_show, tokens_of, write_page
+from experiments.results.runs import find_folders, load_run
+from experiments.session.token_texts import texts_of_run
+
+
+def report(config: DictConfig) -> Path:
+    """Write the report on the configuration's runs, and return its path.
+
+    Raises:
+        ValueError: There is no such run.
+    """
+    path = Path(config.out)
+    runs = [load_run(folder) for folder in find_folders([str(folder) for folder in listed(config, "runs")])]
+    outputs, notes = outputs_to_show(runs, config.max_prompts)
+    texts = [texts_of_run(run.folder, run.manifest, tokens_of(own)) for run, own in zip(runs, outputs, strict=True)]
+    write_page(runs, outputs, texts, path, notes=notes)
+    console = terminal.console()
+    terminal.list_written(console, [path])
+    terminal.say(console, f"{path.stat().st_size / 1000:,.0f} kB: open it in a browser", *notes)
+    return path

@@ -1,0 +1,119 @@
+"""Methods measured against plain decoding, and what is shown of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from omegaconf import DictConfig
+
+from experiments.config.sections import bootstrap_of, build, plain
+from experiments.measuring.ingredients import ingredients_of
+from experiments.measuring.measure import Contender
+from experiments.reporting.ingredients import report_ingredients
+from experiments.reporting.policies import loss_table
+from experiments.reporting.requests import in_flight_plot, requests_plot, requests_table
+from experiments.reporting.run_plots import RUN_PLOTS, category_plot, methods_plot, nodes_plot
+from experiments.reporting.run_tables import category_table, comparison_table, methods_table, run_table
+from experiments.reporting.table import Table
+from experiments.results.ingredients import check_ladder
+from experiments.results.policy_losses import policy_losses
+from experiments.results.summary import Summary
+from experiments.session.assembly import Ended, Report, Shown, measure_methods
+from experiments.session.policies import policy_of
+from specdec.drafting.policies import CostAwareLength, FixedLength, LengthPolicy
+from specdec.engine.engine import Engine
+
+
+def run(config: DictConfig) -> Summary:
+    """Measure the configuration's drafter, or its drafter with every policy, or all of its methods.
+
+    Raises:
+        ValueError: A setting is wrong; or as ``Measurement.run``.
+    """
+    methods = {str(name): f"methods.{name}" for name in config.methods}
+    methods = methods or dict.fromkeys([str(name) for name in config.policies] or [config.method], "drafter")
+    make = _report_on_ladder if config.ladder else _report_on_several if config.methods else _report_on_one
+    report = make(config)
+    if config.study is not None:
+        report = replace(report, studies=[*report.studies, build(config, "study")])
+    if _asks_for_requests(config):
+        report = _with_requests(report)
+    return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures or ())
+
+
+def _report_on_one(config: DictConfig) -> Report:
+    main = comparison_table if len(config.policies) > 1 else run_table
+
+    def tables(summary: Summary, title: str) -> list[Table]:
+        categories = category_table(summary)
+        return [main(summary, title), *([categories] if categories is not None else [])]
+
+    return Report(
+        tables=tables,
+        plots={**RUN_PLOTS, "categories.png": category_plot},
+        studies=[partial(_policy_losses, config)] if config.policies else [],
+    )
+
+
+def _report_on_several(config: DictConfig) -> Report:
+    labels = {str(name): str(label) for name, label in config.labels.items()}
+    return Report(
+        tables=lambda summary, title: [methods_table(summary, title, labels)],
+        plots={
+            "methods.png": lambda summary, path, title: methods_plot(summary, path, title, labels),
+            "nodes.png": lambda summary, path, title: nodes_plot(summary, path, title, labels),
+        },
+    )
+
+
+def _report_on_ladder(config: DictConfig) -> Report:
+    labels = {str(name): str(label) for name, label in config.labels.items()}
+    order = [str(rung) for rung in config.ladder]
+
+    def study(ended: Ended) -> Shown:
+        return report_ingredients(ended.folder, ended.records, order, labels, bootstrap_of(config))
+
+    def opening(contenders: Sequence[Contender], jobs: object) -> None:
+        check_ladder({each.method: ingredients_of(each) for each in contenders}, order)
+
+    return Report(tables=lambda summary, title: [], plots={}, opening=opening, studies=[study])
+
+
+def _policy_losses(config: DictConfig, ended: Ended) -> Shown:
+    """A table of what several policies lose against the best fixed length."""
+    found = {
+        each.method: policy_of(each.engine.drafter) for each in ended.contenders if isinstance(each.engine, Engine)
+    }
+    policies = {name: found[name] for name in map(str, config.policies) if name in found}
+    fixed = [name for name, policy in policies.items() if isinstance(policy, FixedLength)]
+    costs = [policy.costs for policy in policies.values() if isinstance(policy, CostAwareLength)]
+    bootstrap = bootstrap_of(config)
+    losses = policy_losses(
+        ended.records,
+        fixed=fixed,
+        by_depth=[name for name, policy in policies.items() if isinstance(policy, LengthPolicy)],
+        others=[name for name in policies if name not in fixed],
+        costs=costs[0] if costs else None,
+        rows=config.engine.max_batch_size,
+        bootstrap=bootstrap,
+    )
+    table = loss_table(losses, bootstrap.confidence)
+    return [] if table is None else [table], []
+
+
+def _asks_for_requests(config: DictConfig) -> bool:
+    """Whether to show what users felt: as ``requests_table`` says, by default where there are limits or a price."""
+    if config.requests_table is not None:
+        return config.requests_table
+    return config.price is not None or any(limit is not None for limit in plain(config, "sla").values())
+
+
+def _with_requests(report: Report) -> Report:
+    """The report with the table and the pictures of requests."""
+
+    def tables(summary: Summary, title: str) -> list[Table]:
+        requests = requests_table(summary)
+        return [*report.tables(summary, title), *([requests] if requests is not None else [])]
+
+    plots = {"requests.png": requests_plot, "in_flight.png": in_flight_plot}
+    return replace(report, tables=tables, plots={**report.plots, **plots})

@@ -1,0 +1,357 @@
+"""A measurement assembled from its configuration: models, engines, prompts, and what records and shows them."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from experiments.config import job, ranks
+from experiments.config.pairs import check_files
+from experiments.config.sections import bootstrap_of, build, plain, plain_whole
+from experiments.contenders.base import OtherEngine
+from experiments.datasets.prompt import Prompt, choose, fingerprint, selection_of, warmup_texts
+from experiments.measuring.fitting import Fitting, fit
+from experiments.measuring.held import Held, PeakMeter, held_by
+from experiments.measuring.ingredients import ingredients_of
+from experiments.measuring.jobs import Job, prepare
+from experiments.measuring.measure import Contender, failure, measure, slots_of
+from experiments.planning.memory import RunMemory
+from experiments.reporting.device import memory_facts, memory_table
+from experiments.reporting.policies import calibration_table
+from experiments.reporting.progress import Every
+from experiments.reporting.table import Table
+from experiments.reporting.terminal import short
+from experiments.results import resume
+from experiments.results.limits import Terms
+from experiments.results.manifest import device_name, note_in_manifest, write_manifest
+from experiments.results.origin import read_manifest
+from experiments.results.prompts import write_prompts
+from experiments.results.records import Record
+from experiments.results.runs import complete, load_run
+from experiments.results.summary import Summary
+from experiments.results.token_texts import write_token_texts
+from experiments.session.engines import accounted, assemble, better_peaks, peaks_of, settle
+from experiments.session.measurement import Measurement, Plot, check_finished, check_lossless
+from experiments.session.memory import plan_memory, show_planned
+from experiments.session.methods import check_components, revisions_of
+from experiments.session.policies import calibrations_of, keep_calibrations
+from experiments.session.resume import begun
+from experiments.session.tracked import tracked_run
+from experiments.tracing.trace import TraceWriter
+from experiments.tracking.base import NullTracker
+from experiments.tracking.mirror import Mirror
+from specdec.engine.engine import Engine
+from specdec.engine.text import encode_prompt
+from specdec.physics.calibrated import CalibratedRounds
+from specdec.requests import SamplingParams
+from specdec.target.loading import resolve_device
+from specdec.target.target import Target
+
+Shown = tuple[Sequence[Table], Sequence[Path]]
+"""Tables, and files that were written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A measurement at its end, for studies of it.
+
+    Attributes:
+        summary: The figures of all methods.
+        records: All records.
+        contenders: All methods, the baseline first.
+        folder: The run's, for pictures and other files.
+    """
+
+    summary: Summary
+    records: Sequence[Record]
+    contenders: Sequence[Contender]
+    folder: Path
+
+
+Study = Callable[[Ended], Shown]
+"""Makes more tables and files of a measurement, at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a measurement shows at its end.
+
+    Attributes:
+        tables: Makes the tables, of the summary and a title.
+        plots: Functions that draw the pictures, by file name.
+        opening: Shows something before the measurement begins, given all contenders and the first jobs.
+        studies: Make more tables and files at the end.
+    """
+
+    tables: Callable[[Summary, str], Sequence[Table]]
+    plots: Mapping[str, Plot]
+    opening: Callable[[Sequence[Contender], Sequence[Job]], None] | None = None
+    studies: Sequence[Study] = ()
+
+
+def measure_methods(
+    config: DictConfig, *, methods: Mapping[str, str], report: Report, temperatures: Sequence[float] = ()
+) -> Summary:
+    """Measure plain decoding and methods on the same prompts, and write everything into ``config.out``.
+
+    Args:
+        config: With the sections that ``conf/run.yaml`` has; its settings are checked.
+        methods: Names, and the configuration sections of their drafters.
+        report: What is shown.
+        temperatures: One after the other; by default the sampling's own alone.
+    """
+    folder = Path(config.out)
+    before = begun(config)
+    settle(config)
+    check_components(config, methods)
+    # What is cheap to check comes before what takes long to load.
+    bootstrap = bootstrap_of(config)
+    sampling: SamplingParams = build(config, "sampling")
+    samplings = [dataclasses.replace(sampling, temperature=t) for t in temperatures] or [sampling]
+    dataset = build(config, "dataset")
+    chosen, spare = choose(dataset, spare=config.warmup_prompts)
+    check_files(config)
+    facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
+    if before is not None:
+        resume.check_facts(before, folder, **facts)
+        if complete(folder):
+            return already_complete(folder)
+    begin = time.perf_counter()
+    planned = plan_memory(config, methods)
+    show_planned(planned)
+    meter = PeakMeter(resolve_device(plain(config, "target").get("device") or "auto"))
+    tracker = NullTracker() if ranks.follows() else build(config, "tracker") or NullTracker()
+    costs = None if config.get("costs") is None else CalibratedRounds.load(config.costs)
+    target, contenders = assemble(config, methods, samples=[prompt.turns[0] for prompt in chosen[:8]])
+    contenders = accounted(contenders, target, costs, str(config.get("costs")))
+    engine, tokenizer = contenders[0].engine, target.tokenizer
+    assert tokenizer is not None, "assemble refuses a target without one"
+    facts["loading_seconds"] = round(time.perf_counter() - begin, 3)
+    template = plain(config, "chat_template")
+    fitting = fit(
+        chosen,
+        sampling,
+        tokenizer,
+        max_length=engine.max_length,
+        policy=selection_of(dataset).too_long,
+        template=template,
+    )
+    prompts = fitting.prompts
+    facts |= {"prompts": len(prompts), "prompts_hash": fingerprint(prompts), "too_long": fitting.facts}
+    prepared = [
+        prepare(prompts, each, tokenizer, max_length=engine.max_length, template=template) for each in samplings
+    ]
+    texts = warmup_texts(prompts, spare, config.warmup_prompts)
+    warmup = encode_warmup(texts, target, sampling, engine.max_length, most=_one_length(prompts))
+    facts |= facts_of(target, contenders, prompts, samplings)
+    held = held_by([each.engine for each in contenders if isinstance(each.engine, Engine)])
+    facts["memory"] = memory_facts(planned, held)
+    facts["ingredients"] = {each.method: ingredients_of(each) for each in contenders}
+    facts["peaks"] = peaks_of(target, config.get("peaks", "none")) if before is None else before.get("peaks")
+    facts["revisions"] = revisions_of(config, methods)
+    facts["seeds"] = {
+        "sampling": sampling.seed,
+        "dataset": config.dataset.get("seed"),
+        "bootstrap": bootstrap.seed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    resolved = plain_whole(config)
+    kept: list[Record] | None = None
+    finished: dict[float, set[int]] = {}
+    size = slots_of(contenders)
+    if before is None:
+        write_manifest(folder, resolved, **facts)
+    else:
+        resume.check_facts(before, folder, **facts)
+        lengths = {
+            each.temperature: [len(job.prompt.turns) for job in jobs]
+            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+        }
+        kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
+        resume.note_resumed(folder, before)
+    write_prompts(folder, prompts)
+    mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
+    measurement = Measurement(
+        folder=folder,
+        planned=facts["planned"],
+        series=facts["series"],
+        bootstrap=bootstrap,
+        mirror=mirror,
+        tables=report.tables,
+        title=title(
+            target,
+            samplings,
+            f"{amount(fitting)}, batch {_batches(contenders)}{_mode(engine)}, {facts['attention']} attention",
+            kv_cache=facts["target"]["kv_cache"],
+        ),
+        plots=dict(report.plots),
+        compared_with=config.get("compared_with"),
+        peaks=facts["peaks"],
+        peaks_again=None if facts["peaks"] is None else lambda: better_peaks(facts["peaks"], target),
+        before=refused(contenders, [unfit for _, unfit in prepared]),
+        kept=kept,
+        terms=Terms.of(resolved),
+        passed=sum(
+            min(size, len(jobs) - number * size)
+            for each, (jobs, _) in zip(samplings, prepared, strict=True)
+            for number in finished.get(each.temperature, ())
+        ),
+        progress_every=Every.of(config.progress_every),
+        closing=lambda summary, records: _closing(
+            report,
+            Ended(summary=summary, records=records, contenders=contenders, folder=folder),
+            (planned, held, meter),
+        ),
+        quiet=job.in_sweep(),
+    )
+    trace = TraceWriter(folder, dropped=config.trace_dropped) if config.trace else None
+
+    said = {token for record in kept or () for token in record.token_ids}
+
+    def work(write: Callable[[Record], None]) -> Iterator[int]:
+        def noted(record: Record) -> None:
+            said.update(record.token_ids)
+            write(record)
+
+        start = 0
+        try:
+            for each, (jobs, _) in zip(samplings, prepared, strict=True):
+                passed = finished.get(each.temperature, ())
+                options = {"warmup": warmup, "finished": passed, "template": template, "trace": trace}
+                for done in measure(contenders, jobs, write=noted, **options):
+                    yield start + done
+                start += len(jobs)
+        finally:
+            write_token_texts(folder, said | (trace.tokens if trace is not None else set()), tokenizer)
+
+    if report.opening is not None:
+        report.opening(contenders, prepared[0][0])
+    if fitting.sentence is not None and not job.in_sweep():
+        print(fitting.sentence, file=sys.stderr)
+    earlier_records = 0 if kept is None else len(kept) + len(measurement.before)
+    mirror.start(tracked_run(folder, read_manifest(folder)), kept=earlier_records)
+    return measurement.run(work, sum(len(jobs) for jobs, _ in prepared))
+
+
+def _closing(report: Report, ended: Ended, memory: tuple[RunMemory | str, Held, PeakMeter]) -> Shown:
+    """More tables for a run's end, and the files of what policies have learned. Notes the peak of memory."""
+    drafters = {each.method: each.engine.drafter for each in ended.contenders[1:] if isinstance(each.engine, Engine)}
+    learned = calibration_table(calibrations_of(drafters))
+    planned, held, meter = memory
+    peak = meter.peak()
+    note_in_manifest(ended.folder, memory=memory_facts(planned, held, peak))
+    tables = [] if learned is None else [learned]
+    tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
+    files = keep_calibrations(drafters, ended.folder)
+    for study in report.studies:
+        more, written = study(ended)
+        tables, files = [*tables, *more], [*files, *written]
+    return tables, files
+
+
+def encode_warmup(
+    texts: list[str], target: Target, sampling: SamplingParams, max_length: int, *, most: int | None = None
+) -> list[list[int]]:
+    """Warm-up prompts as tokens, cut where they are too long, or longer than what is measured (``most``)."""
+    room = min(max_length - sampling.max_new_tokens, most or max_length)
+    encoded = [list(encode_prompt(target.tokenizer, text))[:room] for text in texts]
+    return [ids for ids in encoded if ids]
+
+
+def _one_length(prompts: Sequence[Prompt]) -> int | None:
+    """The number of tokens of which no prompt has more; None where prompts are not cut to a length.
+
+    Kernels prepare themselves for a shape when they first meet it: prompts of this length warm up what is measured.
+    """
+    lengths = [prompt.last_tokens for prompt in prompts]
+    return max(length or 0 for length in lengths) if all(lengths) else None
+
+
+def facts_of(
+    target: Target, contenders: Sequence[Contender], prompts: Sequence[Prompt], samplings: Sequence[SamplingParams]
+) -> dict[str, Any]:
+    """What the manifest says about a run besides its configuration.
+
+    Args:
+        target: The target.
+        contenders: All methods, the baseline first.
+        prompts: The prompts that are measured.
+        samplings: One per temperature.
+    """
+    template = target.tokenizer is not None and bool(target.tokenizer.chat_template)
+    baseline = contenders[0].engine
+    assert isinstance(baseline, Engine), "plain decoding runs on our engine"
+    return {
+        "device": device_name(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype_reason": target.dtype_reason,
+        "attention": baseline.runner.plan.attention_name,
+        "attention_reason": baseline.runner.plan.attention_reason,
+        "threads": torch.get_num_threads(),
+        "target": {
+            "name": target.name,
+            "parameters": target.num_parameters,
+            "bytes_per_weight": round(baseline.runner.bytes_per_weight, 4),
+            "kv_cache": baseline.runner.kv_cache,
+            "kv_bytes_per_position": baseline.runner.bytes_per_token,
+        },
+        "exactness": {contender.method: contender.exactness for contender in contenders},
+        "chat_template": template and any(prompt.chat for prompt in prompts),
+        "planned": sum(len(prompt.turns) for prompt in prompts) * samplings[0].n,
+        "series": len(contenders) * len(samplings),
+        "overrides": job.overrides(),
+    }
+
+
+def already_complete(folder: Path) -> Summary:
+    """The figures of a run that has nothing left to do."""
+    if not job.in_sweep():
+        print(f"{short(folder)} is complete already")
+    summary = load_run(folder).summary
+    check_finished(summary)
+    check_lossless(summary)
+    return summary
+
+
+def refused(contenders: Sequence[Contender], unfit: Sequence[Sequence[tuple[Job, str]]]) -> list[Record]:
+    """The records of prompts that cannot run, for every contender and turn."""
+    return [
+        failure(contender, dataclasses.replace(job, turn=turn), reason)
+        for listed in unfit
+        for job, reason in listed
+        for turn in range(len(job.prompt.turns))
+        for contender in contenders
+    ]
+
+
+def amount(fitting: Fitting) -> str:
+    """How much is measured, in words."""
+    prompts = fitting.prompts
+    turns = sum(len(prompt.turns) for prompt in prompts)
+    said = f"{len(prompts)} prompts" + (f" of {turns} turns in all" if turns != len(prompts) else "")
+    more = [f"{fitting.cut} of them shortened"] if fitting.cut else []
+    more += [f"{fitting.skipped} too long ones left out"] if fitting.skipped else []
+    return said + (f" ({', '.join(more)})" if more else "")
+
+
+def _batches(contenders: Sequence[Contender]) -> str:
+    """The batch size, or all of them where methods differ."""
+    return " and ".join(map(str, sorted({each.engine.max_batch_size for each in contenders})))
+
+
+def _mode(engine: Engine | OtherEngine) -> str:
+    return ", invariant" if isinstance(engine, Engine) and engine.runner.invariant else ""
+
+
+def title(target: Target, samplings: Sequence[SamplingParams], amount: str, *, kv_cache: str | None = None) -> str:
+    """Model, device and conditions, for tables and pictures."""
+    size, dtype = f"{target.num_parameters / 1e6:,.1f}M parameters", target.dtype_reason
+    temperatures = " and ".join(f"{sampling.temperature:g}" for sampling in samplings)
+    dtype += f", keys and values in {kv_cache}" if kv_cache is not None else ""
+    return f"{target.name} ({size}, {dtype}) on {device_name(target.device)}; temperature {temperatures}, {amount}"

@@ -1,0 +1,184 @@
+"""The methods of a run: the drafter, rule, policy, target and engine that each has by its configuration."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.config.checking import check_arguments, did_you_mean
+from experiments.config.sections import component_of, components_within, plain
+from experiments.config.settings import EngineSettings
+from experiments.results.records import PLAIN
+from experiments.results.revision import revision_of
+
+PARTS = ("target", "engine")
+"""The sections of which a method may have settings of its own, in ``setups``."""
+_SHARED = (("engine", "max_length"), ("target", "name"), ("target", "_target_"))
+"""Settings in these that methods of one run have in common."""
+_REQUIRED = ("target", "sampling", "dataset", "tracker")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by its configuration.
+
+    Attributes:
+        name: Its name in results.
+        config: The whole configuration as this method has it: with its own settings of target and engine.
+        drafter: The section of its drafter; None for plain decoding as the baseline.
+        is_set_up: Whether it has settings of its own.
+    """
+
+    name: str
+    config: DictConfig
+    drafter: str | None
+    is_set_up: bool
+
+    @property
+    def rule(self) -> str:
+        """The section of its acceptance rule: its own in ``rules``, or else ``verifier``."""
+        return f"rules.{self.name}" if self.name in (self.config.get("rules") or ()) else "verifier"
+
+    @property
+    def policy(self) -> str | None:
+        """The section of its policy: its own in ``policies``, or else ``policy``, if there is one."""
+        if self.name in (self.config.get("policies") or {}):
+            return f"policies.{self.name}"
+        return "policy" if self.config.get("policy") else None
+
+    @property
+    def target(self) -> str:
+        """The settings of its target as a text: methods of the same settings share one."""
+        return _text(self.config, "target")
+
+    @property
+    def setup(self) -> str:
+        """The settings of its target and its engine as a text."""
+        return f"{self.target} {_text(self.config, 'engine')}"
+
+    @property
+    def distribution(self) -> str:
+        """What decides about the distribution of outputs, drafter and rule apart: the target and the cache's format."""
+        return f"{self.target} {self.config.engine.get('kv_cache')}"
+
+
+def methods_of(config: DictConfig, drafters: Mapping[str, str]) -> list[Method]:
+    """The methods of a run, plain decoding first.
+
+    Args:
+        config: The whole configuration.
+        drafters: Names, and the configuration sections of their drafters.
+    """
+    found = []
+    for name, section in {PLAIN: None, **drafters}.items():
+        own = name in (config.get("setups") or ())
+        found.append(Method(name, _with_setup(config, name) if own else config, section, own))
+    return found
+
+
+def _with_setup(config: DictConfig, name: str) -> DictConfig:
+    """The configuration with a method's own target and engine.
+
+    References follow: a drafter with ``optimize: ${engine.optimize}`` gets the method's own value.
+    """
+    own = copy.deepcopy(config)
+    with open_dict(own):
+        for part, settings in (plain(config, f"setups.{name}") or {}).items():
+            own[part] = OmegaConf.merge(own[part], settings or {})
+    return own
+
+
+def check_components(
+    config: DictConfig,
+    drafters: Mapping[str, str],
+    others: Sequence[str] = ("target", "verifier", "sampling", "dataset", "tracker"),
+) -> None:
+    """Check the arguments of all components, and of what methods have of their own, before anything is made.
+
+    Args:
+        config: The whole configuration.
+        drafters: Names of methods, and the configuration sections of their drafters.
+        others: The other sections that describe a component.
+
+    Raises:
+        ValueError: An argument, method or component is unknown, missing or wrong, or settings exclude each other.
+    """
+    check_arguments(EngineSettings, plain(config, "engine"), "engine")
+    kv_cache, contenders = config.engine.get("kv_cache"), list(config.get("contenders") or ())
+    if kv_cache is not None and contenders:
+        raise ValueError(
+            f"engine.kv_cache={kv_cache} makes another target than the one that {', '.join(map(str, contenders))} "
+            f"would decode with in full precision: give engine.kv_cache=null or leave the contenders out"
+        )
+    for section in (*drafters.values(), *others, *(["policy"] if config.get("policy") else [])):
+        component, _ = component_of(config, section)
+        if component is None and section in _REQUIRED:
+            raise ValueError(f"{section}._target_=None: a run needs a {section}, give {section}=NAME")
+        if section == "dataset" and isinstance(component, type) and not callable(getattr(component, "load", None)):
+            raise ValueError(f"dataset._target_: {component.__name__} has no method load, which returns the prompts")
+    for group, known in (("policies", drafters), ("rules", drafters), ("contenders", None)):
+        for name in config.get(group) or ():
+            if known and name not in known:
+                raise ValueError(f"{group}.{name}: there is no method {name!r}{did_you_mean(str(name), known)}")
+            component_of(config, f"{group}.{name}")
+    _check_setups(config, [PLAIN, *drafters])
+
+
+def _check_setups(config: DictConfig, known: Sequence[str]) -> None:
+    """Check the settings that single methods have of their own.
+
+    Raises:
+        ValueError: A method or setting does not exist or is wrong, or something else of the run needs one target.
+    """
+    setups = config.get("setups") or {}
+    for name in map(str, setups):
+        where = f"setups.{name}"
+        if name not in known:
+            raise ValueError(f"{where}: there is no method {name!r}{did_you_mean(name, known)}")
+        given = plain(config, where) or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"{where}={given!r}: give '{where}={{engine:{{optimize:false}}}}'")
+        for part, settings in given.items():
+            if part not in PARTS:
+                raise ValueError(f"there is no {where}.{part}{did_you_mean(str(part), PARTS, f'{where}.')}")
+            if settings is not None and not isinstance(settings, dict):
+                raise ValueError(f"{where}.{part}={settings!r}: give settings, as in '{where}.{part}={{…}}'")
+            for key in settings or {}:
+                if key not in config[part]:
+                    hint = did_you_mean(str(key), map(str, config[part]), f"{where}.{part}.")
+                    raise ValueError(f"there is no {where}.{part}.{key}{hint}")
+        for part, key in _SHARED:
+            if key in (given.get(part) or {}):
+                raise ValueError(
+                    f"{where}.{part}.{key}: all methods decode the same tokens of the same prompts, give {part}.{key}"
+                )
+        own = _with_setup(config, name)
+        check_arguments(EngineSettings, plain(own, "engine"), f"{where}.engine")
+        component_of(own, "target")
+    for setting in ("contenders", "costs") if setups else ():
+        if config.get(setting):
+            raise ValueError(
+                f"{setting} and setups are both given, and {setting} need one target and engine: leave one of them out"
+            )
+
+
+def revisions_of(config: DictConfig, drafters: Mapping[str, str]) -> dict[str, str | None]:
+    """The revisions of the files that target and drafters were loaded from, by section; None where there are none.
+
+    Args:
+        config: The whole configuration.
+        drafters: Names of methods, and the configuration sections of their drafters.
+    """
+    found: dict[str, str | None] = {}
+    for section in (each for whole in ("target", *drafters.values()) for each in components_within(config, whole)):
+        options = plain(config, section)
+        where = {key: options[key] for key in ("revision", "subfolder", "cache_dir") if options.get(key) is not None}
+        name = options.get("name")
+        found[section] = revision_of(name, **where) if isinstance(name, str) else None
+    return found
+
+
+def _text(config: DictConfig, part: str) -> str:
+    return json.dumps(plain(config, part), sort_keys=True, default=str)

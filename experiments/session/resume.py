@@ -1,0 +1,64 @@
+"""The earlier attempt that a run or training goes on from, by its configuration: ``resume=true``."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.config import job
+from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.records import RECORDS
+from experiments.results.resume import difference
+
+
+def begun(
+    config: DictConfig, *, kind: str = "run", begins: str = RECORDS, elsewhere: Iterable[str] = ()
+) -> dict[str, Any] | None:
+    """The manifest of the attempt that this one goes on from; None if there is nothing to go on from.
+
+    A seed that was left to chance is the first attempt's.
+
+    Args:
+        config: The whole configuration.
+        kind: The word for what is resumed.
+        begins: The file that every attempt has which must not be written over.
+        elsewhere: Settings of the target that may differ, because they say where it runs.
+
+    Raises:
+        ValueError: The folder belongs to another attempt, or there is none to resume.
+    """
+    folder = Path(config.out)
+    if not config.resume:
+        if (folder / begins).exists():
+            raise ValueError(
+                f"{folder} holds the results of another {kind}: give another out, remove it, or go on with resume=true"
+            )
+        return None
+    if not (folder / MANIFEST).exists():
+        sweep = job.sweep_folder()
+        if sweep is not None and any(sweep.glob(f"*/{MANIFEST}")):
+            return None  # a job that the sweep had not come to
+        how = "out=FOLDER" if sweep is None else "hydra.sweep.dir=FOLDER"
+        raise ValueError(f"resume=true: there is no {kind} in {folder}, give the interrupted one's folder as {how}")
+    manifest = read_manifest(folder)
+    if config.seed is None:
+        config.seed = manifest["config"].get("seed")
+    before, now = manifest["config"], json_like(config)
+    for name in elsewhere:
+        for each in (before, now):
+            each.get("target", {}).pop(name, None)
+    found = difference(before, now)
+    if found is not None:
+        key, was, given = found
+        raise ValueError(
+            f"resume=true: the {kind} in {folder} had {key}={was}, and this one has {key}={given}: give what it was "
+            f"begun with"
+        )
+    return manifest
+
+
+def json_like(config: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as a manifest has it."""
+    return json.loads(json.dumps(OmegaConf.to_container(config, resolve=True), default=str))
