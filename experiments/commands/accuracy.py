@@ -1,6 +1,7 @@
 """A method's answers to lm-eval's benchmarks, beside plain decoding's."""
 
 import os
+import statistics
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -9,7 +10,6 @@ from experiments.config.sections import bootstrap_of, build, listed, plain
 from experiments.grading.accuracy import Accuracy, accuracies, scores_of
 from experiments.measuring.measure import Contender
 from experiments.reporting.accuracy import report_accuracy
-from experiments.results.metrics import mean_acceptance_length
 from experiments.session.engines import new_engine, settle
 from experiments.session.methods import check_components
 from experiments.session.policies import paced
@@ -59,7 +59,7 @@ def accuracy(config: DictConfig) -> list[Accuracy]:
         Path(config.out),
         method=str(config.method),
         exactness=Contender(str(config.method), engine).exactness,
-        length=mean_acceptance_length(models[True].steps),
+        length=1 + statistics.fmean(step.accepted for step in models[True].steps),
         confidence=bootstrap.confidence,
         formats=[str(name) for name in listed(config, "format")],
         title=title,

@@ -82,7 +82,7 @@ def test_plain_decoding_if_it_is_asked_for(
         (["prompt=0", "round=3"], "error: round=3: the output has rounds 0 to 2"),
         (["prompt=0", "turn=1"], "error: turn=1: the prompt's outputs have 0"),
         (["prompt=0", "temperature=0"], "error: temperature=0: the prompt's outputs have 1"),
-        (["prompt=0", "temperature=hot"], "error: temperature='hot': give a temperature of at least 0, or null"),
+        (["prompt=0", "temperature=hot"], "error: temperature='hot': give a temperature, 0 or above, or null"),
         (["prompt=0", "method=plain", "round=0"], "error: round=0: the output has no drafts in the trace"),
     ],
 )

@@ -42,10 +42,10 @@ def stored(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum are not .*'specdec-research\[gptq\]'"),
+        ({"quant_method": "gptq", "bits": 4}, r"by gptq, and gptqmodel and optimum are not .*-research\[gptq\]'"),
         ({"quant_method": "awq", "bits": 4}, r"by awq, and gptqmodel is not .*'specdec-research\[awq\]'"),
-        ({"quant_method": "compressed-tensors"}, r"compressed-tensors is not .*'specdec-research\[compressed-tensors\]'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"bitsandbytes is not .*'specdec-research\[bitsandbytes\]'"),
+        ({"quant_method": "compressed-tensors"}, r"compressed-tensors is not .*-research\[compressed-tensors\]'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"bitsandbytes is not .*-research\[bitsandbytes\]'"),
         ({"load_in_8bit": True}, r"by bitsandbytes, and bitsandbytes is not installed"),
         ({"quant_method": "torchao"}, r"torchao is not installed: pip install 'specdec-research\[torchao\]'"),
     ],

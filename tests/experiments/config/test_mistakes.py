@@ -183,14 +183,14 @@ def test_an_error_of_the_framework_shows_its_deepest_line() -> None:
 
 
 BAD = {
-    "engine.kv_cache=int4": "engine.kv_cache='int4': give int8, fp8 or null",
+    "engine.kv_cache=int4": "engine.kv_cache='int4': give one of int8, fp8, or null",
     "engine.kv_cache=int8 +contender=hf_generate": "engine.kv_cache=int8 makes another target than the one that "
     "hf_generate would decode with in full precision: give engine.kv_cache=null or leave the contenders out",
     # Own components.
     "drafter=none drafter._target_=own_parts.Lokup": "drafter._target_='own_parts.Lokup': there is no 'Lokup' in "
     "own_parts: did you mean Lookup?",
     "drafter=none drafter._target_=own_parts": "drafter._target_='own_parts' is a module: name a class or function",
-    "drafter=none drafter._target_=own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is an int: name a class",
+    "drafter=none drafter._target_=own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int: name a class",
     "drafter=none drafter._target_=3": "drafter._target_=3: give the dotted name of a class",
     "drafter=none drafter._target_=nowhere.X": "drafter._target_='nowhere.X': there is no module 'nowhere'",
     "drafter=none drafter._target_=own_parts.Needy": "drafter.depth is missing: give drafter.depth=…",
@@ -216,8 +216,8 @@ BAD = {
     "temperature=1": "there is no temperature: did you mean drafter.temperature or sampling.temperature?",
     "max_batch_size=4": "there is no max_batch_size: did you mean engine.max_batch_size?",
     # Folders.
-    "drafter=ngram out=a_file": "a_file is a file, give the path of a folder",
-    "drafter=ngram out=a_file/below/it": "a_file is a file, give the path of a folder",
+    "drafter=ngram out=a_file": "a_file is a file)",
+    "drafter=ngram out=a_file/below/it": "a_file is a file)",
     "drafter=ngram out=3": "out=3: give the path of a folder",
     "drafter=ngram target.name=models/mine/final": "no model at 'models/mine/final': there is no such folder",
     "drafter=ngram target.name=a_file": "no model at 'a_file': it is a file, give the folder that it is in",
@@ -252,7 +252,7 @@ BAD = {
     "drafter=ngram +sla.itl=1": "there is no sla.itl: choose among ttft, tpot, e2e",
     "drafter=ngram sla=fast": "sla='fast': give a section",
     "drafter=ngram price=0": "price=0: give the price of an hour, above 0, or null",
-    "drafter=ngram requests_table=some": "requests_table='some': give true, false or null",
+    "drafter=ngram requests_table=some": "requests_table='some': give true or false, or null",
     "drafter=ngram seed=1.5": "seed=1.5: give an integer of at least 0, or null",
 }
 
@@ -287,15 +287,15 @@ def test_a_mistake_gets_one_sentence_before_any_work(
 ELSEWHERE = [
     ("demo", demo, "methods=3", "methods=3: give a section"),
     ("demo", demo, "methods=null", "methods=None: give a section"),
-    ("demo", demo, "out=a_file", "a_file is a file, give the path of a folder"),
+    ("demo", demo, "out=a_file", "a_file is a file)"),
     ("compare", compare, "runs=a_file", "a_file is not the folder of a run: it has no manifest.json"),
     ("replay", replay, "trace=a_file", "a_file is not the folder of a run: it has no manifest.json"),
     ("check_verifier", check, "verifier=null", "verifier=null: a run needs a verifier, choose among block, "),
     ("check_verifier", check, "verifier._target_=null", "verifier._target_=None: name the rule to check"),
     ("check_verifier", check, "verifier._target_=drafters.NGramDrafter", "verifier is the drafter NGramDrafter"),
     ("check_verifier", check, "verifier._target_=own_parts.Data", "verifier is a Data: give an acceptance rule"),
-    ("train", train, "out=a_file", "a_file is a file, give the path of a folder"),
-    ("bundle", bundle, "work=a_file/below", "a_file is a file, give the path of a folder"),
+    ("train", train, "out=a_file", "a_file is a file)"),
+    ("bundle", bundle, "work=a_file/below", "a_file is a file)"),
     ("run", run, "hydra.run.dir=a_file", "cannot use 'a_file': File exists"),
 ]
 
