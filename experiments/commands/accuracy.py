@@ -1,7 +1,6 @@
 """A method's answers to lm-eval's benchmarks, beside plain decoding's."""
 
 import os
-import statistics
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -59,7 +58,7 @@ def accuracy(config: DictConfig) -> list[Accuracy]:
         Path(config.out),
         method=str(config.method),
         exactness=Contender(str(config.method), engine).exactness,
-        length=1 + statistics.fmean(step.accepted for step in models[True].steps),
+        length=models[True].mean_acceptance_length,
         confidence=bootstrap.confidence,
         formats=[str(name) for name in listed(config, "format")],
         title=title,
