@@ -300,7 +300,7 @@ def outcome(model_type: str) -> Outcome:
             raise AssertionError(f"{model_type}: the test is too long for it: {refusal}") from refusal
         return Outcome("no", _sentence(str(refusal).split(": ", 1)[1]))
     assert error < TOLERANCE, f"{model_type}: logits differ from plain forwards by {error:.1e} of the largest"
-    return Outcome("eager" if runner.plan.attention.name == "eager" else "yes")
+    return Outcome("eager" if runner.attention_name == "eager" else "yes")
 
 
 def _sentence(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.attention import BACKENDS, AttentionBackend
-from specdec.attention.base import Reach
+from specdec.attention.call import AttentionCall
+from specdec.attention.facts import Facts, Reach
 from specdec.attention.tree_attention import Seen, tree_attention
 from specdec.cache.base import LayerShape, Stored
 from specdec.cache.slot_cache import SlotCache
@@ -107,7 +107,7 @@ class Problem:
     case: Case
     cache: SlotCache
     batch: ForwardBatch
-    plan: Any
+    facts: Facts
     parents: list[list[int]]
     query: Tensor
     key: Tensor
@@ -119,15 +119,15 @@ class Problem:
     def output(self, backend: AttentionBackend) -> Tensor:
         """What a backend makes of it."""
         self.cache.aim(self.batch)
-        state = backend.prepare(self.batch, self.cache, self.plan)
+        self.cache.write(0, self.key, self.value)
+        view = backend.prepare(self.batch, self.cache, self.facts)
         case = self.case
-        return backend.attend(
-            state, self.cache, self.query, self.key, self.value, self.sinks, 0, 0, case.scaling, case.softcap
-        )
+        call = AttentionCall(self.query, self.key, self.value, 0, 0, case.scaling, case.softcap, self.sinks)
+        return backend.attend(call, view)
 
     def seen(self, rows: int | None = None) -> Seen:
         """What the kernel is told of it, for the first rows if asked for."""
-        state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.plan)
+        state: Any = BACKENDS["triton"].prepare(self.batch, self.cache, self.facts)
         seen = state.seen
         if rows is None:
             return seen
@@ -181,14 +181,22 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         keys[slot, :, start : start + last] = key[b].double().cpu()
         values[slot, :, start : start + last] = value[b].double().cpu()
     heads = case.kv_heads * case.groups
-    plan = SimpleNamespace(
-        distinct_reaches=(Reach(case.window, case.chunk),), dtype=case.dtype, device=torch.device(device), groups=1
+    facts = Facts(
+        model_type="",
+        reaches={"": Reach(case.window, case.chunk)},
+        layers={0: shape},
+        indexers={},
+        vocab_size=1,
+        dtype=case.dtype,
+        device=torch.device(device),
+        keeps_logits=False,
+        experts="eager",
     )
     return Problem(
         case,
         cache,
         batch,
-        plan,
+        facts,
         parents if not case.shared else parents * rows,
         normal(rows, heads, last, case.head_dim),
         key,

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import specdec.attention.masks
-import specdec.target.plan
+import specdec.target.facts
 from specdec.attention import BACKENDS
 from specdec.target.runner import ModelRunner
 from specdec.target.support import Reach
@@ -66,7 +66,7 @@ def head_dim(runner: ModelRunner) -> int:
 
 
 def windows(*sizes: int | None) -> Callable[[ModelRunner], bool]:
-    return lambda runner: {reach.window or reach.chunk for reach in runner.plan.reaches.values()} == set(sizes)
+    return lambda runner: {reach.window or reach.chunk for reach in runner.facts.reaches.values()} == set(sizes)
 
 
 NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -94,7 +94,7 @@ SUPPORTED: dict[str, Named] = {
     "Gemma-3n, layers that share keys": Named(
         "gemma3n_text", {}, lambda runner: sum(len(keys) for keys in runner.cache.keys) == 2
     ),
-    "Gemma-4, layers of different width": Named("gemma4_text", {}, lambda runner: len(runner.cache.keys) == 2),
+    "Gemma-4, layers of different width": Named("gemma4_text", {}, lambda runner: len(runner.cache.keys) == 2, "dense"),
     "Llama-4, chunks": Named("llama4_text", {}, windows(6, None)),
     "Cohere-2, no rotation in full layers": Named("cohere2", {}, windows(6, None)),
     "OLMo-2, norms behind": Named("olmo2", {}, has("post_feedforward_layernorm.weight")),
@@ -103,7 +103,7 @@ SUPPORTED: dict[str, Named] = {
     "Qwen3-MoE": Named("qwen3_moe", {}, has("experts.gate_up_proj")),
     "gpt-oss, attention sinks": Named("gpt_oss", {}, has("self_attn.sinks", "experts.gate_up_proj_bias")),
     "DeepSeek-V3, compressed keys and values": Named(
-        "deepseek_v3", {}, lambda runner: runner.cache.keys[0].shape[4] != runner.cache.values[0].shape[4]
+        "deepseek_v3", {}, lambda runner: runner.cache.keys[0].shape[4] != runner.cache.values[0].shape[4], "dense"
     ),
     "DeepSeek-V3.2, selected keys": Named("deepseek_v32", {}, lambda runner: runner.cache.indexer_keys, "eager"),
 }
@@ -115,7 +115,7 @@ def test_supported_and_equal(name: str) -> None:
     case = SUPPORTED[name]
     error, runner = disagreement(tiny(case.model_type, **case.fields))
     assert case.shows(runner), f"{name}: the model has nothing of the kind"
-    assert runner.plan.attention is BACKENDS[case.attention]
+    assert runner.backend is BACKENDS[case.attention]
     assert error < TOLERANCE
 
 
@@ -216,7 +216,7 @@ def test_the_trial_refuses_a_wrong_mask(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "llama4_text"])
 def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: the trial waves through a window, or a chunk, that is one too long; the comparison does not."""
-    own = specdec.target.plan.reaches
+    own = specdec.target.facts.reaches
 
     def longer(*args: Any) -> dict[str, Reach]:
         return {
@@ -224,8 +224,8 @@ def test_a_window_that_is_off_by_one_is_noticed(model_type: str, monkeypatch: py
             for name, reach in own(*args).items()
         }
 
-    monkeypatch.setattr(specdec.target.plan, "reaches", longer)
-    monkeypatch.setattr(specdec.target.plan, "differs", lambda *args, **kwargs: None)
+    monkeypatch.setattr(specdec.target.facts, "reaches", longer)
+    monkeypatch.setattr(specdec.target.facts, "differs", lambda *args, **kwargs: None)
     error, _ = disagreement(tiny(model_type))
     assert error > 100 * TOLERANCE
 
@@ -282,7 +282,7 @@ def test_experts_do_not_synchronize(model_type: str, loaded_with: str, monkeypat
     assert not synchronizations(runner)
     assert model.config._experts_implementation == loaded_with, "the user's model is left as it was"
     # The loop that was avoided is seen by the counter: several times in every layer.
-    monkeypatch.setattr(runner, "plan", replace(runner.plan, experts="eager"))
+    monkeypatch.setattr(runner.executor, "facts", replace(runner.facts, experts="eager"))
     assert sum(synchronizations(runner).values()) >= 2 * model.config.num_hidden_layers - 1
 
 

@@ -1,6 +1,5 @@
-"""Tree attention on a GPU: the compiled kernel and FlexAttention against float64, long contexts, and graphs."""
+"""Tree attention on a GPU: the compiled kernel against float64, long contexts, and graphs."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
 from specdec.forward import ForwardBatch
 from specdec.requests import SamplingParams
-from specdec.target.plan import ModelPlan
+from specdec.target.facts import find
 from specdec.target.target import Target
 from specdec.topology import Topology
 from tests.attention import CASES, TOLERANCE, Case, error, launch, paged, problem, quantized
@@ -32,16 +31,6 @@ PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 10]
 def test_the_kernel_computes_what_attention_is(case: Case) -> None:
     given = problem(case, "cuda")
     assert error(given.output(BACKENDS["triton"]), given.expected()) < TOLERANCE[case.dtype]
-
-
-@pytest.mark.parametrize("case", ["plain", "a chain", "softcap, sinks and scaling", "window", "chunks", "slots apart"])
-@torch.inference_mode()
-def test_flex_attention_compiled(case: str) -> None:
-    given = problem(CASES[case], "cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler
-        output = given.output(BACKENDS["flex"])
-    assert error(output, given.expected()) < 1e-2  # single precision of tensor cores
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -121,8 +110,7 @@ def test_a_launch_in_a_graph_follows_the_lengths() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_auto_picks_the_kernel(architecture: str) -> None:
-    plan = ModelPlan.find(tiny_model(architecture).cuda())
-    assert plan.attention_reason == "triton (auto)"
+    assert find(tiny_model(architecture).cuda()).reason == "triton (auto)"
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -153,4 +141,4 @@ def _blind() -> tuple[ForwardBatch, Cache, Any]:
     blind = ForwardBatch(
         tokens=batch.tokens, slots=batch.slots, lengths=batch.lengths, topology=batch.topology,
     )  # fmt: skip
-    return blind, given.cache, given.plan
+    return blind, given.cache, given.facts

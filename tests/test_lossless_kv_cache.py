@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdec.target.plan
+import specdec.target.facts
 from drafters.model import ModelDrafter
+from specdec.cache.base import Segment
 from specdec.cache.formats import FORMATS
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.drafter_checks.check import check_drafter
@@ -99,17 +100,26 @@ def test_speculation_equals_the_reference(kv_cache: str, drafter: str, verifier:
 class Fresh(QuantizedSlotCache):
     """A mistake: a forward's nodes see each other's keys and values as they were computed, not as they are stored."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
-        self.write(layer_idx, key_states, value_states)
-        keys, values = (each + 0 for each in self.read(layer_idx))
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        super().write(layer, keys, values)
+        self.fresh = keys, values
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._renewed(super().read(layer), slice(None))
+
+    def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        return self._renewed(super().read_segment(layer, segment), segment.rows)
+
+    def _renewed(self, found: tuple[Tensor, Tensor], which: slice) -> tuple[Tensor, Tensor]:
         if self._codes._start >= 0:
-            cells = torch.arange(key_states.shape[2])[None] + self._codes._start
+            cells = torch.arange(self.fresh[0].shape[2])[None] + self._codes._start
         else:
             (index,) = self._codes._indices.values()
             cells = index[1]
+        keys, values = (each + 0 for each in found)
         rows = torch.arange(len(keys))[:, None]
-        keys.transpose(1, 2)[rows, cells] = key_states.transpose(1, 2)
-        values.transpose(1, 2)[rows, cells] = value_states.transpose(1, 2)
+        for each, fresh in zip((keys, values), self.fresh, strict=True):
+            each.transpose(1, 2)[rows, cells[which]] = fresh[which].transpose(1, 2)
         return keys, values
 
 
@@ -117,7 +127,7 @@ class Fresh(QuantizedSlotCache):
 def test_unrounded_keys_of_the_forwards_own_nodes_would_be_noticed(
     kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specdec.target.plan, "QuantizedSlotCache", Fresh)
+    monkeypatch.setattr(specdec.target.facts, "QuantizedSlotCache", Fresh)
     assert decoded(kv_cache, optimize=False) != reference("llama", kv_cache)
 
 

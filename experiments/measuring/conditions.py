@@ -33,7 +33,7 @@ def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None =
         fingerprint=fingerprint(target),
         quantization=quantization_of(target.model),
         kv_cache=runner.kv_cache,
-        attention=runner.plan.attention_name,
+        attention=runner.attention_name,
         executor=type(runner.executor).__name__,
         threads=torch.get_num_threads() if target.device.type == "cpu" else 1,
         drafter=drafter_name(drafter),

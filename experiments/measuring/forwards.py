@@ -168,7 +168,7 @@ def fill(runner: ModelRunner) -> None:
     """Write random numbers into all of a runner's cache: zeros are not what a device usually reads."""
     cache: Cache = runner.cache
     with torch.inference_mode():
-        for layer in range(len(runner.plan.layers)):
+        for layer in range(len(runner.facts.layers)):
             for tensor in cache.stored(layer):
                 if tensor is None:
                     continue

@@ -23,7 +23,7 @@ def ingredients_of(contender: Contender) -> dict[str, str]:
     dtype = str(target.dtype).removeprefix("torch.")
     return {
         "target": target.name.removesuffix(f" in {quantization_of(target.model)}"),
-        "attention": runner.plan.attention_name,
+        "attention": runner.attention_name,
         "forwards": _forwards(engine),
         "weights": quantization_of(target.model) or dtype,
         "dtype": dtype,

@@ -291,8 +291,8 @@ def facts_of(
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "dtype_reason": target.dtype_reason,
-        "attention": baseline.runner.plan.attention_name,
-        "attention_reason": baseline.runner.plan.attention_reason,
+        "attention": baseline.runner.attention_name,
+        "attention_reason": baseline.runner.attention_reason,
         "threads": torch.get_num_threads(),
         "target": {
             "name": target.name,

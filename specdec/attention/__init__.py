@@ -1,20 +1,19 @@
-"""Attention over a ragged cache: one file per backend, ``masks`` for those that read a dense mask.
+"""Attention over a ragged cache: ``call`` for what a backend is, one file per backend, ``masks`` for dense ones.
 
 To add a backend: a file with a subclass of ``AttentionBackend``, and its name in ``BACKENDS``.
 """
 
-from specdec.attention.base import AttentionBackend
-from specdec.attention.flex import FlexAttention
-from specdec.attention.grouped import GroupedAttention
-from specdec.attention.own import OwnAttention
+from specdec.attention.call import AttentionBackend
+from specdec.attention.eager import EagerAttention
+from specdec.attention.grouped import DenseAttention, GroupedAttention
 from specdec.attention.triton_tree import TritonAttention
 
 BACKENDS: dict[str, AttentionBackend] = {
     "triton": TritonAttention(),
     "grouped": GroupedAttention(),
-    "eager": OwnAttention(),
-    "flex": FlexAttention(),
+    "dense": DenseAttention(),
+    "eager": EagerAttention(),
 }
 """What ``attention=`` names, in the order in which ``"auto"`` tries those that say they are for it (``automatic``)."""
 
-__all__ = ["BACKENDS", "AttentionBackend", "FlexAttention", "GroupedAttention", "OwnAttention", "TritonAttention"]
+__all__ = ["BACKENDS", "AttentionBackend", "DenseAttention", "EagerAttention", "GroupedAttention", "TritonAttention"]

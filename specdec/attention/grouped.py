@@ -3,132 +3,104 @@
 Transformers' SDPA path copies K and V to the number of query heads whenever there is a mask and more than one
 query. Here the query heads that share a key head are laid along the query axis: the same products, no copy. Logit
 softcapping (Gemma-2) and attention sinks (gpt-oss), which SDPA refuses, run as plain matrix products.
+
+Quantized keys and values are read on a CPU without ever having all of them decoded. A key's factor is the same for all
+of its numbers, so it is applied to the score in place of the key; a value's factor, to the weight in place of the
+value. What is left is to convert codes to float32, for a block of heads at a time, which stays in the processor's
+cache: from memory come bytes.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from specdec.attention.base import AttentionBackend, AttentionState, refuses_attention_functions
-from specdec.attention.codes import attend_codes, reads_codes
+from specdec.attention.call import AttentionBackend, AttentionCall, View, answered_by
+from specdec.attention.facts import Facts
 from specdec.attention.masks import dense_masks
-from specdec.attention.softmax import attention_weights
 from specdec.cache.base import Cache
 from specdec.cache.quantized_tensor import QuantizedTensor
 from specdec.forward import ForwardBatch
 from specdec.machine import bfloat16_products_beat_sdpa, bfloat16_queries_in_float32
-from specdec.scoped import scoped
 
-if TYPE_CHECKING:
-    from specdec.target.plan import ModelPlan
+BLOCK = 2**18
+"""Numbers of a block of quantized keys: 1 MB of them in float32."""
+MOST_ROWS = 128
+"""Rows of queries per key head up to which scores are kept for all quantized keys. Prefill has more, and decodes all
+keys, whose number is then small against that of the scores."""
 
-NAME = "specdec_grouped"
-IGNORED = ("position_ids", "cache_position")  # tensors that say what the mask says
 
-# One per thread: others may run other models meanwhile.
-_notes: ContextVar[list[int] | None] = ContextVar("groups", default=None)
+@dataclass(eq=False)
+class GroupedView(View):
+    """Dense masks, and the same with their rows repeated for the query heads that share a key head.
+
+    Attributes:
+        repeated: The repeated masks, by reach and heads of a group; made when a layer first needs them.
+    """
+
+    repeated: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def rows(self, reach: int, groups: int) -> Float[Tensor, "batch 1 rows key"]:
+        """Returns the mask of a reach, head by head within a group."""
+        if groups == 1:
+            return self.masks[reach]
+        if (reach, groups) not in self.repeated:
+            self.repeated[reach, groups] = self.masks[reach].repeat(1, 1, groups, 1)
+        return self.repeated[reach, groups]
 
 
 class GroupedAttention(AttentionBackend):
-    """This file's function with a dense mask, whose rows are repeated for every query head that shares a key head."""
+    """Dense masks and matrix products, or SDPA where it is faster. Consecutive slots are attended to together."""
 
-    name = NAME
-    replayable = True
-
-    def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
+    def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> GroupedView:
         """Returns one dense mask per reach."""
-        length = cache.get_mask_sizes(batch.nodes, 0)[0]
-        return AttentionState(dense_masks(batch, length, plan, groups=plan.groups))
+        return GroupedView(cache, dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], facts))
 
-    def attend(
-        self,
-        state: AttentionState,
-        cache: Cache,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None,
-        layer: int,
-        mask: int,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """See ``AttentionBackend.attend``. Consecutive slots are attended to together, so that nothing is copied."""
-        cache.write(layer, key, value)
-        rows = state.masks[mask]
+    def attend(self, call: AttentionCall, view: GroupedView) -> Tensor:
+        """See ``AttentionBackend.attend``. Runs of consecutive slots are read where they lie, without a copy."""
+        query, key, _, layer, reach, scaling, softcap, sinks = call
+        cache = view.cache
+        mask = view.rows(reach, query.shape[1] // key.shape[1])
+        options = {"scaling": scaling, "softcap": softcap, "sinks": sinks}
         if len(cache.segments) == 1:
-            keys, values = cache.read(layer)
-            return attend(query, keys, values, rows, scaling=scaling, softcap=softcap, sinks=sinks)
-        outputs = []
-        for segment in cache.segments:
-            keys, values = cache.read_segment(layer, segment)
-            part, seen = query[segment.rows], rows[segment.rows]
-            outputs.append(attend(part, keys, values, seen, scaling=scaling, softcap=softcap, sinks=sinks))
-        return torch.cat(outputs)
-
-    def check(self, model: Any) -> str | None:
-        """See ``AttentionBackend.check``."""
-        return refuses_attention_functions(model)
+            return attend(query, *cache.read(layer), mask, **options)
+        parts = [
+            attend(query[each.rows], *cache.read_segment(layer, each), mask[each.rows], **options)
+            for each in cache.segments
+        ]
+        return torch.cat(parts)
 
 
-@contextmanager
-def noted_groups() -> Iterator[list[int]]:
-    """Note, during the ``with`` block, how many query heads share a key head in each call: one number per layer.
+class DenseAttention(AttentionBackend):
+    """The same products over the keys and masks that the model passes, for models that change them on the way."""
 
-    Only a call shows it: a configuration may leave the number out, or the model may expand its keys first. The calls
-    are also checked for arguments that this function does not know.
-    """
-    groups: list[int] = []
-    with scoped(_notes, groups):
-        yield groups
+    passes_cache = True
 
+    def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> View:
+        """Returns one dense mask per reach."""
+        return View(cache, dense_masks(batch, cache.get_mask_sizes(batch.nodes, 0)[0], facts))
 
-def note_groups(query: Tensor, key: Tensor) -> bool:
-    """Note a call of an attention function for ``noted_groups``; returns whether somebody wants to know."""
-    noted = _notes.get()
-    if noted is not None:
-        noted.append(query.shape[1] // key.shape[1])
-    return noted is not None
+    def attend(self, call: AttentionCall, view: View) -> Tensor:
+        """Not called: the model reads the cache itself."""
+        raise NotImplementedError("the model passes keys and masks of its own")
+
+    def answering(self) -> AbstractContextManager[object]:
+        """See ``AttentionBackend.answering``."""
+        return answered_by(_answer)
 
 
-def grouped_attention(
-    module: nn.Module,
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
-    value: Float[Tensor, "batch kv_head key value_dim"],
-    attention_mask: Float[Tensor, "batch mask_head rows key"],
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Float[Tensor, " head"] | None = None,
-    **kwargs: object,
-) -> tuple[Float[Tensor, "batch query head value_dim"], None]:
-    """An attention function in the form of transformers' ``AttentionInterface``.
-
-    Args:
-        module: The attention layer; not used.
-        query: One row per query head.
-        key: Not repeated.
-        value: Not repeated.
-        attention_mask: Additive. Either one for all heads (``mask_head`` is 1; its rows may be repeated for the heads
-            of a group, once for all layers), or one per query head, for models that add a bias.
-        scaling: Factor of the scores; ``head_dim ** -0.5`` when None.
-        softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
-        s_aux: Attention sinks, one logit per head that takes part in the softmax and has no value.
-        **kwargs: Position ids and the like, which the mask contains already.
-
-    Raises:
-        TypeError: A tensor among ``kwargs`` would be ignored. (Checked in ``noted_groups`` only.)
-    """
-    if note_groups(query, key):
-        check_arguments(kwargs)
-    return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux), None
+def _answer(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *options: Any) -> Tensor:
+    """Returns attention's output; the mask may differ from head to head, for models that add a bias."""
+    groups, kv_heads, queries = query.shape[1] // key.shape[1], key.shape[1], query.shape[2]
+    if mask.shape[1] > 1:
+        mask = mask[:, :, :queries].reshape(mask.shape[0], kv_heads, groups * queries, mask.shape[3])
+    else:
+        mask = mask.repeat(1, 1, groups, 1)
+    scaling, softcap, sinks = options
+    return attend(query, key, value, mask, scaling=scaling, softcap=softcap, sinks=sinks)
 
 
 def attend(
@@ -141,20 +113,26 @@ def attend(
     softcap: float | None = None,
     sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch query head value_dim"]:
-    """Returns what ``grouped_attention`` does, without the conventions of transformers."""
+    """Returns attention's output over all keys that queries may see.
+
+    Args:
+        query: One row per query head.
+        key: Not repeated for the query heads that share it.
+        value: Likewise.
+        mask: Additive, its rows repeated for the heads of a group.
+        scaling, softcap, sinks: See ``AttentionCall``.
+    """
     batch, heads, queries, head_dim = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * queries, head_dim)
-    # Some models compute attention in float32 whatever their dtype.
-    mask = _group_mask(mask, key.shape[1], groups, queries).to(query.dtype)
+    mask = mask.to(query.dtype)  # some models compute attention in float32 whatever their dtype
     if sinks is not None:
         sinks = sinks.float().view(1, key.shape[1], groups, 1, 1).expand(batch, -1, -1, queries, 1)
         sinks = sinks.reshape(batch, key.shape[1], groups * queries, 1)
     if isinstance(key, QuantizedTensor) and isinstance(value, QuantizedTensor):
-        if reads_codes(query):
-            output = attend_codes(query, key, value, mask, scaling=scaling, softcap=softcap, sinks=sinks)
-            return _by_node(output, heads)
+        if query.device.type == "cpu" and query.shape[2] <= MOST_ROWS and query.dtype is not torch.float64:
+            return _by_node(attend_codes(query, key, value, mask, scaling=scaling, softcap=softcap, sinks=sinks), heads)
         key, value = key.decoded(), value.decoded()
     if softcap is None and sinks is None and not _products_are_faster(query, key):
         output = _sdpa(query, key, value, mask, scaling)
@@ -169,26 +147,70 @@ def _by_node(output: Float[Tensor, "batch kv_head rows value_dim"], heads: int) 
     return output.reshape(output.shape[0], heads, -1, output.shape[3]).transpose(1, 2).contiguous()
 
 
-def check_arguments(kwargs: Mapping[str, object]) -> None:
-    """Refuse tensors that a model gives its attention function and that this one does not know.
+def attend_codes(
+    query: Float[Tensor, "batch kv_head rows head_dim"],
+    keys: QuantizedTensor,
+    values: QuantizedTensor,
+    mask: Float[Tensor, "batch mask_head rows key"],
+    *,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Float[Tensor, "batch kv_head rows 1"] | None,
+) -> Float[Tensor, "batch kv_head rows value_dim"]:
+    """Returns attention's output in the queries' dtype; products and softmax are float32's.
 
-    Raises:
-        TypeError: Names them.
+    Args:
+        query: All rows that share a key head.
+        keys: ``[batch, kv_head, key, head_dim]``.
+        values: ``[batch, kv_head, key, value_dim]``.
+        mask: Additive.
+        scaling: Factor of the scores; ``head_dim ** -0.5`` when None.
+        softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
+        sinks: A logit per row that takes part in the softmax and has no value.
     """
-    unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in IGNORED]
-    if unknown:
-        raise TypeError(f"the attention function is given {', '.join(unknown)}, which only the model's own knows")
+    batch, heads, length, dim = keys.shape
+    format = keys.format
+    factor = format.unit * (dim**-0.5 if scaling is None else scaling)
+    key_scales = keys.scales.transpose(2, 3) * factor  # [batch, kv_head, 1, key]
+    value_scales = values.scales.transpose(2, 3)
+    value_scales = value_scales if format.unit == 1.0 else value_scales * format.unit
+    queries = query.float()
+    output = query.new_empty(*query.shape[:3], values.shape[3])
+    per_slot = heads * length * max(dim, values.shape[3])
+    slots = max(1, BLOCK // max(per_slot, 1))
+    width = heads if per_slot <= BLOCK else max(1, heads * BLOCK // per_slot)
+    for slot in range(0, batch, slots):
+        for head in range(0, heads, width):
+            part = (slice(slot, slot + slots), slice(head, head + width))
+            seen = mask[part] if mask.shape[1] > 1 else mask[part[0]]
+            scores = queries[part] @ format.numbers(keys.codes[part]).transpose(2, 3)
+            scores *= key_scales[part]
+            weights = attention_weights(scores, seen, softcap=softcap, sinks=None if sinks is None else sinks[part])
+            output[part] = (weights * value_scales[part]) @ format.numbers(values.codes[part])
+    return output
 
 
-def _group_mask(
-    mask: Float[Tensor, "batch mask_head rows key"], kv_heads: int, groups: int, queries: int
-) -> Float[Tensor, "batch _ grouped key"]:
-    """Returns the mask with its rows in the order of the queries: head by head within a group."""
-    if mask.shape[1] > 1:
-        return mask[:, :, :queries].reshape(mask.shape[0], kv_heads, groups * queries, mask.shape[3])
-    if mask.shape[2] != groups * queries:  # this layer has groups of another size than most layers
-        mask = mask[:, :, :queries].repeat(1, 1, groups, 1)
-    return mask
+def attention_weights(
+    scores: Float[Tensor, "batch kv_head rows key"],
+    mask: Float[Tensor, "batch mask_head rows key"],
+    *,
+    softcap: float | None,
+    sinks: Float[Tensor, "batch kv_head rows 1"] | None,
+) -> Float[Tensor, "batch kv_head rows key"]:
+    """Returns the weights of the values, in float32.
+
+    Args:
+        scores: Scaled products of queries and keys.
+        mask: Additive.
+        softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask; None leaves them.
+        sinks: A logit per row that takes part in the softmax and has no value; None for none.
+    """
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = (scores + mask).float()
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
 
 
 def _sdpa(
@@ -229,8 +251,3 @@ def _products_are_faster(
     if query.device.type != "cpu" or query.dtype is not torch.bfloat16 or not 32 <= query.shape[2] <= 128:
         return False
     return bfloat16_products_beat_sdpa() and key.shape[0] * key.shape[1] * key.shape[2] >= 1024
-
-
-AttentionInterface.register(NAME, grouped_attention)
-# The model is given complete masks; this entry only makes transformers pass them on.
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)

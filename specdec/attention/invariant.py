@@ -12,82 +12,44 @@ everything that is added up has one order and one shape:
 All of this is computed in float32, or float64 for models in float64.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from torch import Tensor
 
+from specdec.attention.call import AttentionCall
 from specdec.attention.logical_order import Sight
-from specdec.cache.base import Cache, OwnLayout, UnsupportedError
-from specdec.scoped import scoped
-
-NAME = "specdec_invariant"
-"""The name of the attention function in transformers."""
+from specdec.cache.base import Cache
 
 _LANES = 4
 """Equal columns of a running maximum. Torch's vectorized ``exp`` computes the last numbers of a tensor by other code if
 they do not fill a vector; with these columns, 16 queries always do."""
 
 
-class SingleTokens(OwnLayout):
-    """The cache that a model sees while single tokens of different sequences go through it, each as a row of its own.
+class SingleTokens:
+    """The attention of single tokens of different sequences, each of which goes through the model as a row of its own.
 
     Args:
         cache: Where keys and values go; it has been aimed at the tokens.
         written: How many of the rows are written. The others repeat the last one, to fill the shape up.
         sight: What the tokens see.
-        masks: Stand-ins for masks, one per reach: they tell the attention function which reach a layer has.
     """
 
-    def __init__(self, cache: Cache, written: int, sight: Sight, masks: Sequence[Tensor]):
-        super().__init__(len(cache.layers))
-        self._cache, self._written = cache, written
-        self._sight, self._masks = sight, masks
-        self._waiting: tuple[Tensor, Tensor, int] | None = None
+    def __init__(self, cache: Cache, written: int, sight: Sight):
+        self._cache, self._written, self._sight = cache, written, sight
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object):
-        """Store a layer's keys and values, and pass them on to the attention function, which reads the cache itself."""
-        self._waiting = key_states, value_states, layer_idx
-        self._cache.write(layer_idx, key_states[: self._written], value_states[: self._written])
-        return key_states, value_states
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values."""
+        self._cache.write(layer, keys[: self._written], values[: self._written])
 
-    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
-        raise UnsupportedError("its layers select keys by an indexer, whose products have the shape of the cache")
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scaling: float | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Returns the attention of the layer whose keys and values have just been stored."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is None or waiting[0] is not key or waiting[1] is not value:
-            raise UnsupportedError("its layers change keys or values between the cache and the attention function")
-        reach = next((number for number, known in enumerate(self._masks) if known is mask), None)
-        if reach is None:
-            raise UnsupportedError("its layers change the mask on its way to the attention function")
-        stored = self._cache.stored(waiting[2])
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Returns attention's output, ``[query, 1, head, value_dim]``."""
+        query, _, value, layer, reach, scaling, softcap, sinks = call
+        stored = self._cache.stored(layer)
         wide = torch.promote_types(query.dtype, torch.float32)
         factor = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
         rows = _by_key_head(query.to(wide) * factor, stored.keys.shape[1])
         kv_heads, queries, groups, _ = rows.shape
         sinks = None if sinks is None else sinks.to(wide).view(kv_heads, 1, groups, 1)
-        running = _Running(rows, value.shape[-1], sinks)
+        running = _OnlineSoftmax(rows, value.shape[-1], sinks)
         rows = rows.reshape(kv_heads, queries * groups, -1)
         for piece, needed in enumerate(self._sight.needed[reach]):
             if not needed:
@@ -103,7 +65,7 @@ class SingleTokens(OwnLayout):
         return output.to(query.dtype)
 
 
-class _Running:
+class _OnlineSoftmax:
     """The online softmax of some queries over the blocks that were added so far.
 
     Args:
@@ -149,32 +111,3 @@ def _by_key_head(query: Tensor, kv_heads: int) -> Tensor:
     """Returns queries of single tokens, ``[query, head, 1, dim]``, as ``[kv_head, query, group, dim]``."""
     queries, heads, _, dim = query.shape
     return query.view(queries, kv_heads, heads // kv_heads, dim).transpose(0, 1).contiguous()
-
-
-# One per thread: others may run other models meanwhile.
-_current: ContextVar[SingleTokens] = ContextVar("single_tokens")
-
-
-def attending(tokens: SingleTokens) -> AbstractContextManager[SingleTokens]:
-    """Let this file's attention function answer for these tokens during the ``with`` block."""
-    return scoped(_current, tokens)
-
-
-def invariant_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """An attention function in the form of transformers' ``AttentionInterface``, for rows of one token each."""
-    return _current.get().attend(query, key, value, attention_mask, scaling, softcap, s_aux), None
-
-
-AttentionInterface.register(NAME, invariant_attention)
-# The masks are stand-ins; this entry only makes transformers pass them on.
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)

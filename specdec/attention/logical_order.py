@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.attention.base import Reach
+from specdec.attention.facts import Reach
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch
 

@@ -1,43 +1,37 @@
 """Additive attention masks for queries that stand in a tree behind a committed prefix."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdec.attention.base import Reach
+from specdec.attention.facts import Facts, Reach
 from specdec.forward import ForwardBatch
 from specdec.host import can_look
 
-if TYPE_CHECKING:
-    from specdec.target.plan import ModelPlan
+_EVERYTHING = Reach()
 
 
-def dense_masks(batch: ForwardBatch, length: int, plan: "ModelPlan", *, groups: int = 1) -> list[Tensor]:
-    """Returns the masks of a forward, one per reach of the model's layers, ``[batch, 1, groups * node, key]``.
+def dense_masks(batch: ForwardBatch, length: int, facts: Facts) -> list[Tensor]:
+    """Returns the masks of a forward, one per reach of the model's layers, ``[batch, 1, node, key]``.
 
     Args:
         batch: The forward.
         length: The number of key positions.
-        plan: Knows the reaches and the dtype.
-        groups: How often the queries' rows are repeated, for a backend that lays the query heads which share a key head
-            along the query axis.
+        facts: The model's, for the reaches and the dtype.
     """
-    return [_mask(batch, length, plan.dtype, reach, groups) for reach in plan.distinct_reaches]
+    return [_mask(batch, length, facts.dtype, reach) for reach in facts.distinct_reaches]
 
 
-def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach, groups: int) -> Tensor:
+def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach) -> Float[Tensor, "batch 1 node key"]:
     topology, nodes, rows = batch.topology, batch.nodes, batch.batch
     start = int(batch.lengths) if rows == 1 and can_look(batch.lengths) else None
     if start is not None and reach == _EVERYTHING and start + topology.width >= length:
         if batch.sees_all:
-            return torch.zeros(1, 1, groups, length, dtype=dtype, device=batch.lengths.device)
+            return torch.zeros(1, 1, 1, length, dtype=dtype, device=batch.lengths.device)
         visible = topology.ancestors[0]
-        visible = visible if nodes == topology.width else visible[-nodes:]
-        return row_mask(start, visible, length, dtype, groups=groups)
+        return row_mask(start, visible if nodes == topology.width else visible[-nodes:], length, dtype)
     cells = batch.lengths[:, None] + topology.depth
-    mask = tree_mask(
+    return tree_mask(
         batch.lengths,
         topology.ancestors[:, -nodes:].expand(rows, -1, -1),
         length,
@@ -47,7 +41,6 @@ def _mask(batch: ForwardBatch, length: int, dtype: torch.dtype, reach: Reach, gr
         window=reach.window,
         chunk=reach.chunk,
     )
-    return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
 
 
 def tree_mask(
@@ -103,17 +96,9 @@ def tree_mask(
     return mask.masked_fill_(~seen[:, None], -torch.inf)
 
 
-_EVERYTHING = Reach()
-
-
 def row_mask(
-    start: int,
-    visible: Bool[Tensor, "query cell"],
-    length: int,
-    dtype: torch.dtype,
-    *,
-    groups: int,
-) -> Float[Tensor, "1 1 grouped_query key"]:
+    start: int, visible: Bool[Tensor, "query cell"], length: int, dtype: torch.dtype
+) -> Float[Tensor, "1 1 query key"]:
     """Returns ``tree_mask`` for a single row without windows; quicker, because the host knows where its cells stand.
 
     Args:
@@ -121,10 +106,7 @@ def row_mask(
         visible: Which cells each query sees.
         length: The number of key positions: ``start`` and the cells, or less at the end of the cache.
         dtype: The dtype of the mask.
-        groups: How often to repeat the queries' rows.
     """
-    queries, cells = visible.shape
-    mask = torch.zeros(1, 1, groups * queries, length, dtype=dtype, device=visible.device)
-    hidden = torch.zeros(queries, cells, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-    mask.view(groups, queries, length)[:, :, start:] = hidden[:, : length - start]
+    mask = torch.zeros(1, 1, visible.shape[0], length, dtype=dtype, device=visible.device)
+    mask[0, 0, :, start:].masked_fill_(~visible[:, : length - start], -torch.inf)
     return mask

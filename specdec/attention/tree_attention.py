@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from specdec.attention.base import Reach
+from specdec.attention.facts import Reach
 from specdec.attention.tree_kernel import attend_piece, merge_pieces
 from specdec.cache.base import Stored
 

@@ -2,38 +2,40 @@
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specdec.attention.base import AttentionState, Reach
-from specdec.attention.over_cache import OverCache, ReachState, register, stand_ins
+from specdec.attention.call import AttentionBackend, AttentionCall, View, refuses_attention_functions
+from specdec.attention.facts import Facts, Reach
 from specdec.cache.base import Cache
 from specdec.forward import ForwardBatch, bucket_of
-from specdec.placement import main_device
+from specdec.placement import is_divided, is_shared, main_device
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing it imports Triton
     from specdec.attention.tree_attention import Seen, Tiles
-    from specdec.target.plan import ModelPlan
 
-NAME = "specdec_triton"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(eq=False)
-class TreeState(ReachState):
-    """What the kernel needs to know of a forward.
+class TreeView(View):
+    """What the kernel needs to know of a forward. The masks are stand-ins of one number.
 
     Attributes:
+        reaches: What the stand-in of the same index stands for.
         seen: Where the rows are, and what their queries see.
     """
 
+    reaches: Sequence[Reach]
     seen: "Seen"
 
 
-class TritonAttention(OverCache):
+class TritonAttention(AttentionBackend):
     """The kernel of ``tree_kernel``. Triton is imported when a model first uses it.
 
     Args:
@@ -42,43 +44,31 @@ class TritonAttention(OverCache):
         tiles: How a launch is divided among programs; None for what suits the number of nodes.
     """
 
-    name = NAME
-
     def __init__(self, *, keys_per_piece: int | None = None, tiles: "Tiles | None" = None):
         self.keys_per_piece, self.tiles = keys_per_piece, tiles
 
-    def prepare(self, batch: ForwardBatch, cache: Cache, plan: "ModelPlan") -> AttentionState:
+    def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> TreeView:
         """Returns what the kernel needs. All of it is on the device already, or is derived there."""
         from specdec.attention.tree_attention import Seen
 
-        topology = batch.topology
+        topology, reaches = batch.topology, facts.distinct_reaches
         words = None if topology.in_line else topology.ancestor_words[:, -batch.nodes :]
         keys = cache.positions if batch.key_bound is None else bucket_of(batch.key_bound)
         seen = Seen(batch.lengths, cache.pages(batch.slots), words, topology.depth, keys)
-        return TreeState(stand_ins(plan), plan.distinct_reaches, seen)
+        return TreeView(cache, _stand_ins(len(reaches), facts.dtype, facts.device), reaches, seen)
 
-    def over_cache(
-        self,
-        state: TreeState,
-        cache: Cache,
-        query: Tensor,
-        sinks: Tensor | None,
-        layer: int,
-        mask: int,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """See ``OverCache.over_cache``."""
+    def attend(self, call: AttentionCall, view: TreeView) -> Tensor:
+        """See ``AttentionBackend.attend``."""
         from specdec.attention.tree_attention import tree_attention
 
         return tree_attention(
-            query,
-            cache.stored(layer),
-            state.seen,
-            reach=state.reaches[mask] if state.reaches else Reach(),
-            scaling=scaling,
-            softcap=softcap,
-            sinks=sinks,
+            call.query,
+            view.cache.stored(call.layer),
+            view.seen,
+            reach=view.reaches[call.reach],
+            scaling=call.scaling,
+            softcap=call.softcap,
+            sinks=call.sinks,
             keys_per_piece=self.keys_per_piece,
             tiles=self.tiles,
         )
@@ -103,12 +93,18 @@ class TritonAttention(OverCache):
             return f"its kernel is compiled for GPUs, and the model is on {device}"
         if model.dtype not in DTYPES:
             return f"its kernel computes in float32, float16 or bfloat16, and the model is in {model.dtype}"
-        return super().check(model)
+        if is_divided(model) and not is_shared(model):
+            return "the model's layers run on several devices, and what its kernel needs to know is on one of them"
+        return refuses_attention_functions(model)
+
+
+@lru_cache(maxsize=64)
+def _stand_ins(count: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Returns a tensor for each reach of a model's layers, to be passed where masks are."""
+    with torch.inference_mode(False):
+        return [torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for _ in range(count)]
 
 
 def _interpreted() -> bool:
     """Returns whether kernels run on the CPU, as Triton's documentation says: by an environment variable."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-
-
-register(NAME)

@@ -119,7 +119,7 @@ class BlockScorer(Scorer):
                 lengths=lengths,
                 topology=Topology.chain(tokens.shape[1], tokens.device),
                 key_bound=_READS_NOTHING,
-                features=torch.cat(states, dim=-1).to(self.runner.plan.dtype),
+                features=torch.cat(states, dim=-1).to(self.runner.facts.dtype),
                 wants=Wants(logits=0),
             )
         )

@@ -63,7 +63,7 @@ class FeatureScorer(Scorer):
         self._window, self._max_shown = window, max_shown
         self._layers, self._fuse, self._to_head = tuple(layers), fuse, to_head
         self._fuse_version, self._fed_back = fuse_version, fed_back
-        device, dtype = runner.device, runner.plan.dtype
+        device, dtype = runner.device, runner.facts.dtype
         self._pairs = np.zeros(max_batch_size, dtype=np.int64)  # pairs that were observed
         self._known = np.zeros(max_batch_size, dtype=np.int64)  # pairs whose entries are in the cache
         self._every = False  # whether every row that drafts has a full window

@@ -25,7 +25,6 @@ from specdec.engine.round import Judged, Mode, repeatable
 from specdec.engine.rounds import Observer, check_recording, rounds_for
 from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
 from specdec.engine.slot_table import SlotTable
-from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Round, Verifier
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
@@ -171,9 +170,8 @@ class Engine:
         """
         requests = self._intake.requests(prompts, sampling, speculate=speculate)
         steps: dict[int, list[Step]] = {request.id: [] for request in requests}
-        with steady():  # only this project's code runs until all requests have ended
-            for step in self._drain(requests):
-                steps[step.request].append(step)
+        for step in self._drain(requests):
+            steps[step.request].append(step)
         return [completion(request, steps[request.id]) for request in requests]
 
     def stream(
@@ -244,7 +242,7 @@ class Engine:
             self.runner.warm_up([1, *(1 + size for size in sizes)], batch=rows, wants=self._speculative.wants)
 
     def weights_changed(self) -> None:
-        """Report that the target's weights were changed in a way that cannot be noticed (see ``ModelRunner``)."""
+        """Have the weights of all models read again, after any of them was changed."""
         self.runner.weights_changed()
 
     def close(self) -> None:
@@ -282,7 +280,7 @@ class Engine:
         """Run one turn and deliver its steps to the callers that wait for them."""
         self._check_open()
         try:
-            with torch.inference_mode(), steady():
+            with torch.inference_mode():
                 steps = self._turn()
         except BaseException as error:
             no_memory = explained(error, self)

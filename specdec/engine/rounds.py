@@ -11,9 +11,7 @@ from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
 from specdec.engine.round import Judged, Mode, Played, judge, verify
 from specdec.engine.slot_table import SlotTable
-from specdec.execution.cuda_graph import CudaGraphRecorder
-from specdec.execution.recording import Recorder, Recordings, Stage
-from specdec.execution.tape import TapeRecorder
+from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
 from specdec.interfaces import Verifier
 from specdec.placement import is_spread
@@ -126,7 +124,7 @@ class Rounds:
         recordings = self.recordings
 
         def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return recordings.run((name, common, key), stage, inputs, repeatable=name != "settle")
+            return recordings.run(name, (common, key), stage, inputs, repeatable=name != "settle")
 
         return take
 

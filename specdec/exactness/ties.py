@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specdec.exactness.reference import next_scores
 from specdec.exactness.rounded_cache import cache_like
-from specdec.execution.eager import evaluating
+from specdec.execution.executor import evaluating
 from specdec.forward import ForwardBatch, Wants
 from specdec.quantization.base import rounded_to
 from specdec.requests import SamplingParams

@@ -65,21 +65,17 @@ _counting: ContextVar[tuple[Work, ...]] = ContextVar("counting", default=())
 
 
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
-_SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+SHOWS_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+"""Calls that show values without being operations."""
 
 
 class _Operations(TorchDispatchMode):
-    supports_higher_order_operators = True
-
     def __init__(self, work: Work):
         super().__init__()
         self._work = work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
-        if not isinstance(func, OpOverload):  # a higher-order operator, such as FlexAttention's
-            self._work.operations[func.name()] += 1
-            return outputs
         name = func._schema.name.removeprefix("aten::")
         if depends_on_values(func, args):
             self._work.reads[name] += 1
@@ -99,7 +95,7 @@ class _Reads(TorchFunctionMode):
         self._work = work
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _SHOWS_VALUES:
+        if func in SHOWS_VALUES:
             self._work.reads[func.__name__] += 1
         return func(*args, **(kwargs or {}))
 

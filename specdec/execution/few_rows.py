@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.execution.counting import count_operation
 from specdec.execution.native import native_library
-from specdec.execution.stored_weight import StoredWeight
+from specdec.execution.stored_weight import StoredWeight, is_plain
 from specdec.machine import cpu
 
 NO_MEMORY = "no memory for a few rows of inputs: lower batch sizes or lengths, or take a smaller model"
@@ -75,7 +75,8 @@ def few_rows(weights: list[Tensor]) -> FewRows | None:
     """Returns what multiplies a few rows by these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
-        weight.dtype in _FUNCTIONS
+        is_plain(weight)
+        and weight.dtype in _FUNCTIONS
         and weight.dtype is first.dtype
         and weight.device.type == "cpu"
         and weight.is_contiguous()
@@ -85,9 +86,10 @@ def few_rows(weights: list[Tensor]) -> FewRows | None:
     return FewRows(weights) if fits and native_library() is not None else None
 
 
-def takes(inputs: Tensor, width: int, most: int = MOST_ROWS) -> bool:
-    """Returns whether these inputs are so few rows, and can be read where they lie."""
-    return inputs.numel() <= most * width and inputs.is_contiguous()
+def takes(inputs: Tensor, width: int, most: int = MOST_ROWS, bias: Tensor | None = None) -> bool:
+    """Returns whether these inputs are so few rows, and can be read where they lie, as can the bias if there is one."""
+    few = inputs.numel() <= most * width and inputs.is_contiguous()
+    return few and is_plain(inputs) and (bias is None or is_plain(bias))
 
 
 class QuantizedRows(StoredWeight):
@@ -137,5 +139,5 @@ def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None
 
 
 def _readable(weight: Tensor, scale: Tensor) -> bool:
-    on_cpu = weight.device.type == "cpu" and weight.is_contiguous()
+    on_cpu = weight.device.type == "cpu" and weight.is_contiguous() and is_plain(weight) and is_plain(scale)
     return on_cpu and scale.dtype in _FUNCTIONS and native_library() is not None

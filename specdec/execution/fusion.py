@@ -49,7 +49,7 @@ def without_repetition(steps: list[Step], outputs: Sequence[Tensor]) -> list[Ste
     returned = {id(tensor) for tensor in outputs}
     for step in steps:
         step = Step(step.function, _with(step.arguments, same), _with(step.named, same), step.outputs)
-        if not isinstance(step.function, OpOverload) or step.function.namespace == "specdec":
+        if not isinstance(step.function, OpOverload):
             kept.append(step)
             continue
         if any(step.outputs is read for read in step.reads):
@@ -71,7 +71,7 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
     made = {id(tensor) for step in steps for tensor in step.makes}
     written = {id(tensor) for step in steps if _is_mutable(step) for tensor in step.reads}
     for step in steps:
-        if isinstance(step.function, StoredWeight) and id(step.arguments[0]) not in written:
+        if _stored(step) is not None and id(step.arguments[0]) not in written:
             groups.setdefault(id(step.arguments[0]), []).append(step)
     replaced: dict[Step, list[Step]] = {}
     for group in groups.values():
@@ -79,11 +79,11 @@ def join_products(steps: list[Step], joint: Joint) -> list[Step]:
         constant = made.isdisjoint(id(bias) for bias in biases)
         if len(group) < 2 or not constant or len(biases) not in (0, len(group)):
             continue
-        weight = joint([step.function for step in group if isinstance(step.function, StoredWeight)])
+        weight = joint([stored for stored in map(_stored, group) if stored is not None])
         if weight is None:
             continue
         bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-        product = _ran(weight, group[0].arguments[0], bias)
+        product = _ran(weight.multiply, group[0].arguments[0], bias)
         parts = [step.outputs for step in group]
         split = _ran(_aten.split_with_sizes.default, product.outputs, [part.shape[-1] for part in parts], -1)
         changed = not written.isdisjoint(id(part) for part in parts)  # what was recorded is not what was multiplied
@@ -209,8 +209,8 @@ def reuse_memory(steps: list[Step], kept: Sequence[Tensor]) -> list[Step]:
         kept: Tensors that must stay as they are.
     """
     last = {id(tensor): number for number, step in enumerate(steps) for tensor in step.reads}
-    # Who computes attention decides where its output lies, not the step that stands for it.
-    sure = [step for step in steps if step.function is not torch.ops.specdec.attend.default]
+    # Who computes attention decides where its output lies, from forward to forward.
+    sure = [step for step in steps if isinstance(step.function, OpOverload) or _stored(step) is not None]
     made = {id(tensor) for step in sure for tensor in step.makes} - {id(tensor) for tensor in kept}
     tensors = {id(t): t for step in steps for t in (*step.reads, *step.makes)} | {id(t): t for t in kept}
     owners = Counter(_memory(tensor) for tensor in tensors.values())  # more than one where there are views
@@ -286,6 +286,12 @@ def _returning(step: Step, outputs: Any) -> Step:
 
 def _all_equal(new: Sequence[Tensor], old: Sequence[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(new, old, strict=True))
+
+
+def _stored(step: Step) -> StoredWeight | None:
+    """Returns the stored weight whose product a step is; None if it is something else."""
+    owner = getattr(step.function, "__self__", None)
+    return owner if isinstance(owner, StoredWeight) else None
 
 
 def _is_mutable(step: Step) -> bool:

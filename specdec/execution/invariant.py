@@ -9,26 +9,23 @@ at every place and with every other rows beside it. ``specdec/target/invariance.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from specdec.attention.base import AttentionState
-from specdec.attention.invariant import NAME, SingleTokens, attending
+from specdec.attention.call import AttentionBackend, View
+from specdec.attention.facts import Facts
+from specdec.attention.invariant import SingleTokens
 from specdec.attention.logical_order import Nodes, Sight
 from specdec.cache.base import Cache
-from specdec.execution.base import Executor
-from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
-from specdec.execution.freshness import Change
+from specdec.execution.executor import Executor, inputs_of, output_of
+from specdec.execution.frozen import epoch
 from specdec.execution.packing import packed_linears, plain_weights
-from specdec.execution.recording import UnrecordableError, recording_now
+from specdec.execution.recorder import UnrecordableError, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
 from specdec.topology import Topology
-
-if TYPE_CHECKING:
-    from specdec.target.plan import ModelPlan
 
 ROWS = 16
 """Tokens per block. More cost plain decoding more, which fills a block with one token per sequence; fewer cost
@@ -39,7 +36,7 @@ class InvariantExecutor(Executor):
     """Runs every forward as blocks of single tokens.
 
     Args:
-        model: The model.
+        model, facts, backend: See ``Executor``; the backend computes nothing.
         optimize: On a CPU, multiply by packed weights.
 
     Attributes:
@@ -48,32 +45,24 @@ class InvariantExecutor(Executor):
             leaves them as they are.
     """
 
-    def __init__(self, model: nn.Module, *, optimize: bool):
-        super().__init__(model)
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend, *, optimize: bool):
+        super().__init__(model, facts, backend)
         self.rows = ROWS
         self.threads: int | None = None
         on_cpu = next(model.parameters()).device.type == "cpu"
         self._packed = packed_linears(model) if optimize and on_cpu else None
 
-    def look(self) -> Change:
-        """See ``Executor.look``. Also packs changed weights again."""
-        if not self.freshness.expired():
-            return Change.NONE
-        change = super().look()
+    def read_again(self, facts: Facts) -> None:
+        """See ``Executor.read_again``."""
+        super().read_again(facts)
         if self._packed is not None:
-            self._packed.refresh(modules_changed=change is not Change.NONE)
-        return change
-
-    def weights_changed(self) -> None:
-        """See ``Executor.weights_changed``."""
-        if self._packed is not None:
-            self._packed.refresh(all_values=True)
+            self._packed.refresh(epoch())
 
     def copies(self) -> dict[int, int]:
         """See ``Executor.copies``."""
         return {} if self._packed is None else self._packed.bytes_by_weight()
 
-    def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         if recording_now():
             raise UnrecordableError("the order of the keys is found by the host, forward by forward")
@@ -85,14 +74,14 @@ class InvariantExecutor(Executor):
         hidden: list[list[Tensor]] = []
         logits: list[Tensor] = []
         weights = plain_weights() if self._packed is None else self._packed.in_use()
-        with self._threads(), weights, evaluating(self.freshness.training):
+        with self._threads(), weights:
             for start in range(0, len(nodes), self.rows):
                 chosen = np.arange(start, min(start + self.rows, len(nodes)))
                 scored = bool(wanted[chosen].any())
                 wants = Wants(None if scored else 0, batch.wants.hidden_layers)
-                outputs = self._block(plan, batch, cache, nodes, chosen, inputs, wants)
+                outputs = self._block(batch, cache, nodes, chosen, inputs, wants)
                 if scored:
-                    logits.append(outputs.pop()[torch.from_numpy(wanted[chosen]).to(plan.device)])
+                    logits.append(outputs.pop()[torch.from_numpy(wanted[chosen]).to(self.facts.device)])
                 hidden.append(outputs)
         whole = [torch.cat(parts).unflatten(0, (batch.batch, batch.nodes)) for parts in zip(*hidden, strict=True)]
         if logits:
@@ -101,7 +90,6 @@ class InvariantExecutor(Executor):
 
     def _block(
         self,
-        plan: "ModelPlan",
         batch: ForwardBatch,
         cache: Cache,
         nodes: Nodes,
@@ -110,7 +98,7 @@ class InvariantExecutor(Executor):
         wants: Wants,
     ) -> list[Tensor]:
         """Returns what is wanted of some nodes, at most ``rows``, in their order."""
-        device, written = batch.slots.device, len(chosen)
+        device, written, facts = batch.slots.device, len(chosen), self.facts
         # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
         cache.aim(
             ForwardBatch(
@@ -122,12 +110,11 @@ class InvariantExecutor(Executor):
         )
         filled = np.concatenate([chosen, np.repeat(chosen[-1:], self.rows - written)])
         index = torch.from_numpy(filled).to(device)
-        sight = Sight(nodes.pieces(filled), nodes.positions[filled], plan.distinct_reaches, device)
-        masks = [torch.zeros(self.rows, 1, 1, 1, dtype=plan.dtype, device=device) for _ in plan.distinct_reaches]
-        tokens = SingleTokens(cache, written, sight, masks)
+        sight = Sight(nodes.pieces(filled), nodes.positions[filled], facts.distinct_reaches, device)
+        masks = [torch.zeros(self.rows, 1, 1, 1, dtype=facts.dtype, device=device) for _ in facts.distinct_reaches]
         rows = [each.index_select(0, index)[:, None] for each in inputs]
-        with attending(tokens):
-            outputs = call_model(plan, AttentionState(masks), tokens, wants, rows, attention=NAME)
+        tokens = SingleTokens(cache, written, sight)
+        outputs = self.call_model(wants, rows, View(cache, masks), tokens.attend, tokens.write)
         return [output[:written, 0] for output in outputs]
 
     @contextmanager

@@ -1,12 +1,11 @@
-"""Calls a drafter's own module (heads, an adapter) with packed weights that follow its parameters."""
+"""Calls a drafter's own module (heads, an adapter) on packed weights."""
 
 from typing import Any
 
 from torch import nn
 
-from specdec.execution.eager import evaluating
-from specdec.execution.freshness import Change, Freshness
-from specdec.execution.locks import model_lock
+from specdec.execution.executor import evaluating, model_lock
+from specdec.execution.frozen import Frozen, epoch
 from specdec.execution.packing import PackedLinears, packed_linears
 
 
@@ -20,32 +19,27 @@ class ModuleCaller:
 
     def __init__(self, module: nn.Module, *, optimize: bool = True):
         self.module = module
-        self._freshness = Freshness(module)
+        self._frozen = Frozen(module)
         self._packed = packed_linears(module) if optimize else PackedLinears(nn.Identity())
-        self._packing = self._packed.refresh()
         self._version = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with model_lock(self.module):
             self._look()
-            with self._packed.in_use(), evaluating(self._freshness.training):
+            with self._packed.in_use(), evaluating(self._frozen.training):
                 return self.module(*args, **kwargs)
 
     @property
     def version(self) -> int:
-        """A number that is larger than before if anything has changed about the module."""
+        """A number that is larger than before if the module's weights were read again."""
         with model_lock(self.module):
             self._look()
         return self._version
 
     def _look(self) -> None:
-        if self._freshness.expired():
-            change = self._freshness.look()
-            packing = self._packed.refresh(modules_changed=change is not Change.NONE)
-            self._version += change is not Change.NONE or packing != self._packing
-            self._packing = packing
-
-    def weights_changed(self) -> None:
-        """Pack all weights again, after a change that cannot be noticed (see ``Values``)."""
-        self._packing = self._packed.refresh(all_values=True)
-        self._version += 1
+        if self._frozen.told:
+            self._frozen.renew()
+            self._packed.refresh(epoch())
+            self._version += 1
+        else:
+            self._frozen.check()

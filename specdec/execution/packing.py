@@ -14,7 +14,7 @@ The model itself is not changed: packed copies are used during our forwards only
 give the same bits; in float32, and for a few rows by our own C, sums are ordered differently.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.execution.few_rows import few_rows, most_rows, takes
-from specdec.execution.freshness import Values
+from specdec.execution.frozen import epoch
 from specdec.execution.half_weights import HalfWeight
-from specdec.execution.stored_weight import StoredWeight
+from specdec.execution.stored_weight import StoredWeight, is_plain
 from specdec.machine import prefers_packed
 from specdec.memory import free_memory
 from specdec.scoped import scoped
@@ -35,7 +35,9 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 _ROWS = 8  # rows for which oneDNN chooses the layout; other numbers lose little
 _SHARE = 0.5  # the share of the free memory that copies may take
+_CPU = torch.device("cpu")
 
+_SAMPLED = 16
 _MOST_JOINT = 1 << 21  # numbers in a joint weight
 
 _LEAST_16_BITS = 1 << 14
@@ -77,7 +79,7 @@ class PackedWeight(StoredWeight):
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See ``StoredWeight.multiply``."""
-        if self._few_rows is not None and takes(inputs, self._width, self._most_rows):
+        if self._few_rows is not None and takes(inputs, self._width, self._most_rows, bias):
             return self._few_rows(inputs, bias)
         return torch.ops.mkldnn._linear_pointwise.default(inputs, self._packed, bias, "none", [], "")
 
@@ -102,14 +104,14 @@ class _Layer:
         forward: The product with the packed weight. As an attribute of the module it hides the method of its class.
         weight: The weight that was packed.
         packed: The packed weight, read by ``forward``.
-        values: Tells when the layer's parameters have changed since they were packed.
+        state: Of the weight when it was packed (``_state``).
     """
 
     module: nn.Linear
     forward: Callable[[Tensor], Tensor]
     weight: Tensor
     packed: StoredWeight
-    values: Values
+    state: tuple[object, ...]
 
 
 class PackedLinears:
@@ -127,10 +129,7 @@ class PackedLinears:
 
     def __init__(self, model: nn.Module):
         self._model = ref(model)
-        self._layers: list[_Layer] = []
         self._joint: dict[tuple[int, ...], StoredWeight] = {}
-        self._changes = 0
-        self.bytes = 0
         self._pack(model)
 
     def __len__(self) -> int:
@@ -144,44 +143,27 @@ class PackedLinears:
         """Returns whether these are copies of this very model's layers."""
         return self._model() is model
 
-    def refresh(self, *, modules_changed: bool = False, all_values: bool = False) -> int:
-        """Pack the weights again that have been changed in place or replaced (by training, say).
+    @property
+    def stale(self) -> bool:
+        """Whether a weight was replaced or written to since it was packed."""
+        return any(_state(layer.module) != layer.state for layer in self._layers)
 
-        Args:
-            modules_changed: Whether modules of the model have been replaced, added or removed.
-            all_values: Whether to pack every weight again, even if no change can be seen.
-
-        Returns:
-            A number that is larger than before if anything had changed.
-        """
-        if not (modules_changed or all_values or self._replaced() or self._values.changed()):
-            return self._changes
+    def refresh(self, epoch: int) -> None:
+        """Pack all weights again, once for every number that is given (``specdec.execution.frozen.epoch``)."""
         model = self._model()
-        if model is not None:
-            self._pack(model, known={} if all_values else {layer.module: layer for layer in self._layers})
+        if model is not None and epoch != self._epoch:
+            self._pack(model)
+
+    def _pack(self, model: nn.Module) -> None:
+        """Pack all layers that can be packed."""
+        self._epoch = epoch()
         self._joint.clear()
-        self._changes += 1
-        return self._changes
-
-    def _replaced(self) -> bool:
-        # Not by the modules' attributes, which torch finds in Python.
-        return any(layer.module._parameters.get("weight") is not layer.weight for layer in self._layers)
-
-    def _pack(self, model: nn.Module, known: Mapping[nn.Linear, _Layer] | None = None) -> None:
-        """Pack all layers that can be packed, except those whose copy is still right."""
-        known = known or {}
         linears = [module for module in model.modules() if isinstance(module, nn.Linear) and _packable(module)]
         weights = {module.weight for module in linears}
-        self._layers = []
-        most = sum(weight.numel() * weight.element_size() for weight in weights)
-        if most > _SHARE * free_memory(torch.device("cpu")) and not known:
-            linears = []
-        for module in linears:
-            layer = known.get(module)
-            keep = layer is not None and layer.weight is module.weight and not layer.values.changed()
-            self._layers.append(layer if layer is not None and keep else _layer(module))
+        self._layers: list[_Layer] = []
+        if sum(weight.numel() * weight.element_size() for weight in weights) <= _SHARE * free_memory(_CPU):
+            self._layers += [_layer(module) for module in linears]
         self.bytes = sum(layer.packed.bytes for layer in self._layers)
-        self._values = Values(p for layer in self._layers for p in _parameters(layer.module))
 
     def joint(self, packed: Sequence[StoredWeight]) -> StoredWeight | None:
         """Returns one packed weight for several layers, with their outputs side by side: the same sums in fewer calls.
@@ -224,6 +206,8 @@ def packed_linears(model: nn.Module) -> PackedLinears:
     known = _packed.get(id(model))
     if known is None or not known.belongs_to(model):
         _packed[id(model)] = known = PackedLinears(model)
+    elif known.stale:  # an engine that was built before refuses to go on with the old ones
+        known._pack(model)
     return known
 
 
@@ -250,12 +234,17 @@ def _layer(module: nn.Linear) -> _Layer:
     least = -(-_LEAST_FLOAT32 // weight.numel()) * width if full else 0
 
     def forward(inputs: Tensor) -> Tensor:
-        if inputs.dtype is not packed.dtype or inputs.numel() < least or inputs.numel() == 0:
+        if inputs.dtype is not packed.dtype or inputs.numel() < max(least, 1) or not is_plain(inputs):
             return nn.functional.linear(inputs, module.weight, module.bias)
         return packed(inputs, module.bias)
 
-    return _Layer(module, forward, weight, packed, Values(_parameters(module)))
+    return _Layer(module, forward, weight, packed, _state(module))
 
 
-def _parameters(module: nn.Linear) -> list[Tensor]:
-    return [module.weight] if module.bias is None else [module.weight, module.bias]
+def _state(module: nn.Linear) -> tuple[object, ...]:
+    weight = module._parameters.get("weight")  # not by the attribute, which torch finds in Python
+    if weight is None:
+        return ()
+    # Fused optimizers and writes to ``.data`` move no counter; a few of the numbers tell them, mostly.
+    some = weight.detach().view(-1)[:: weight.numel() // _SAMPLED + 1].tolist() if weight.is_contiguous() else []
+    return id(weight), weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, some

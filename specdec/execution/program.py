@@ -1,23 +1,33 @@
-"""Writes a captured forward as a Python function: a line per operation, local variables for tensors.
+"""Work on tensors as a flat program: its operations are noted while it runs, and written down as a Python function.
 
-A list of instructions and a loop over it were measured to take 10 to 13 % longer per forward (310 operations, 1.33
-against 1.18 ms; 122 operations, 0.50 against 0.46 ms; one thread of an AMD EPYC, bfloat16, torch 2.13).
+The Python between operations (modules, wrappers, configurations) costs as much as the operations themselves where these
+are small. A program leaves it out: a line per operation, local variables for tensors. A list of instructions and a loop
+over it were measured to take 10 to 13 % longer per forward (310 operations, 1.33 against 1.18 ms; 122 operations, 0.50
+against 0.46 ms; one thread of an AMD EPYC, bfloat16, torch 2.13).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec.execution.counting import SHOWS_VALUES, depends_on_values
+from specdec.scoped import scoped
 
 Program = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation of a forward. Tensors in it are known by their identity.
+    """One operation. Tensors in it are known by their identity.
 
     Attributes:
         function: What is called: an operation of torch, or any function of tensors.
@@ -53,6 +63,105 @@ def _tensors_in(value: object, found: list[Tensor]) -> list[Tensor]:
         for part in value.values():
             _tensors_in(part, found)
     return found
+
+
+class Noted(TorchDispatchMode):
+    """Notes every operation of a piece of work, and keeps its tensors so that each is known by its identity.
+
+    Attributes:
+        steps: The operations.
+        refusal: Why they cannot be repeated; None if they can.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.refusal: str | None = None
+        self._inside = False
+
+    def refuse(self, reason: str) -> None:
+        """Note that the work cannot be repeated. It goes on: half of it may have changed something already."""
+        self.refusal = self.refusal or reason
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        if depends_on_values(func, args):
+            self.refuse(f"{func} depends on values")
+        outputs = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args, kwargs):
+            if outputs is not args[0]:
+                self.refuse(f"{func} draws random numbers")
+            return outputs  # dropout, which is off
+        self.steps.append(Step(func, args, kwargs, outputs))
+        return outputs
+
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Returns what a function does, and notes the call as one operation."""
+        self._inside, before = True, self._inside
+        try:
+            outputs = function(*arguments)
+        finally:
+            self._inside = before
+        if not before:
+            self.steps.append(Step(function, arguments, {}, outputs))
+        return outputs
+
+
+# One per thread: others may run other models meanwhile.
+_noting: ContextVar[Noted | None] = ContextVar("noting", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[Noted]:
+    """Note the operations of the ``with`` block."""
+    steps = Noted()
+    with _NoValues(steps), steps, scoped(_noting, steps):
+        yield steps
+
+
+def opaque(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function does. While operations are noted, the call is a single one, whatever happens inside."""
+    noting = _noting.get()
+    return function(*arguments) if noting is None else noting.call(function, arguments)
+
+
+def _without_dropout(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Returns whether this is an attention call that could draw random numbers and does not."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return given == 0
+    return False
+
+
+class _NoValues(TorchFunctionMode):
+    """Refuses calls that show a tensor's values without being operations, unlike ``item`` and branches."""
+
+    def __init__(self, noting: Noted):
+        super().__init__()
+        self._noting = noting
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SHOWS_VALUES:
+            self._noting.refuse(f"{func.__name__} depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+def needed(steps: Sequence[Step], outputs: Sequence[Tensor]) -> list[Step]:
+    """Returns the steps without those that change nothing and whose results nobody reads.
+
+    Code that runs in stages makes what most rounds need, such as the law of every node; a single round may not read it.
+    """
+    read = {id(tensor) for tensor in outputs}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        pure = isinstance(step.function, OpOverload) and not step.function._schema.is_mutable
+        if not pure or any(id(tensor) in read for tensor in step.makes):
+            kept.append(step)
+            read.update(id(tensor) for tensor in step.reads)
+    return kept[::-1]
 
 
 def write_program(steps: Sequence[Step], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Program:

@@ -1,48 +1,47 @@
-"""Replays forwards that come often without the model's Python, on packed weights."""
+"""Runs a model on packed weights, and replays forwards that come often without the model's Python. CPU only.
+
+A captured forward is to the CPU what a captured graph is to a GPU, with one difference: attention stays one opaque
+step, which reads the cache and the masks of the forward that runs. So it depends on the numbers of rows and nodes, and
+not on any length. What was noted is rewritten in fewer operations (``fusion``) and becomes a function (``program``).
+"""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from specdec.attention.base import AttentionState
+from specdec.attention.call import AttentionBackend, AttentionCall, View
+from specdec.attention.facts import Facts
 from specdec.cache.base import Cache
-from specdec.execution.base import Executor
-from specdec.execution.capture import NAME, CapturingCache, capture
-from specdec.execution.eager import call_model, evaluating, inputs_of, output_of
-from specdec.execution.freshness import Change
-from specdec.execution.packing import packed_linears
-from specdec.execution.program import Program
-from specdec.execution.recording import recording_now
+from specdec.execution.executor import Executor, inputs_of, output_of
+from specdec.execution.frozen import epoch
+from specdec.execution.fusion import fuse
+from specdec.execution.packing import PackedLinears, packed_linears
+from specdec.execution.program import noted, opaque, write_program
+from specdec.execution.recorder import Recorder, Recording, Recordings, Stage, recording_now
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
-from specdec.memory import ran_out
-
-if TYPE_CHECKING:
-    from specdec.target.plan import ModelPlan
 
 logger = logging.getLogger(__name__)
 
 CAPTURE_AFTER = 24
 """Forwards of one shape before it is captured. Capturing costs about what this many replays save."""
+MOST_CAPTURED = 1024
 
 
-class _Key(NamedTuple):
-    """What identifies a captured forward of a model."""
+class ForwardKey(NamedTuple):
+    """What identifies a captured forward of a model, besides the shapes of its inputs."""
 
-    batch: int
     nodes: int
     wants: Wants
-    embeds: bool
-    features: bool
     autocast: torch.dtype | None
 
 
 class ReplayExecutor(Executor):
-    """Runs a model on packed weights (``packing``) and captures forwards that come often (``capture``). CPU only.
+    """Runs a model on packed weights (``packing``) and captures forwards that come often.
 
     A captured forward is checked before it is used: on inputs other than those it was captured with, it must return the
     very numbers of the eager forward. Models with code or hooks from elsewhere are not captured, because such code may
@@ -51,33 +50,21 @@ class ReplayExecutor(Executor):
 
     captures = True
 
-    def __init__(self, model: nn.Module):
-        super().__init__(model)
+    def __init__(self, model: PreTrainedModel, facts: Facts, backend: AttentionBackend):
+        super().__init__(model, facts, backend)
         self._packed = packed_linears(model)
-        self._packing = self._packed.refresh()
-        self._programs: dict[_Key, Program | None] = {}
-        self._forwards: Counter[_Key] = Counter()
-        self._now = _Now()
-        self._full = False  # no memory for more captures
+        self._now = _Now(backend)
+        recorder = _ForwardRecorder(self._packed, facts.vocab_size)
+        self.recordings = Recordings(
+            recorder, after=CAPTURE_AFTER, most=MOST_CAPTURED, what=f"forwards of {facts.model_type}"
+        )
         self._at_first_sight = False
 
-    def look(self) -> Change:
-        """See ``Executor.look``. Also packs changed weights again, and drops captured forwards."""
-        if not self.freshness.expired():
-            return Change.NONE
-        change = super().look()
-        packing = self._packed.refresh(modules_changed=change is not Change.NONE)
-        if packing != self._packing:
-            self._packing = packing
-            change = max(change, Change.PARTS)
-        if change is not Change.NONE:
-            self._programs.clear()
-        return change
-
-    def weights_changed(self) -> None:
-        """See ``Executor.weights_changed``."""
-        self._packing = self._packed.refresh(all_values=True)
-        self._programs.clear()
+    def read_again(self, facts: Facts) -> None:
+        """See ``Executor.read_again``."""
+        super().read_again(facts)
+        self._packed.refresh(epoch())
+        self.recordings.clear()
 
     @contextmanager
     def at_first_sight(self) -> Iterator[None]:
@@ -92,58 +79,23 @@ class ReplayExecutor(Executor):
         """See ``Executor.copies``."""
         return self._packed.bytes_by_weight()
 
-    def run(self, plan: "ModelPlan", batch: ForwardBatch, cache: Cache) -> ForwardOutput:
+    def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
         """See ``Executor.run``."""
         self.check_recordable()
-        cache.aim(batch)
-        self._now.plan, self._now.cache = plan, cache
-        self._now.state = plan.attention.prepare(batch, cache, plan)
-        key = _Key(batch.batch, batch.nodes, batch.wants, batch.tokens is None, batch.features is not None, _autocast())
-        return output_of(batch.wants, self._forward(key, plan, inputs_of(batch, cache)))
-
-    def _forward(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns what the model computes, captured or not."""
-        program = self._programs.get(key)
-        if program is not None:
-            return program(*inputs)
-        assert self._now.cache is not None
-        with self._packed.in_use(), evaluating(self.freshness.training):
-            outputs = call_model(plan, self._now.state, self._now.cache, key.wants, inputs)
-            self._consider(key, plan, inputs, outputs)
-        return outputs
-
-    def _consider(self, key: _Key, plan: "ModelPlan", inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Capture a forward that comes often; keep the capture if it returns what the model has just returned."""
-        if recording_now() or self._full:
-            return
-        self._forwards[key] += 1
-        often = (self._at_first_sight or self._forwards[key] >= CAPTURE_AFTER) and key not in self._programs
+        view = self._now.view = self.prepare(batch, cache)
+        inputs, wants = inputs_of(batch, cache), batch.wants
         # Prompts are not captured: they have too many lengths.
-        if not often or key.wants.logits == 0 or not plan.attention.replayable or not self.freshness.known:
-            return
-        self._programs[key] = None
-        now = self._now
-        assert now.cache is not None
-        cache = CapturingCache(len(now.cache.layers), now.state.masks)
-        try:
-            program = capture(
-                lambda *given: call_model(plan, now.state, cache, key.wants, given, attention=NAME),
-                _others(inputs, plan, now.cache),
-                cache=cache,
-                attend=now.attend,
-                joint=self._packed.joint,
-            )
-            # The same inputs again, so that the cache is written with what it holds already.
-            if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
-                self._programs[key] = program
-        except Exception as error:
-            if not ran_out(error):  # the model does something that cannot be traced: it runs as it is
-                logger.debug("%s is not captured: %s", plan.model_type, error)
-                return
-            self._full = True
-            logger.warning(
-                "no memory is left for capturing forwards of %s: from now on it runs as it is", plan.model_type
-            )
+        if recording_now() or wants.logits == 0 or self.backend.passes_cache or not self.frozen.known:
+            with self._packed.in_use():
+                return output_of(wants, self.call_model(wants, inputs, view))
+
+        def stage(*given: Tensor) -> list[Tensor]:
+            with self._packed.in_use():
+                return self.call_model(wants, given, view, self._now.answer, self._now.store)
+
+        self.recordings.after = 1 if self._at_first_sight else CAPTURE_AFTER
+        key = ForwardKey(batch.nodes, wants, _autocast())
+        return output_of(wants, self.recordings.run("forward", key, stage, inputs))
 
 
 class _Now:
@@ -152,27 +104,57 @@ class _Now:
     Apart from the executor, which keeps programs that refer to this: in a ring they would keep the cache alive.
     """
 
-    plan: "ModelPlan | None" = None
-    cache: Cache | None = None
+    def __init__(self, backend: AttentionBackend):
+        self._backend = backend
+        self.view: View | None = None
 
-    def __init__(self) -> None:
-        self.state = AttentionState([])
+    def answer(self, call: AttentionCall) -> Tensor:
+        """Returns a layer's attention; a single operation while a forward is captured."""
+        return opaque(self.attend, *call)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values; a single operation while a forward is captured."""
+        opaque(self.write, layer, keys, values)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values in this forward's cache."""
+        assert self.view is not None
+        self.view.cache.write(layer, keys, values)
 
     def attend(self, *call: Any) -> Tensor:
-        """Returns a layer's attention over the cache and with the masks of this forward.
-
-        Args:
-            *call: What a captured attention call has: ``AttentionBackend.attend`` from ``query`` on.
-        """
-        assert self.plan is not None and self.cache is not None
-        return self.plan.attention.attend(self.state, self.cache, *call)
+        """Returns a layer's attention over the cache and with the masks of this forward."""
+        return self._backend.attend(AttentionCall(*call), self.view)
 
 
-def _others(inputs: Sequence[Tensor], plan: "ModelPlan", cache: Cache) -> list[Tensor]:
-    """Returns inputs of the same shapes with other values."""
-    given, positions, *features = inputs
-    other = given.flip(-1) if given.is_floating_point() else (given + 1) % plan.vocab_size
-    return [other, (positions + 1).clamp(max=cache.max_length - 1), *(each.flip(-1) for each in features)]
+class _ForwardRecorder(Recorder):
+    """Captures a model's forward.
+
+    Args:
+        packed: The model's packed weights, of which several are joined.
+        vocab_size: The number of token ids.
+    """
+
+    def __init__(self, packed: PackedLinears, vocab_size: int):
+        self._packed, self._vocab_size = packed, vocab_size
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+        """See ``Recorder.record``. The forward's inputs decide about nothing: others of the same shapes are traced."""
+        outputs = stage(*inputs)
+        traced_inputs = self._others(*inputs)
+        with torch.inference_mode(), noted() as work:
+            traced = stage(*traced_inputs)
+        if work.refusal is None:
+            steps = fuse(work.steps, traced_inputs, traced, self._packed.joint)
+            program = write_program(steps, traced_inputs, traced)
+            if all(torch.equal(a, b) for a, b in zip(program(*inputs), outputs, strict=True)):
+                return program, outputs
+        logger.debug("a forward is not captured: %s", work.refusal or "it returns other numbers")
+        return None, stage(*inputs)  # the cache holds what others have left
+
+    def _others(self, given: Tensor, positions: Tensor, *features: Tensor) -> list[Tensor]:
+        """Returns inputs of the same shapes with other values."""
+        other = given.flip(-1) if given.is_floating_point() else (given + 1) % self._vocab_size
+        return [other, torch.where(positions > 0, positions - 1, positions + 1), *(each.flip(-1) for each in features)]
 
 
 def _autocast() -> torch.dtype | None:

@@ -1,14 +1,11 @@
-"""What a weight is that a product reads in a layout of its own: oneDNN's blocks, or 16 bits for FBGEMM."""
+"""A weight that a product reads in a layout of its own: oneDNN's blocks, or 16 bits for FBGEMM."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from specdec.scoped import scoped
+from specdec.execution.program import opaque
 
 
 class StoredWeight(ABC):
@@ -25,24 +22,20 @@ class StoredWeight(ABC):
     bytes: int
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype; there must be some."""
-        note = _note.get()
-        return self.multiply(inputs, bias) if note is None else note(self, inputs, bias)
+        """Returns what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype; there must be some.
+
+        It is one operation of a program that is noted.
+        """
+        return opaque(self.multiply, inputs, bias)
 
     @abstractmethod
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See ``__call__``, which a capture watches."""
+        """See ``__call__``, which programs leave out."""
 
     def __deepcopy__(self, memo: object) -> "StoredWeight":
         return self
 
 
-Note = Callable[[StoredWeight, Tensor, Tensor | None], Tensor]
-
-# One per thread: others may run other models meanwhile.
-_note: ContextVar[Note | None] = ContextVar("note_products", default=None)
-
-
-def noted_products(note: Note) -> AbstractContextManager[Note | None]:
-    """During the ``with`` block, let ``note`` compute the products of all stored weights, each as one operation."""
-    return scoped(_note, note)
+def is_plain(tensor: Tensor) -> bool:
+    """Returns whether a tensor's numbers lie at its address: a subclass may have none of its own."""
+    return type(tensor) is Tensor or type(tensor) is nn.Parameter

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specdec.execution.freshness import Versioned
 from specdec.quantization.stored import is_packed, own_numel, packed_layer, stored_bytes
 
 
-class QuantizedLinear(nn.Module, Versioned):
+class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights.
 
     Attributes:

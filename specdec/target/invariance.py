@@ -23,16 +23,15 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.attention.grouped import GroupedAttention
+from specdec.attention.call import refuses_attention_functions
 from specdec.cache.base import Cache
-from specdec.execution.eager import EagerExecutor
+from specdec.execution.executor import EagerExecutor, model_lock
 from specdec.execution.invariant import ROWS, InvariantExecutor
-from specdec.execution.locks import model_lock
 from specdec.forward import ForwardBatch, ForwardOutput
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
 from specdec.placement import is_divided
-from specdec.target.plan import ModelPlan
+from specdec.target.facts import make_cache
 from specdec.target.support import differs, position_limit
 from specdec.topology import Topology
 from specdec.tree import TreeShape
@@ -60,34 +59,34 @@ _SHAPE = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0)])
 _PATH = [0, 2, 4, 6]
 
 
-def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
+def settle(executor: InvariantExecutor) -> None:
     """Find the block size at which an executor keeps its promise for a model.
 
     Args:
-        plan: How the model is run otherwise.
         executor: Gets its rows and threads.
 
     Raises:
         ValueError: The model does not take an attention function, or the promise cannot be kept; names the model's type
             and the part of it that differs.
     """
-    kind = plan.model_type
-    refusal = GroupedAttention().check(plan.model)
-    if refusal is None and plan.indexers:
+    model, facts = executor.model, executor.facts
+    kind = facts.model_type
+    refusal = refuses_attention_functions(model)
+    if refusal is None and facts.indexers:
         refusal = f"{kind} selects keys by an indexer, whose products have the shape of the cache"
-    if refusal is None and is_divided(plan.model):
+    if refusal is None and is_divided(model):
         refusal = f"this {kind} model runs on several devices or in several processes, which add up in their own ways"
     if refusal is not None:
         raise ValueError(f"invariant=True: {refusal}; leave invariant at False")
     # The products of experts have as many rows as tokens of the block are routed to them.
-    candidates = (1,) if _has_experts(plan.model) else (ROWS, 1)
+    candidates = (1,) if _has_experts(model) else (ROWS, 1)
     finding = ""
-    with model_lock(plan.model), torch.inference_mode():
+    with model_lock(model), torch.inference_mode():
         for rows in candidates:
             executor.rows, executor.threads = rows, None
             try:
-                executor.threads = _threads(plan, executor)
-                finding = _trial(plan, executor)
+                executor.threads = _threads(executor)
+                finding = _trial(executor)
             except Exception as error:  # whatever a model raises is the reason to refuse it
                 if ran_out(error):
                     raise
@@ -98,19 +97,19 @@ def settle(plan: ModelPlan, executor: InvariantExecutor) -> None:
     raise ValueError(f"invariant=True: {kind} cannot be run so, because {finding}; leave invariant at False")
 
 
-def _threads(plan: ModelPlan, executor: InvariantExecutor) -> int | None:
+def _threads(executor: InvariantExecutor) -> int | None:
     """Returns the largest number of threads, up to torch's own, with which every place of a block is computed alike.
 
     Raises:
         ValueError: There is none.
     """
-    if plan.device.type != "cpu":
+    if executor.facts.device.type != "cpu":
         return None
     now = torch.get_num_threads()
     if executor.rows == 1:
         return now
     with _Elementwise() as seen:
-        _Run(plan, executor, slots=1).chain(0, _tokens(plan, executor.rows))
+        _Run(executor, slots=1).chain(0, _tokens(executor, executor.rows))
     for threads in range(now, 0, -1):
         if all(_alike(numbers, threads) for numbers in seen.sizes):
             return threads
@@ -147,26 +146,27 @@ class _Run:
     """Forwards of a trial, over a small cache.
 
     Args:
-        plan: How the model is run.
-        executor: Runs it.
+        executor: Runs the model.
         slots: Sequences of the cache.
     """
 
-    def __init__(self, plan: ModelPlan, executor: InvariantExecutor | EagerExecutor, *, slots: int):
-        self.plan, self.executor = plan, executor
+    def __init__(self, executor: InvariantExecutor | EagerExecutor, *, slots: int):
+        self.executor, self.device = executor, executor.facts.device
         length = 2 * ROWS + len(_PATH)
-        self.cache: Cache = plan.make_cache(max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes)
+        self.cache: Cache = make_cache(
+            executor.facts, max_batch_size=slots, max_length=length, max_nodes=_SHAPE.num_nodes
+        )
 
     def chain(self, slot: int, tokens: Int[Tensor, " node"], start: int = 0) -> Float[Tensor, "node vocab"]:
         """Returns the logits of a line of tokens behind the first ``start`` ones."""
-        topology = Topology.chain(len(tokens), self.plan.device)
+        topology = Topology.chain(len(tokens), self.device)
         return self._forward(tokens[None], [slot], [start], topology).scores[0]
 
     def trees(
         self, slots: Sequence[int], tokens: Int[Tensor, "batch node"], starts: Sequence[int]
     ) -> Float[Tensor, "batch node vocab"]:
         """Returns the logits of one tree per slot."""
-        return self._forward(tokens, slots, starts, Topology.of_shape(_SHAPE, self.plan.device)).scores
+        return self._forward(tokens, slots, starts, Topology.of_shape(_SHAPE, self.device)).scores
 
     def _forward(
         self, tokens: Tensor, slots: Sequence[int], starts: Sequence[int], topology: Topology
@@ -174,23 +174,24 @@ class _Run:
         host_slots, host_lengths = np.array(slots), np.array(starts)
         batch = ForwardBatch(
             tokens=tokens,
-            slots=torch.from_numpy(host_slots).to(self.plan.device),
-            lengths=torch.from_numpy(host_lengths).to(self.plan.device),
+            slots=torch.from_numpy(host_slots).to(self.device),
+            lengths=torch.from_numpy(host_lengths).to(self.device),
             topology=topology,
         )
-        return self.executor.run(self.plan, batch, self.cache)
+        return self.executor.run(batch, self.cache)
 
 
-def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
+def _trial(executor: InvariantExecutor) -> str:
     """Returns what differs between ways of computing the same logits; empty if nothing does."""
-    tokens = _tokens(plan, max(executor.rows + 3, len(_SHAPE.parents)))
+    tokens = _tokens(executor, max(executor.rows + 3, len(_SHAPE.parents)))
     count, branch = len(tokens), len(_PATH)
     if count < len(_SHAPE.parents):
         return f"the model's {count} positions are too few to try it"
-    run = _Run(plan, executor, slots=2)
+    run = _Run(executor, slots=2)
     whole = run.chain(0, tokens)
-    own = _Run(plan, EagerExecutor(plan.model), slots=1).chain(0, tokens)
-    precise = plan.dtype in (torch.float32, torch.float64) and not getattr(plan.model, "is_quantized", False)
+    model, facts = executor.model, executor.facts
+    own = _Run(EagerExecutor(model, facts, executor.backend), slots=1).chain(0, tokens)
+    precise = facts.dtype in (torch.float32, torch.float64) and not getattr(model, "is_quantized", False)
     error = differs(whole[None], own[None], precise=precise)
     if error is not None:
         return f"its logits differ by {error:.0%} from the model's own"
@@ -199,7 +200,7 @@ def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
     cuts = [0, 2, *range(count - 2, count + 1)]
     pieces = [run.chain(1, tokens[a:b], a) for a, b in itertools.pairwise(cuts)]
     if not torch.equal(torch.cat(pieces), whole):
-        return f"{_part(plan, executor, tokens)} gives other bits for a token alone than for one among others"
+        return f"{_part(executor, tokens)} gives other bits for a token alone than for one among others"
     if any(not torch.equal(kept[:, 0, :count], kept[:, 1, :count]) for kept in run.cache.tensors):
         return "the cache holds other bits for a prompt in pieces than for a whole one"
 
@@ -215,16 +216,16 @@ def _trial(plan: ModelPlan, executor: InvariantExecutor) -> str:
     return ""
 
 
-def _part(plan: ModelPlan, executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
+def _part(executor: InvariantExecutor, tokens: Int[Tensor, " node"]) -> str:
     """Returns the name of the first part of a model whose output for a token depends on its neighbours."""
     last = len(tokens) - 1
     outputs: list[dict[str, Tensor]] = []
     for pieces in ([(0, len(tokens))], [(0, last), (last, len(tokens))]):
-        run, noted = _Run(plan, executor, slots=1), {}
+        run, noted = _Run(executor, slots=1), {}
         place = (pieces[-1][1] - pieces[-1][0] - 1) % executor.rows
         hooks = [
             module.register_forward_hook(_noting(noted, name, place))
-            for name, module in plan.model.named_modules()
+            for name, module in executor.model.named_modules()
             if not any(module.children())
         ]
         try:
@@ -247,11 +248,11 @@ def _noting(noted: dict[str, Tensor], name: str, place: int) -> Callable[[nn.Mod
     return hook
 
 
-def _tokens(plan: ModelPlan, count: int) -> Int[Tensor, " node"]:
+def _tokens(executor: InvariantExecutor, count: int) -> Int[Tensor, " node"]:
     """Returns some tokens, without the first and last ids, which may be special ones; fewer for a short model."""
-    config = plan.model.config.get_text_config(decoder=True)
+    config, facts = executor.model.config.get_text_config(decoder=True), executor.facts
     count = min(count, position_limit(config) or count)
-    return (101 + 37 * torch.arange(count, device=plan.device)) % min(plan.vocab_size, config.vocab_size)
+    return (101 + 37 * torch.arange(count, device=facts.device)) % min(facts.vocab_size, config.vocab_size)
 
 
 def _has_experts(model: nn.Module) -> bool:

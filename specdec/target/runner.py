@@ -1,4 +1,4 @@
-"""Runs any Hugging Face causal LM over a KV cache, with a plan, a cache and an executor."""
+"""Runs any Hugging Face causal LM over a KV cache, with an attention backend and an executor."""
 
 from collections.abc import Iterable
 
@@ -8,18 +8,17 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import flag, whole
 from specdec.cache.formats import check_format
-from specdec.execution import executor_for
-from specdec.execution.freshness import Change
+from specdec.execution import executor_for, frozen
+from specdec.execution.executor import model_lock
 from specdec.execution.invariant import InvariantExecutor
-from specdec.execution.locks import model_lock
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.memory import one_sentence_if_short
 from specdec.placement import main_device
 from specdec.quantization.base import WeightsRead, weights_read
 from specdec.target.agreement import agreement_for
+from specdec.target.facts import find, make_cache
 from specdec.target.invariance import settle
 from specdec.target.parallel import group_of
-from specdec.target.plan import ModelPlan
 from specdec.target.support import check_length, check_model
 from specdec.tree import DraftTree
 
@@ -45,7 +44,10 @@ class ModelRunner:
             (``specdec.execution.invariant``).
 
     Attributes:
-        plan: How the model is run.
+        facts: What is known about the model.
+        backend: Computes attention.
+        attention_name: The backend's name (``specdec.attention.BACKENDS``).
+        attention_reason: The same; with ``"auto"`` also why others were passed over.
         cache: The KV cache.
         executor: Runs forwards.
         kv_cache: Name of the format of keys and values; None for the model's dtype.
@@ -83,17 +85,16 @@ class ModelRunner:
         check_format(kv_cache)
         self.model = model
         self.kv_cache = kv_cache
-        self._attention = attention
         self._lock = model_lock(model)
         remedy = f"lower max_batch_size={max_batch_size} or max_length={max_length}, or load the model in fewer bits"
         with one_sentence_if_short(main_device(model), remedy):
-            plan = ModelPlan.find(model, attention=attention)
+            found = find(model, attention=attention)
             check_length(model.config.get_text_config(decoder=True), max_length)
-            self.plan = plan
-            self.cache = plan.make_cache(
-                max_batch_size=max_batch_size, max_length=max_length, max_nodes=max_nodes, kv_cache=kv_cache
-            )
-            self.executor = executor_for(model, optimize=optimize, invariant=self.invariant)
+            self.facts, self.backend = found.facts, found.backend
+            self.attention_name, self.attention_reason = found.name, found.reason
+            sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
+            self.cache = make_cache(self.facts, kv_cache=kv_cache, **sizes)
+            self.executor = executor_for(model, self.facts, self.backend, optimize=optimize, invariant=self.invariant)
             self.agreement = agreement_for(group_of(model))
             self._version = 0
             self._settle()
@@ -101,11 +102,11 @@ class ModelRunner:
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        return self.plan.vocab_size
+        return self.facts.vocab_size
 
     @property
     def device(self) -> torch.device:
-        return self.plan.device
+        return self.facts.device
 
     @property
     def bytes_per_token(self) -> int:
@@ -114,7 +115,7 @@ class ModelRunner:
 
     @property
     def version(self) -> int:
-        """A number that is larger than before if anything has changed about the model: looks, as a forward does."""
+        """A number that is larger than before if the weights were read again: looks, as a forward does."""
         with self._lock:
             self._look()
         return self._version
@@ -141,14 +142,14 @@ class ModelRunner:
         """Run one forward, which leaves the keys and values of its nodes in the cache.
 
         Raises:
-            ValueError: The model was moved to another device or dtype, or changed so that the cache does not fit it.
+            ValueError: The model was changed (``Engine.weights_changed``), or so that the cache does not fit it.
         """
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.run(batch)
         with self._lock:
-            self._look()
-            return self.executor.run(self.plan, batch, self.cache)
+            self._look(thoroughly=batch.wants.logits == 0)  # for every prompt
+            return self.executor.run(batch, self.cache)
 
     def warm_up(self, nodes: Iterable[int], *, batch: int, wants: Wants = LOGITS) -> None:
         """Capture forwards over some numbers of nodes, where the executor captures any.
@@ -172,37 +173,38 @@ class ModelRunner:
                 self.run(ForwardBatch.of_tree(tree, slots=index, lengths=torch.zeros_like(index), wants=wants, **host))
 
     def weights_changed(self) -> None:
-        """Tell that weights were changed in a way that cannot be seen (a few values, written through ``.data``)."""
-        with self._lock:
-            self.executor.weights_changed()
-            self._version += 1
+        """Have all weights read again before the next forward, because the model has changed."""
+        frozen.weights_changed()
 
-    def _look(self) -> None:
-        change = self.executor.look()
-        self._version += change is not Change.NONE
-        if change is Change.STRUCTURE:
-            self._plan_again()
+    def _look(self, *, thoroughly: bool = True) -> None:
+        """Refuse a model that has changed; read it again if somebody has said so."""
+        if self.executor.frozen.told:
+            self._read_again()
+        else:
+            self.executor.frozen.check(thoroughly=thoroughly)
 
-    def _plan_again(self) -> None:
-        """Find a new plan for a model that was changed, and go on with the same cache."""
-        before, model = self.plan, self.model
+    def _read_again(self) -> None:
+        """Go on with a changed model and the same cache."""
+        before, model = self.facts, self.model
         device = main_device(model)
         if (model.dtype, device) != (before.dtype, before.device):
             raise ValueError(
                 f"the {before.model_type} model was moved to {model.dtype} on {device} after this engine was "
                 f"built for {before.dtype} on {before.device}: build a new engine"
             )
-        plan = ModelPlan.find(model, attention=self._attention)
-        missing = {layer for layer, shape in plan.layers.items() if before.layers.get(layer) != shape}
-        if missing or plan.indexers != before.indexers or plan.vocab_size != before.vocab_size:
+        found = find(model, attention=self.attention_name)
+        missing = {layer for layer, shape in found.facts.layers.items() if before.layers.get(layer) != shape}
+        if missing or found.facts.indexers != before.indexers or found.facts.vocab_size != before.vocab_size:
             raise ValueError(
                 f"the {before.model_type} model was changed after this engine was built, and its cache no longer fits "
                 f"(other layers, heads or vocabulary): build a new engine"
             )
-        self.plan = plan
+        self.facts = found.facts
+        self.executor.read_again(self.facts)
+        self._version += 1
         self._settle()
 
     def _settle(self) -> None:
         """Try whether an invariant executor keeps its promise for this model."""
         if isinstance(self.executor, InvariantExecutor):
-            settle(self.plan, self.executor)
+            settle(self.executor)

@@ -1,7 +1,7 @@
 """Finds out which models can decode over our cache, from their configuration and from a trial forward.
 
 No list of models is needed. A configuration rules some models out at once, with the best reason. For all others,
-``ModelPlan.find`` compares a forward over the cache with the model's own (``differs``).
+``find`` (``facts.py``) compares a forward over the cache with the model's own (``differs``).
 """
 
 import inspect
@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from specdec.arguments import instance
-from specdec.attention.base import Reach
+from specdec.attention.facts import Reach
 
 # Layer types of transformers' configurations. Sparse layers that select single positions work: they follow the mask.
 # Those that select blocks of positions do not: they count blocks along the cache, where a tree's nodes stand side by

@@ -251,7 +251,7 @@ def test_a_head_on_an_inflated_target_drafts_what_it_did(kind: str) -> None:
         drafter.propose(slots)
         drafts.append(drafter.scorer.root_logits(slots))
         sure.append(drafter.scorer.confidence(ids[:, :1], 2))
-    assert drafter.runner.plan.layers[0].key_heads == 3, "the larger target's head costs more"
+    assert drafter.runner.facts.layers[0].key_heads == 3, "the larger target's head costs more"
     torch.testing.assert_close(drafts[0], drafts[1], atol=1e-3, rtol=1e-3)
     if kind:
         torch.testing.assert_close(sure[0], sure[1], atol=1e-3, rtol=1e-3)

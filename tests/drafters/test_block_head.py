@@ -60,7 +60,6 @@ def forward_block(runner: ModelRunner, head: BlockHead, features: Tensor, tokens
     [
         ({}, "grouped"),
         ({}, "eager"),
-        ({}, "flex"),
         ({"causal": True}, "grouped"),
         ({"layer_kind": "llama"}, "grouped"),
         ({"layer_types": ["full_attention", "sliding_attention"], **WINDOW}, "grouped"),
@@ -85,12 +84,12 @@ def test_a_block_behind_its_context_is_what_the_papers_define(
         dense_logits(head, target, features[row, :length], tokens[row].tolist(), causal=head.config.causal)
         for row, length in enumerate(ROWS)
     ]
-    for _ in range(2 if attention == "flex" else 30):  # more than it takes to be captured
+    for _ in range(30):  # more than it takes to be captured
         found = forward_block(runner, head, features, tokens, topology)
     for row in range(3):
         torch.testing.assert_close(found[row].double(), wanted[row], atol=2e-4, rtol=2e-4)
     if attention == "grouped":
-        assert any(program is not None for program in runner.executor._programs.values()), "nothing was captured"
+        assert runner.executor.recordings.keys, "nothing was captured"
 
 
 def test_the_reference_tells_both_ways_from_one_way(target: Target) -> None:

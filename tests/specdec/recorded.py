@@ -8,8 +8,7 @@ from torch import Tensor
 from drafters.model import ModelDrafter
 from specdec.drafting.scored import ScoredDrafter
 from specdec.engine.engine import Engine
-from specdec.execution.recording import Recorder, Recording, Stage
-from specdec.execution.tape import TapeRecorder
+from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.host import without_looking
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
@@ -44,8 +43,8 @@ class Comparing(Recorder):
         self.inner = TapeRecorder()
         self.compared = 0
 
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
-        recording, outputs = self.inner.record(stage, inputs)
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(name, stage, inputs)
         assert recording is not None, "every stage of this project can be repeated"
 
         def replay(*given: Tensor) -> tuple[Tensor, ...]:

@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {"alone": every(whole, CASES)} if rank == 0 else {}
     shared = load(str(folder), dtype="float32", tensor_parallel=True).model
     engine = Engine(Target(shared), max_length=32, recording="rounds")
-    found["key heads"] = engine.runner.plan.layers[0].key_heads
+    found["key heads"] = engine.runner.facts.layers[0].key_heads
     found["executor"] = type(engine.runner.executor).__name__
     found["recorded"] = engine._rounds.recordings is not None
     found["bytes"] = engine.runner.weight_bytes()

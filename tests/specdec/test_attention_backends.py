@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from drafters.model import ModelDrafter
-from specdec.attention import BACKENDS, AttentionBackend, over_cache
-from specdec.attention.base import Reach
+from specdec.attention import BACKENDS, AttentionBackend, call
+from specdec.attention.facts import Reach
 from specdec.doctor.findings import chosen
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
@@ -21,13 +21,14 @@ from specdec.execution import ReplayExecutor
 from specdec.forward import Wants
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.target.plan import ModelPlan
+from specdec.target.facts import find
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from tests.components import DISTANCE, DRAFTERS, TREE, fitting, perturbed
 from tests.forwards import verify
 from tests.models import ARCHITECTURES, tiny_model
 from tests.specdec.test_model_runner import LENGTHS, drafted, prefilled
+from tests.verifiers.cases import complete
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[1, 2, 3, 1, 2], [7], [9, 8] * 5]
@@ -50,7 +51,7 @@ def test_the_kernel_decodes_as_the_model_itself(
     model = tiny_model(architecture, layers=layers)
     made = drafter(model)
     engine = Engine(Target(model), made, fitting(made), max_batch_size=2, max_length=32, attention="triton")
-    assert engine.runner.plan.attention is BACKENDS["triton"]
+    assert engine.runner.backend is BACKENDS["triton"]
     sampling = SamplingParams(max_new_tokens=8)
     outputs = engine.generate(PROMPTS, sampling)
     wanted = [reference_decode(model, prompt, sampling) for prompt in PROMPTS]
@@ -58,10 +59,12 @@ def test_the_kernel_decodes_as_the_model_itself(
     assert sum(step.accepted for output in outputs for step in output.steps) > 0  # trees were kept, too
 
 
-@pytest.mark.parametrize("backend", ["flex", pytest.param("triton", marks=pytest.mark.full)])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("backend", "architecture"),
+    [complete("triton", each, strong=each in ("llama", "gemma2")) for each in ARCHITECTURES],
+)
 @torch.inference_mode()
-def test_every_node_sees_its_own_path(architecture: str, backend: str) -> None:
+def test_every_node_sees_its_own_path(backend: str, architecture: str) -> None:
     model = tiny_model(architecture)
     own, _ = prefilled(model, attention="eager")
     runner, _ = prefilled(model, attention=backend)
@@ -82,7 +85,7 @@ def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> No
     tree = drafted(runner)
     first = verify(runner, tree, LENGTHS).scores
     assert isinstance(runner.executor, ReplayExecutor)
-    assert any(runner.executor._programs.values())
+    assert runner.executor.recordings.keys
     shorter = [length - 2 for length in LENGTHS]
     own, _ = prefilled(model, attention="eager", optimize=False)
     torch.testing.assert_close(first, verify(own, tree, LENGTHS).scores, atol=1e-5, rtol=1e-5)
@@ -91,18 +94,18 @@ def test_the_kernel_in_a_captured_forward(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_auto_says_what_it_picked() -> None:
-    plan = ModelPlan.find(tiny_model())
-    assert (plan.attention_name, plan.attention_reason) == ("grouped", "grouped (auto)")
-    plan = ModelPlan.find(tiny_model(), attention="eager")
-    assert (plan.attention_name, plan.attention_reason) == ("eager", "eager")
+    found = find(tiny_model())
+    assert (found.name, found.reason) == ("grouped", "grouped (auto)")
+    found = find(tiny_model(), attention="eager")
+    assert (found.name, found.reason) == ("eager", "eager")
 
 
 class _Failing(type(BACKENDS["grouped"])):
     """A backend that gives wrong numbers: it lets every query see all keys of its row."""
 
     def prepare(self, *args):
-        state = super().prepare(*args)
-        return type(state)([torch.zeros_like(mask) for mask in state.masks])
+        view = super().prepare(*args)
+        return type(view)(view.cache, [torch.zeros_like(mask) for mask in view.masks])
 
 
 class _Missing(type(BACKENDS["grouped"])):
@@ -112,10 +115,10 @@ class _Missing(type(BACKENDS["grouped"])):
 
 def test_auto_says_why_others_were_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     backends: dict[str, AttentionBackend] = {"absent": _Missing(), "wrong": _Failing(), **BACKENDS}
-    monkeypatch.setattr("specdec.target.plan.BACKENDS", backends)
-    plan = ModelPlan.find(tiny_model())
-    assert plan.attention_name == "grouped"
-    assert plan.attention_reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
+    monkeypatch.setattr("specdec.target.facts.BACKENDS", backends)
+    found = find(tiny_model())
+    assert found.name == "grouped"
+    assert found.reason.startswith("grouped (auto; not absent: it is not installed; not wrong: its logits ")
 
 
 def test_auto_does_not_pick_the_interpreter() -> None:
@@ -142,7 +145,7 @@ def test_a_model_that_the_kernel_is_not_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"attention='flash': give one of auto, triton, grouped, eager, flex"):
+    with pytest.raises(ValueError, match=r"attention='flash': give one of auto, triton, grouped, dense, eager"):
         ModelRunner(tiny_model(), max_batch_size=1, max_length=8, attention="flash")
 
 
@@ -152,7 +155,7 @@ def test_a_model_that_goes_behind_the_cache_is_noticed(
 ) -> None:
     """The kernel reads the cache, so what a model does to keys or masks afterwards would be lost without a word."""
     model = tiny_model(layers=1)
-    function = over_cache.attention_over_cache
+    function = call.attention
 
     def changing(module, query, key, value, attention_mask, **kwargs):
         if change == "key":
@@ -161,7 +164,7 @@ def test_a_model_that_goes_behind_the_cache_is_noticed(
             attention_mask = attention_mask + 1
         return function(module, query, key, value, attention_mask, **kwargs)
 
-    monkeypatch.setitem(over_cache.AttentionInterface._global_mapping, "specdec_triton", changing)
+    monkeypatch.setitem(call.AttentionInterface._global_mapping, call.NAME, changing)
     with pytest.raises(ValueError, match=words):
         ModelRunner(model, max_batch_size=1, max_length=8, attention="triton")
 
@@ -169,7 +172,7 @@ def test_a_model_that_goes_behind_the_cache_is_noticed(
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny_model(layers=1)
     before = model.config._attn_implementation
-    for backend in ("triton", "flex"):
+    for backend in ("triton", "grouped"):
         prefilled(model, attention=backend)
     assert model.config._attn_implementation == before
 
@@ -185,5 +188,5 @@ def test_the_core_needs_no_triton() -> None:
 
 
 def test_a_window_of_another_layer_type_is_its_own_stand_in() -> None:
-    plan = ModelPlan.find(tiny_model("gemma2", layers=2), attention="triton")
-    assert plan.distinct_reaches == (Reach(window=6), Reach())
+    facts = find(tiny_model("gemma2", layers=2), attention="triton").facts
+    assert facts.distinct_reaches == (Reach(window=6), Reach())

@@ -11,8 +11,10 @@ import specdec.execution.replay
 from drafters import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.execution import EagerExecutor, ReplayExecutor
-from specdec.execution.capture import CapturingCache, UncapturableError, capture
-from specdec.execution.freshness import all_known
+from specdec.execution.frozen import all_known
+from specdec.execution.packing import PackedLinears
+from specdec.execution.recorder import Recordings
+from specdec.execution.replay import _ForwardRecorder
 from specdec.forward import Wants
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
@@ -46,7 +48,7 @@ def runner_of(model: nn.Module, **kwargs: object) -> ModelRunner:
 
 def captured(runner: ModelRunner) -> list[object]:
     """The programs that replace forwards."""
-    return [program for program in runner.executor._programs.values() if program is not None]  # type: ignore[attr-defined]
+    return runner.executor.recordings.keys  # type: ignore[attr-defined]
 
 
 def rounds(runner: ModelRunner, batch: int = 2, hidden_layers: tuple[int, ...] = ()) -> Iterator[Tensor]:
@@ -91,39 +93,6 @@ DECODED: dict[torch.dtype, list[tuple[int, ...]]] = {}
 """By the first of the two cases of ``test_decoding_is_the_same``."""
 
 
-@torch.no_grad()
-def test_changed_weights_are_seen(at_once: None) -> None:
-    """In place by the program itself, packed ones and new ones by the look before each forward."""
-    model = tiny_model("llama")
-    replaying, eager = runner_of(model), runner_of(model, attention="eager")
-    before = [list(rounds(runner)) for runner in (replaying, eager)]
-    assert captured(replaying)
-    model.model.norm.weight.mul_(3)
-    gate = model.model.layers[0].mlp.up_proj
-    gate.weight = nn.Parameter(torch.randn_like(gate.weight))
-    after = [list(rounds(runner)) for runner in (replaying, eager)]
-    assert captured(replaying)
-    torch.testing.assert_close(before[0], before[1], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(after[0], after[1], atol=1e-5, rtol=1e-5)
-    assert (after[0][0] - before[0][0]).abs().max() > 0.1
-
-
-@torch.inference_mode()
-def test_a_hook_of_somebody_else_is_called(at_once: None) -> None:
-    model = tiny_model("llama")
-    runner = runner_of(model)
-    list(rounds(runner))
-    assert captured(runner)
-    calls = []
-    handle = model.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
-    list(rounds(runner))
-    assert len(calls) == 4
-    handle.remove()
-    list(rounds(runner))
-    assert len(calls) == 4
-    assert captured(runner)
-
-
 def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
     class Scaled(nn.Linear):
         """Keeps a state that a captured forward would not see change."""
@@ -144,64 +113,36 @@ def test_a_module_of_somebody_else_is_not_captured(at_once: None) -> None:
     assert not torch.equal(first[0], next(rounds(runner)))
 
 
-def calls_attention(change: str):
-    """A model's forward, of which only the way from the cache to the attention function matters."""
-    import specdec.execution.capture
+def stage(change: str):
+    """Work of which a part is not an operation on its inputs."""
+    times = 0
 
-    def call(tokens: Tensor, positions: Tensor) -> list[Tensor]:
-        states = positions.float()[:, None, :, None].expand(-1, 2, -1, 4) * 1.0
+    def work(tokens: Tensor, positions: Tensor) -> list[Tensor]:
+        nonlocal times
+        times += 1
+        states = positions.float() + 1
         if change == "value":
             states = states * 2 if int(tokens.sum()) > 3 else states
         if change == "list":
             states = states * tokens[0].tolist()[0]
         if change == "array":
             states = states * float(np.asarray(tokens).sum())
-        keys, values = CACHE.update(states, states * 2, 0)
-        if change == "keys":
-            keys = keys + 1
-        mask = CACHE.masks[0] * 1 if change == "mask" else CACHE.masks[0]
-        if change == "unused":
-            return [states]
-        return [specdec.execution.capture._captured_attention(nn.Identity(), states, keys, values, mask, 0.5)[0]]
+        if change == "drawn":
+            states = states + torch.rand(states.shape)
+        if change == "constant":
+            states = states + torch.tensor(float(times))
+        return [states]
 
-    return call
+    return work
 
 
-CACHE = CapturingCache(1, [])
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("keys", "keys or values are changed"),
-        ("mask", "the mask is changed"),
-        ("unused", "do not go to the attention function"),
-        ("value", "(item|_local_scalar_dense)[.]default depends on values"),
-        ("list", "tolist depends on values"),
-        ("array", "__array__ depends on values"),
-    ],
-)
-def test_what_could_not_be_repeated_is_refused(change: str, reason: str) -> None:
-    CACHE.masks[:], CACHE.waiting = [torch.zeros(1, 1, 3, 3)], None
+@pytest.mark.parametrize("change", ["", "value", "list", "array", "drawn", "constant"])
+def test_what_could_not_be_repeated_is_not_captured(change: str) -> None:
+    recordings = Recordings(_ForwardRecorder(PackedLinears(nn.Identity()), 50), after=1, most=9)
     tokens = torch.ones(1, 3, dtype=torch.long)
-    with pytest.raises(UncapturableError, match=reason):
-        capture(calls_attention(change), [tokens, tokens], cache=CACHE, attend=lambda *_: tokens)
-
-
-def test_attention_is_asked_every_time() -> None:
-    CACHE.masks[:], CACHE.waiting = [torch.zeros(1, 1, 3, 3)], None
-    asked = []
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
-        asked.append(rest)
-        return (query + value).transpose(1, 2)
-
-    tokens = torch.ones(1, 3, dtype=torch.long)
-    program = capture(calls_attention(""), [tokens, tokens], cache=CACHE, attend=attend)
-    positions = torch.tensor([[5, 6, 7]])
-    (output,) = program(tokens, positions)
-    assert output[0, :, 0, 0].tolist() == [15.0, 18.0, 21.0]
-    assert asked == [(None, 0, 0, 0.5, None)]
+    for _ in range(2):
+        recordings.run("forward", "", stage(change), [tokens, tokens])
+    assert len(recordings) == (change == "")
 
 
 def test_it_can_be_switched_off(at_once: None) -> None:
@@ -231,14 +172,13 @@ def test_without_memory_for_a_capture_the_model_runs_as_it_is(
     def short(*args: object, **kwargs: object) -> object:
         raise error
 
-    monkeypatch.setattr(specdec.execution.replay, "capture", short)
+    monkeypatch.setattr(specdec.execution.replay, "fuse", short)
     model = tiny_model()
     runner = runner_of(model)
     found = [*rounds(runner), *rounds(runner, batch=1)]
     assert not captured(runner)
-    assert [record.getMessage() for record in caplog.records] == [
-        "no memory is left for capturing forwards of llama: from now on it runs as it is"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("no memory is left for recordings, so forwards of llama run without them")
     plain = runner_of(model, optimize=False)
     for one, other in zip(found, [*rounds(plain), *rounds(plain, batch=1)], strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -18,7 +18,7 @@ from specdec.attention import BACKENDS, TritonAttention
 from specdec.cache.base import LayerShape
 from specdec.cache.slot_cache import SlotCache
 from specdec.engine.engine import Engine
-from specdec.execution.eager import EagerExecutor
+from specdec.execution.executor import EagerExecutor
 from specdec.execution.invariant import InvariantExecutor
 from specdec.interfaces import Drafter
 from specdec.placement import device_of_map, is_divided, main_device
@@ -158,7 +158,7 @@ def test_keys_and_values_stay_where_their_layer_runs(drafter: str) -> None:
     with FarDevice():
         found = {t: outputs(model, drafter, t) for t in (0.0, 0.9)}
         runner = Engine(Target(model), max_length=32).runner
-    assert [runner.plan.layers[layer].device for layer in range(4)] == [None, None, FAR, FAR]
+    assert [runner.facts.layers[layer].device for layer in range(4)] == [None, None, FAR, FAR]
     assert {tensor.device for tensor in runner.cache.tensors} == {torch.device("cpu"), FAR}
     whole = tiny_model(seed=7, scale=4.0)
     assert found == {t: outputs(whole, drafter, t) for t in (0.0, 0.9)}
@@ -186,12 +186,9 @@ def test_layers_that_wait_elsewhere_run_on_the_main_device(on_disk: PreTrainedMo
     assert not is_divided(model)
 
 
-@pytest.mark.parametrize("attention", ["flex", "triton"])
-def test_attention_over_the_cache_wants_all_layers_on_one_device(
-    attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_wants_all_layers_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonAttention, "missing", staticmethod(lambda: None))
-    reason = BACKENDS[attention].check(on_two_gpus(tiny_model()))
+    reason = BACKENDS["triton"].check(on_two_gpus(tiny_model()))
     assert reason == "the model's layers run on several devices, and what its kernel needs to know is on one of them"
 
 
@@ -200,7 +197,7 @@ def test_invariant_mode_wants_all_layers_on_one_device() -> None:
     assert isinstance(runner.executor, InvariantExecutor)
     on_two_gpus(runner.model)
     with pytest.raises(ValueError, match="invariant=True: this llama model runs on several devices or in several proc"):
-        settle(runner.plan, runner.executor)
+        settle(runner.executor)
 
 
 def test_memory_is_asked_for_device_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

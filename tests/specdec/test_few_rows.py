@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.execution.native as native
@@ -17,7 +18,7 @@ from specdec.execution import few_rows as module
 from specdec.execution.counting import counted
 from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
-from specdec.execution.packing import PackedWeight, packed_linears, plain_weights
+from specdec.execution.packing import PackedLinears, PackedWeight, packed_linears, plain_weights
 from specdec.machine import cpu
 from specdec.quantization import METHODS, quantize
 from specdec.quantization.dispatch import DispatchedLinear
@@ -188,6 +189,41 @@ def test_what_it_cannot_read_is_left_to_torch() -> None:
     inputs = noise(1, 65)
     exact = inputs.bfloat16().double() @ layer.dequantized().double().T
     torch.testing.assert_close(layer(inputs).double(), exact, atol=0.03, rtol=2**-7)
+
+
+class Wrapped(Tensor):
+    """A tensor without numbers of its own at its address, as subclasses of libraries are."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor):
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: Tensor):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Wrapped, lambda each: each.inner, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@torch.inference_mode()
+def test_a_tensor_of_another_class_is_not_read_by_its_address(
+    scheme: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the process: there is nothing at the address. Inputs, biases and weights are left to torch."""
+    monkeypatch.setattr("specdec.execution.packing._LEAST_FLOAT32", 0)
+    weight, inputs, bias = noise(16, 64), noise(1, 64), noise(16)
+    assert few_rows([Wrapped(weight)]) is None and int8_rows(Wrapped(weight.to(torch.int8)), noise(16)) is None
+    layer = nn.Linear(64, 16) if scheme is None else made_by(scheme, weight, bias)
+    layer.bias = nn.Parameter(bias)
+    with PackedLinears(layer).in_use():
+        wanted = layer(inputs)
+        torch.testing.assert_close(layer(Wrapped(inputs)), wanted, atol=0.03, rtol=2**-6)
+        layer._parameters["bias"] = Wrapped(bias)  # type: ignore[assignment]
+        torch.testing.assert_close(layer(inputs), wanted, atol=0.03, rtol=2**-6)
 
 
 @needs_compiler

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import specdec.execution.replay
-from specdec.execution.capture import CapturingCache, capture
 from specdec.execution.counting import counted
+from specdec.execution.fusion import Joint, fuse
 from specdec.execution.half_weights import half_products
 from specdec.execution.packing import PackedLinears, can_pack
-from specdec.execution.program import Program
+from specdec.execution.program import Program, noted, write_program
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree, TreeShape
 from tests.forwards import verify
@@ -25,8 +25,12 @@ needs_library = pytest.mark.skipif(
 )
 
 
-def program_of(call: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> Program:
-    return capture(call, inputs, cache=CapturingCache(1, []), attend=lambda *_: inputs[0])
+def program_of(call: Callable[..., Sequence[Tensor]], *inputs: Tensor, joint: Joint = lambda packed: None) -> Program:
+    with torch.inference_mode(), noted() as work:
+        outputs = call(*inputs)
+    assert work.refusal is None
+    with torch.inference_mode():
+        return write_program(fuse(work.steps, inputs, outputs, joint), inputs, outputs)
 
 
 def operations(program: Program, *inputs: Tensor) -> Counter[str]:
@@ -185,8 +189,7 @@ def test_products_are_joined_unless_their_inputs_are_written_between_them(betwee
 
     inputs = torch.randn(3, 128)
     with packed.in_use():
-        cache = CapturingCache(1, [])
-        program = capture(call, [torch.randn(3, 128)], cache=cache, attend=lambda *_: inputs, joint=packed.joint)
+        program = program_of(call, torch.randn(3, 128), joint=packed.joint)
         assert operations(program, inputs)["quantized::linear_dynamic_fp16"] == products
         assert the_same(program, call, inputs)
 

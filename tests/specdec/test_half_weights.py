@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec.execution.half_weights
 from specdec.engine.engine import Engine
+from specdec.execution import frozen
 from specdec.execution.half_weights import HalfWeight, half_products
 from specdec.execution.packing import PackedLinears, PackedWeight, can_pack, packed_linears
 from specdec.requests import SamplingParams
@@ -88,7 +89,8 @@ def test_a_weight_that_is_trained_leaves_16_bits() -> None:
     assert packed.bytes == 2 * 640 * 704
     assert isinstance(packed._layers[0].packed, HalfWeight)
     layer.weight.mul_(1.01)
-    assert packed.refresh() == 1
+    frozen.weights_changed()
+    packed.refresh(frozen.epoch())
     assert packed.bytes == 4 * 640 * 704
     assert isinstance(packed._layers[0].packed, PackedWeight)
     with packed.in_use():
@@ -155,5 +157,6 @@ def test_bytes_are_counted_anew_when_weights_leave_16_bits() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.001)
+    runner.weights_changed()
     assert runner.weight_bytes() == 4 * (model.num_parameters() - model.get_input_embeddings().weight.numel())
     assert before < 0.6 * runner.weight_bytes()

@@ -203,7 +203,7 @@ def test_keys_in_the_order_of_the_cache_are_told_apart(monkeypatch: pytest.Monke
     pieces = Nodes.pieces
     monkeypatch.setattr(Nodes, "_block", in_cell_order)
     monkeypatch.setattr(Nodes, "pieces", as_far_as_the_tree)
-    monkeypatch.setattr(invariance, "_trial", lambda plan, executor: "")
+    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
     runner = runner_for(model_in(torch.float32))
     assert parted(runner) > 0
 
@@ -212,14 +212,14 @@ def test_blocks_of_the_forwards_size_are_told_apart(monkeypatch: pytest.MonkeyPa
     """As many rows as there are nodes, which changes nothing on a machine whose products round alike for any number."""
     run = InvariantExecutor.run
 
-    def as_many_rows_as_nodes(self: InvariantExecutor, plan: Any, batch: ForwardBatch, cache: Any) -> Any:
+    def as_many_rows_as_nodes(self: InvariantExecutor, batch: ForwardBatch, cache: Any) -> Any:
         self.rows = batch.batch * batch.nodes
-        return run(self, plan, batch, cache)
+        return run(self, batch, cache)
 
     model = model_in(torch.float32)
     weight, inputs = model.lm_head.weight, torch.randn(9, 32)
     monkeypatch.setattr(InvariantExecutor, "run", as_many_rows_as_nodes)
-    monkeypatch.setattr(invariance, "_trial", lambda plan, executor: "")
+    monkeypatch.setattr(invariance, "_trial", lambda executor: "")
     found = parted(runner_for(model))
     if torch.equal(nn.functional.linear(inputs, weight)[:1], nn.functional.linear(inputs[:1], weight)) and not found:
         pytest.skip("this machine's products round alike for one row and for nine")

@@ -84,8 +84,8 @@ def test_attention_sinks() -> None:
     [
         ("gptj", "gptj does not take an attention function"),
         ("deepseek_v32", "deepseek_v32 selects keys by an indexer"),
-        ("deepseek_v3", "its layers change keys or values between the cache and the attention function"),
-        ("doge", "its layers change the mask on its way to the attention function"),
+        ("deepseek_v3", "the model changes keys or values between the cache and the attention function"),
+        ("doge", "the model changes the mask on its way to the attention function"),
     ],
 )
 def test_models_that_are_refused(model_type: str, reason: str) -> None:
@@ -103,6 +103,7 @@ def test_a_changed_model_is_tried_again() -> None:
     runner = runner_for(model)
     assert executor_of(runner).rows == ROWS
     model.model.layers[1].mlp.act_fn = nn.Sequential(model.model.layers[1].mlp.act_fn, Beside())
+    runner.weights_changed()
     given = tokens()
     assert same(chain(runner, given, slot=1), one_by_one(runner, given))
     assert executor_of(runner).rows == 1
@@ -114,6 +115,7 @@ def test_changed_weights_are_used() -> None:
     before = chain(runner, given)
     with torch.no_grad():
         model.lm_head.weight.mul_(2.0)
+    runner.weights_changed()
     assert torch.allclose(chain(runner, given), 2 * before, rtol=1e-5)
 
 

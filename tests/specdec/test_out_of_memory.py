@@ -119,7 +119,7 @@ def test_out_of_memory_ends_a_process_that_shares_its_target(target: Target, mon
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_SHORTAGE), RuntimeError(CPU_SHORTAGE)])
-@pytest.mark.parametrize("place", ["specdec.target.plan._trial", "specdec.cache.slot_cache._by_head"])
+@pytest.mark.parametrize("place", ["specdec.target.facts._trial", "specdec.cache.slot_cache._by_head"])
 def test_out_of_memory_while_an_engine_is_built_is_one_sentence(
     target: Target, error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 import specdec.execution.packing
 from specdec.engine.engine import Engine
+from specdec.execution import frozen
 from specdec.execution.packing import PackedLinears, can_pack, packed_linears
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -76,7 +77,7 @@ def test_a_model_may_change_its_dtype() -> None:
     engine = Engine(Target(model.double()), max_length=64)
     assert len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5
     assert len(packed_linears(model)) == 0
-    with pytest.raises(ValueError, match=r"moved to torch.float64 .* built for torch.float32"):
+    with pytest.raises(ValueError, match="it was moved"):
         before.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))
     assert before.unfinished == 0
     assert len(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5
@@ -90,21 +91,22 @@ def test_the_layers_come_back_after_an_error() -> None:
 
 
 @torch.no_grad()
-def test_changed_weights_are_packed_again() -> None:
+def test_weights_are_packed_again_once_for_every_change_that_is_told() -> None:
     layer = nn.Linear(640, 704)
     packed, inputs = PackedLinears(layer), torch.randn(3, 640)
-    assert packed.refresh() == 0
-    layer.weight.mul_(2)
-    assert packed.refresh() == 1
-    with packed.in_use():
-        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
-        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
-    layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
-    assert packed.refresh() == 2
-    assert packed.refresh() == 2
-    with packed.in_use():
-        expected = nn.functional.linear(inputs, layer.weight, layer.bias)
-        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+    for change in ("data", "replaced"):
+        if change == "data":
+            layer.weight.data.mul_(2)
+        else:
+            layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
+        frozen.weights_changed()
+        packed.refresh(frozen.epoch())
+        with packed.in_use():
+            expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+            torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+    copies = packed._layers
+    packed.refresh(frozen.epoch())
+    assert packed._layers is copies
 
 
 def test_nothing_is_packed_that_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,48 +128,22 @@ def test_engines_share_the_copies_which_go_with_the_last_of_them() -> None:
     assert copies() is None, "copies of a model's weights outlive the engines that read them"
 
 
-@pytest.mark.parametrize("change", ["fused", "data", "foreach", "bias"])
-def test_changes_that_no_version_tells_are_seen(change: str) -> None:
+@pytest.mark.parametrize("change", ["in place", "data", "fused", "replaced"])
+def test_copies_of_old_weights_are_not_shared_with_a_new_engine(change: str) -> None:
     layer = nn.Linear(640, 704)
-    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
-    assert packed.refresh() == 0
-    if change == "fused":
+    old, inputs = packed_linears(layer), torch.randn(3, 640)
+    assert not old.stale
+    if change == "in place":
+        torch.nn.init.zeros_(layer.weight)
+    elif change == "data":
+        layer.weight.data.mul_(2)
+    elif change == "fused":
         optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
         layer(inputs).square().sum().backward()
         optimizer.step()
-    elif change == "data":
-        layer.weight.data.mul_(2)
-    elif change == "foreach":
-        torch._foreach_mul_([layer.weight.data, layer.bias.data], 2.0)
     else:
-        layer.bias.data += 1
-    with torch.inference_mode():
-        assert packed.refresh() == 1
-        assert packed.refresh() == 1
-        with packed.in_use():
-            expected = nn.functional.linear(inputs, layer.weight, layer.bias)
-            torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_change_that_nothing_shows_can_be_told() -> None:
-    layer = nn.Linear(640, 704)
-    packed, inputs = PackedLinears(layer), torch.randn(3, 640)
-    layer.weight.data[3, 5] += 1
-    assert packed.refresh(all_values=True) == 1
-    with torch.inference_mode(), packed.in_use():
+        layer.weight = nn.Parameter(torch.randn(704, 640) / 25)
+    assert old.stale
+    with torch.inference_mode(), packed_linears(layer).in_use():
         expected = nn.functional.linear(inputs, layer.weight, layer.bias)
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_trained_target_decodes_with_its_new_weights() -> None:
-    """An engine that was built before the weights were changed."""
-    model = tiny_model("llama", scale=2.0)
-    engine = Engine(Target(model), max_length=64)
-    sampling = SamplingParams(max_new_tokens=20)
-    before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * parameter.std())
-    after = engine.generate([[1, 2, 3]], sampling)[0].token_ids
-    assert after != before
-    assert after == Engine(Target(model), max_length=64).generate([[1, 2, 3]], sampling)[0].token_ids

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import specdec.attention.codes
+import specdec.attention.grouped
 from drafters import ModelDrafter, NGramDrafter
 from specdec.attention.grouped import attend
 from specdec.cache.base import LayerShape
@@ -186,7 +186,7 @@ def test_captured_forwards_read_it_too(kv_cache: str) -> None:
     for _ in range(CAPTURE_AFTER + 1):
         replayed = verify(runner, drafted(runner), LENGTHS, slots=SLOTS).scores
     assert isinstance(runner.executor, ReplayExecutor)
-    assert [key.nodes for key, program in runner.executor._programs.items() if program is not None] == [7]
+    assert [key.nodes for _, key, *_ in runner.executor.recordings.keys] == [7]
     plain, _ = prefilled(model, kv_cache, optimize=False)
     assert_alike(
         list(replayed.flatten(0, 1)), list(verify(plain, drafted(plain), LENGTHS, slots=SLOTS).scores.flatten(0, 1))
@@ -273,13 +273,14 @@ def test_layers_of_several_shapes_and_the_keys_of_an_indexer(kv_cache: str) -> N
 
 
 def attention_cases(
-    format: Format, key_dim: int, value_dim: int, mask_heads: int
+    format: Format, key_dim: int, value_dim: int
 ) -> tuple[Tensor, QuantizedTensor, QuantizedTensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(3, 4, 5, key_dim, generator=generator)
     keys, values = (torch.randn(3, 2, 23, dim, generator=generator) * 3 for dim in (key_dim, value_dim))
-    mask = torch.zeros(3, mask_heads, 5, 23).masked_fill_(torch.rand(3, mask_heads, 5, 23) < 0.3, -torch.inf)
+    mask = torch.zeros(3, 1, 5, 23).masked_fill_(torch.rand(3, 1, 5, 23) < 0.3, -torch.inf)
     mask[..., 0] = 0
+    mask = mask.repeat(1, 1, 2, 1)  # two heads to a key head
     keys, values = (QuantizedTensor(*format.encode(each), format, torch.float32) for each in (keys, values))
     return query, keys, values, mask
 
@@ -295,18 +296,18 @@ def test_attention_over_codes_equals_attention_over_numbers(
     block: int,
     extra: dict,
 ) -> None:
-    """In blocks of a head, of a slot, of several slots; with a mask for all heads or one for each."""
-    monkeypatch.setattr(specdec.attention.codes, "BLOCK", block)
-    for (key_dim, value_dim), mask_heads in product([(16, 16), (16, 8), (8, 12)], (1, 4)):
-        query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim, mask_heads)
+    """In blocks of a head, of a slot, of several slots."""
+    monkeypatch.setattr(specdec.attention.grouped, "BLOCK", block)
+    for key_dim, value_dim in [(16, 16), (16, 8), (8, 12)]:
+        query, keys, values, mask = attention_cases(FORMATS[kv_cache], key_dim, value_dim)
         wanted = attend(query, keys.decoded(), values.decoded(), mask, **extra)
         torch.testing.assert_close(attend(query, keys, values, mask, **extra), wanted, atol=2e-5, rtol=1e-5)
 
 
 @formats
 def test_many_rows_are_attended_to_over_numbers(kv_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, keys, values, mask = attention_cases(FORMATS[kv_cache], 16, 16, 1)
-    monkeypatch.setattr(specdec.attention.codes, "MOST_ROWS", 9)  # there are two heads of five queries to a key head
+    query, keys, values, mask = attention_cases(FORMATS[kv_cache], 16, 16)
+    monkeypatch.setattr(specdec.attention.grouped, "MOST_ROWS", 9)  # there are two heads of five queries to a key head
     wanted = attend(query, keys.decoded(), values.decoded(), mask)
     assert torch.equal(attend(query, keys, values, mask), wanted)
 

@@ -18,8 +18,7 @@ from drafters.model import ModelDrafter
 from specdec.engine.engine import Engine
 from specdec.engine.read_back import Fetch
 from specdec.execution.counting import counted
-from specdec.execution.recording import Recorder, Recording, Stage
-from specdec.execution.tape import TapeRecorder
+from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.host import without_looking
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -143,8 +142,8 @@ class FixedAddresses(Recorder):
     def __init__(self) -> None:
         self.inner = TapeRecorder()
 
-    def record(self, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
-        recording, outputs = self.inner.record(stage, inputs)
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording, tuple[Tensor, ...]]:
+        recording, outputs = self.inner.record(name, stage, inputs)
         assert recording is not None
         places, fixed = [each.clone() for each in inputs], tuple(each.clone() for each in outputs)
 
@@ -231,7 +230,7 @@ def test_a_stage_that_cannot_be_repeated_is_done_once(target, unrepeatable) -> N
     drafter = Mine(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic")
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="rounds") as engine:
         found = engine.generate(prompts, params)
-        refused = {key[0][0] for key in engine._rounds.recordings._refused}
+        refused = {key[0] for key in engine._rounds.recordings._refused}
         assert engine._rounds.recordings.replays > 0
     assert refused == {"settle"}
     assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
@@ -281,6 +280,9 @@ def test_new_weights_are_noticed(target) -> None:
     before = engine.generate([[1, 2, 3]], sampling)[0].token_ids
     assert engine._rounds.recordings.replays > 0
     model.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="weights_changed"):
+        engine.generate([[1, 2, 3]], sampling)
+    engine.weights_changed()
     after = engine.generate([[1, 2, 3]], sampling)[0].token_ids
     wanted = Engine(Target(other), max_length=64, recording="off").generate([[1, 2, 3]], sampling)[0].token_ids
     assert after == wanted != before

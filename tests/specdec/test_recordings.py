@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.execution.capture import recorded_steps
-from specdec.execution.recording import Recorder, Recordings
-from specdec.execution.tape import TapeRecorder, needed
+from specdec.execution.program import needed, noted
+from specdec.execution.recorder import Recorder, Recordings, TapeRecorder
 
 
 @pytest.mark.parametrize(
@@ -18,12 +17,12 @@ from specdec.execution.tape import TapeRecorder, needed
 )
 def test_without_memory_for_recordings_rounds_go_on_without_them(error: Exception, caplog) -> None:
     class Full(Recorder):
-        def record(self, stage, inputs):
+        def record(self, name, stage, inputs):
             raise error
 
     recordings = Recordings(Full(), after=1, most=2)
     for _ in range(3):
-        assert recordings.run("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
+        assert recordings.run("stage", "key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
     assert len(caplog.records) == 1
     assert "Tried to allocate 2.00 GiB" in caplog.text
 
@@ -32,7 +31,7 @@ def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
     """The commit of a path may have moved keys already, so its requests end, and the next ones are not recorded."""
 
     class Breaks(Recorder):
-        def record(self, stage, inputs):
+        def record(self, name, stage, inputs):
             stage(*inputs)
             raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
 
@@ -44,16 +43,16 @@ def test_what_moves_is_not_begun_again_where_memory_ran_out() -> None:
         return ()
 
     with pytest.raises(torch.OutOfMemoryError):
-        recordings.run("key", moving, [torch.ones(1)], repeatable=False)
+        recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
     assert state.item() == 1
-    recordings.run("key", moving, [torch.ones(1)], repeatable=False)
+    recordings.run("stage", "key", moving, [torch.ones(1)], repeatable=False)
     assert state.item() == 2
 
 
 def test_only_so_many_recordings_are_kept() -> None:
     recordings = Recordings(TapeRecorder(), after=1, most=2)
     for key in "abcab":
-        (found,) = recordings.run(key, lambda x: (x + 1,), [torch.ones(1)])
+        (found,) = recordings.run("stage", key, lambda x: (x + 1,), [torch.ones(1)])
         assert found.item() == 2
     assert len(recordings) == 2
     assert recordings.replays == 0  # with room for two, a and b are dropped before they come again
@@ -67,12 +66,12 @@ def test_a_recording_leaves_out_what_nobody_reads() -> None:
         written[1:].add_(x[1:] * 3)  # read by nobody in the stage, but it changes what stays
         return (x - 1,)
 
-    with recorded_steps() as noted:
+    with noted() as work:
         outputs = stage(torch.ones(3))
-    names = [str(step.function) for step in needed(noted.steps, outputs)]
+    names = [str(step.function) for step in needed(work.steps, outputs)]
     assert names.count("aten.mul.Tensor") == 1 and "aten.add.Tensor" not in names
     assert "aten.add_.Tensor" in names and "aten.sub.Tensor" in names
-    recording, _ = TapeRecorder().record(stage, [torch.ones(3)])
+    recording, _ = TapeRecorder().record("stage", stage, [torch.ones(3)])
     assert recording is not None
     assert recording(torch.full((3,), 2.0))[0].tolist() == [1, 1, 1]
     assert written.tolist() == [0, 12, 12]

@@ -26,8 +26,8 @@ def engine_with(drafter: Drafter | None) -> Engine:
 
 def sizes(engine: Engine) -> set[tuple[int, int]]:
     """The rows and nodes of the target's captured forwards."""
-    programs = engine.runner.executor._programs  # type: ignore[attr-defined]
-    return {(key.batch, key.nodes) for key, program in programs.items() if program is not None}
+    keys = engine.runner.executor.recordings.keys  # type: ignore[attr-defined]
+    return {tuple(shape) for _, _, (shape, _), *_ in keys}
 
 
 def decode(engine: Engine) -> list[tuple[int, ...]]:

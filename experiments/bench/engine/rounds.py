@@ -18,7 +18,6 @@ from experiments.bench.timing import Budget, forward_seconds, now
 from experiments.measuring.forwards import captured_at_once
 from specdec.engine.engine import Engine
 from specdec.execution.counting import Work, counted
-from specdec.execution.freshness import steady
 from specdec.interfaces import Drafter, Verifier
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
@@ -251,17 +250,16 @@ def advance(
     deadline = time.perf_counter() + limit
     played = 0
     start = now(device)
-    with steady():
-        while engine.unfinished >= rows and (most is None or played < most) and not (played and start > deadline):
-            steps = engine.step()
-            end = now(device)
-            into.walls.append(end - start)
-            into.stages.update(steps[0].seconds)
-            into.tokens += sum(len(step.token_ids) for step in steps)
-            into.emitted += sum(step.accepted + 1 for step in steps)
-            into.steps += len(steps)
-            played += 1
-            start = now(device)
+    while engine.unfinished >= rows and (most is None or played < most) and not (played and start > deadline):
+        steps = engine.step()
+        end = now(device)
+        into.walls.append(end - start)
+        into.stages.update(steps[0].seconds)
+        into.tokens += sum(len(step.token_ids) for step in steps)
+        into.emitted += sum(step.accepted + 1 for step in steps)
+        into.steps += len(steps)
+        played += 1
+        start = now(device)
     return into
 
 

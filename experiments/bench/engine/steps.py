@@ -104,7 +104,7 @@ def measure_steps(
     runner: ModelRunner | None = None
     made_for: tuple[object, ...] = ()
     for setting in settings(grid, invariant=invariant):
-        if setting.attention in refused or (records and _is_backend(setting.attention, records[0]["backend"])):
+        if setting.attention in refused or (records and setting.attention == records[0]["backend"]):
             continue  # it cannot run, or it is what "auto" has chosen
         if budget.spent(f"step of {setting}"):
             continue
@@ -176,7 +176,7 @@ def measure_step(runner: ModelRunner, setting: Setting, *, repeats: int, limit: 
     needed = step_work(runner, setting)
     return {
         **asdict(setting),
-        "backend": runner.plan.attention.name,
+        "backend": runner.attention_name,
         "executor": executor,
         "captured": is_captured(runner, setting) if captured is None else captured,
         **asdict(timing),
@@ -235,15 +235,10 @@ def as_graph(runner: ModelRunner, batch: ForwardBatch) -> Callable[[], object]:
 
 def is_captured(runner: ModelRunner, setting: Setting) -> bool | None:
     """Return whether the executor replays a step of this size; None if it keeps no captures that one can look at."""
-    programs = getattr(runner.executor, "_programs", None)
-    if programs is None:
+    recordings = getattr(runner.executor, "recordings", None)
+    if recordings is None:
         return None
-    sizes = {key[:2] for key, program in programs.items() if program is not None}
-    return (setting.batch, setting.nodes) in sizes
-
-
-def _is_backend(attention: str, name: str) -> bool:
-    return attention in BACKENDS and BACKENDS[attention].name == name
+    return (setting.batch, setting.nodes) in {tuple(key[2][0]) for key in recordings.keys}
 
 
 def _expected(records: list[dict[str, Any]], setting: Setting) -> float:

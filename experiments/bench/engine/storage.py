@@ -99,7 +99,7 @@ def measure_memory(target: Target, grid: Grid) -> dict[str, Any]:
     resident = psutil.Process().memory_info().rss
     runner = make_runner(target, setting, nodes)
     found: dict[str, Any] = {"batch": setting.batch, "nodes": nodes, "context": setting.context}
-    found |= {"weights": weight_bytes(target.model), "kv": kv_bytes(runner.cache, len(runner.plan.layers))}
+    found |= {"weights": weight_bytes(target.model), "kv": kv_bytes(runner.cache, len(runner.facts.layers))}
     batches = [step_batch(Setting(setting.batch, n, setting.context), runner.vocab_size, device) for n in (1, nodes)]
     with captured_at_once(CAPTURED):
         for batch in batches * 4:

@@ -1,9 +1,8 @@
-"""What is known about a model before it decodes. It is found out once, and everything else is built from it."""
+"""Finds out what is known about a model, once, by its configuration and a trial forward."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,15 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import BACKENDS, AttentionBackend
-from specdec.attention.base import Reach
-from specdec.attention.grouped import noted_groups
-from specdec.cache.base import Cache, LayerShape, UnsupportedError
+from specdec.attention.facts import Facts
+from specdec.cache.base import Cache, UnsupportedError
 from specdec.cache.formats import check_format
 from specdec.cache.probe import ShapeProbe
 from specdec.cache.quantized import QuantizedSlotCache
 from specdec.cache.slot_cache import SlotCache
-from specdec.execution.eager import EagerExecutor, evaluating, switched
-from specdec.execution.locks import model_lock
+from specdec.execution.executor import EagerExecutor, configs_of, evaluating, model_lock, switched
 from specdec.forward import ForwardBatch
 from specdec.memory import ran_out
 from specdec.origin import first_sentence
@@ -44,105 +41,63 @@ or, if that does not work, by their own loop."""
 
 
 @dataclass(frozen=True, eq=False)
-class ModelPlan:
-    """How to run a model over the cache.
+class Found:
+    """A way to run a model that gives its own logits.
 
     Attributes:
-        model: The model, unmodified.
-        attention: The attention backend.
-        experts: The implementation of a mixture's experts.
-        groups: Query heads per key head, in most layers.
-        reaches: How far back the layers of every type see.
-        layers: One shape for every layer that stores keys and values.
-        indexers: One shape for every layer that selects keys by other keys.
-        vocab_size: The width of the logits.
-        dtype: The model's dtype.
-        device: The device on which the model takes tokens and returns logits.
-        keeps_logits: Whether the model can be asked for the logits of the last nodes only.
-        attention_reason: The backend's name; with ``"auto"`` also why those before it were passed over.
+        facts: The model's.
+        backend: Computes its attention.
+        name: The backend's name in ``BACKENDS``.
+        reason: The name; with ``"auto"`` also why those before it were passed over.
     """
 
-    model: PreTrainedModel
-    attention: AttentionBackend
-    experts: str
-    groups: int
-    reaches: Mapping[str, Reach]
-    layers: Mapping[int, LayerShape]
-    indexers: Mapping[int, LayerShape]
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
-    keeps_logits: bool
-    attention_reason: str = ""
-
-    @classmethod
-    def find(cls, model: PreTrainedModel, *, attention: str = "auto") -> "ModelPlan":
-        """Returns a way to run the model that gives its own logits.
-
-        It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
-        three forwards over a small cache, of a few tokens each.
-
-        Args:
-            model: Any causal LM.
-            attention: Name of a backend (``specdec.attention.BACKENDS``), or ``"auto"`` for the first one that works.
-
-        Raises:
-            ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
-        """
-        candidates, refusals = _backends(model, attention)
-        check_supported(model)
-        with model_lock(model):
-            return _settle(model, candidates, refusals)
-
-    @cached_property
-    def distinct_reaches(self) -> tuple[Reach, ...]:
-        """The different reaches: a forward has one mask for each."""
-        return tuple(dict.fromkeys(self.reaches.values()))
-
-    @cached_property
-    def configs(self) -> Sequence[PreTrainedConfig]:
-        """All configurations that the model's parts read; a part may have its own."""
-        return configs_of(self.model)
-
-    @property
-    def attention_name(self) -> str:
-        """The backend's name in ``BACKENDS``."""
-        return self.attention_reason.partition(" ")[0]
-
-    @property
-    def model_type(self) -> str:
-        return self.model.config.model_type
-
-    @property
-    def bytes_per_position(self) -> int:
-        """The bytes of KV cache per position and slot."""
-        return sum(shape.bytes_per_position for shape in (*self.layers.values(), *self.indexers.values()))
-
-    def make_cache(self, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None) -> Cache:
-        """Returns an empty cache.
-
-        Args:
-            max_batch_size: The number of slots.
-            max_length: Committed positions per slot.
-            max_nodes: Further positions per slot, for the nodes of a tree.
-            kv_cache: Name of the format that keys and values are quantized to (``specdec.cache.formats``); None keeps
-                them as they are.
-
-        Raises:
-            ValueError: There is no such format, the device cannot compute it, or the cache does not fit into the
-                device's free memory.
-        """
-        format = check_format(kv_cache)
-        sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
-        if format is None:
-            return SlotCache(self.layers, device=self.device, indexers=self.indexers, **sizes)
-        return QuantizedSlotCache(self.layers, format, device=self.device, indexers=self.indexers, **sizes)
+    facts: Facts
+    backend: AttentionBackend
+    name: str
+    reason: str
 
 
-def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Returns every configuration that a part of the model reads."""
-    found = [getattr(part, "config", None) for part in model.modules()]
-    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
+def find(model: PreTrainedModel, *, attention: str = "auto") -> Found:
+    """Returns a way to run the model that gives its own logits.
+
+    It is found by trying, because nobody knows what every model type needs. This costs the model's own forward and
+    three forwards over a small cache, of a few tokens each.
+
+    Args:
+        model: Any causal LM.
+        attention: Name of a backend (``specdec.attention.BACKENDS``), or ``"auto"`` for the first one that works.
+
+    Raises:
+        ValueError: There is no such backend, or no way to run the model; names the model type and the reason.
+    """
+    candidates, refusals = _backends(model, attention)
+    check_supported(model)
+    with model_lock(model):
+        return _settle(model, candidates, refusals)
+
+
+def make_cache(
+    facts: Facts, *, max_batch_size: int, max_length: int, max_nodes: int, kv_cache: str | None = None
+) -> Cache:
+    """Returns an empty cache.
+
+    Args:
+        facts: The model's.
+        max_batch_size: The number of slots.
+        max_length: Committed positions per slot.
+        max_nodes: Further positions per slot, for the nodes of a tree.
+        kv_cache: Name of the format that keys and values are quantized to (``specdec.cache.formats``); None keeps
+            them as they are.
+
+    Raises:
+        ValueError: There is no such format, the device cannot compute it, or the cache does not fit into the
+            device's free memory.
+    """
+    format = check_format(kv_cache)
+    sizes = {"max_batch_size": max_batch_size, "max_length": max_length, "max_nodes": max_nodes}
+    if format is None:
+        return SlotCache(facts.layers, device=facts.device, indexers=facts.indexers, **sizes)
+    return QuantizedSlotCache(facts.layers, format, device=facts.device, indexers=facts.indexers, **sizes)
 
 
 def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, AttentionBackend], dict[str, str] | None]:
@@ -162,18 +117,18 @@ def _backends(model: PreTrainedModel, attention: str) -> tuple[dict[str, Attenti
 
 def _settle(
     model: PreTrainedModel, candidates: Mapping[str, AttentionBackend], refusals: Mapping[str, str] | None
-) -> ModelPlan:
-    """Returns the first plan that gives the model's own logits, over all backends and ways of running experts."""
+) -> Found:
+    """Returns the first way that gives the model's own logits, over all backends and ways of running experts."""
     finding = ""
     cause: Exception | None = None
     passed = dict(refusals or {})
-    for name, attention in candidates.items():
+    for name, backend in candidates.items():
         for experts in EXPERTS:
             try:
-                plan, own = _probe(model, attention, experts)
-                plan, error = _trial(plan, own)
+                facts, own = _probe(model, experts)
+                error = _trial(model, facts, backend, own)
                 if error is None:
-                    return replace(plan, attention_reason=_reason(name, None if refusals is None else passed))
+                    return Found(facts, backend, name, _reason(name, None if refusals is None else passed))
                 problem = f"its logits differ by {error:.0%} from the model's own"
             except Exception as exception:  # whatever a model raises is the reason to refuse it
                 if ran_out(exception):
@@ -196,13 +151,11 @@ def _reason(name: str, passed: Mapping[str, str] | None) -> str:
 
 
 @torch.inference_mode()
-def _probe(
-    model: PreTrainedModel, attention: AttentionBackend, experts: str
-) -> tuple[ModelPlan, Float[Tensor, "batch position vocab"]]:
+def _probe(model: PreTrainedModel, experts: str) -> tuple[Facts, Float[Tensor, "batch position vocab"]]:
     """Run the model on its own, which shows what it keeps in a cache and which masks it makes.
 
     Returns:
-        A plan to try, and the model's own logits.
+        Facts to try, and the model's own logits.
     """
     config = model.config.get_text_config(decoder=True)
     output_layer = model.get_output_embeddings()
@@ -216,11 +169,9 @@ def _probe(
     with switched(configs, "eager", experts), noted_masks(configs) as asked, evaluating(training):
         tokens = _trial_tokens(config, vocab_size, device)
         output = model(input_ids=tokens, past_key_values=probe, use_cache=True)
-    plan = ModelPlan(
-        model=model,
-        attention=attention,
+    facts = Facts(
+        model_type=model.config.model_type,
         experts=experts,
-        groups=1,
         reaches=reaches(config, asked),
         layers=probe.shapes,
         indexers=probe.indexers,
@@ -229,7 +180,7 @@ def _probe(
         device=device,
         keeps_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters,
     )
-    return plan, output.logits
+    return facts, output.logits
 
 
 def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.device) -> Int[Tensor, "batch position"]:
@@ -240,23 +191,23 @@ def _trial_tokens(config: PreTrainedConfig, vocab_size: int, device: torch.devic
 
 
 @torch.inference_mode()
-def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple[ModelPlan, float | None]:
+def _trial(
+    model: PreTrainedModel, facts: Facts, backend: AttentionBackend, own: Float[Tensor, "batch position vocab"]
+) -> float | None:
     """Try a ragged prefill, a single token and a branching tree over a small cache.
 
     Returns:
-        The plan with its number of groups, and how far the logits are from the model's own; None if within rounding.
+        How far the logits are from the model's own; None if within rounding.
     """
-    config, device = plan.model.config.get_text_config(decoder=True), plan.device
-    tokens = _trial_tokens(config, plan.vocab_size, device)
+    config, device = model.config.get_text_config(decoder=True), facts.device
+    tokens = _trial_tokens(config, facts.vocab_size, device)
     if tokens.shape[1] < TRIAL_LENGTH:
-        return plan, None
-    executor = EagerExecutor(plan.model)
-    cache = plan.make_cache(max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
+        return None
+    executor = EagerExecutor(model, facts, backend)
+    cache = make_cache(facts, max_batch_size=2, max_length=TRIAL_LENGTH, max_nodes=TRIAL_SHAPE.num_nodes)
     lengths, slots = np.array(TRIAL_PREFIXES), np.arange(2)
     prefix = tokens[:, : lengths.max() - 1]
-    with noted_groups() as groups:
-        executor.run(plan, ForwardBatch.of_chunk(prefix, host_slots=slots, host_lengths=np.zeros_like(lengths)), cache)
-    plan = replace(plan, groups=max(set(groups), key=groups.count, default=1))
+    executor.run(ForwardBatch.of_chunk(prefix, host_slots=slots, host_lengths=np.zeros_like(lengths)), cache)
 
     starts = torch.tensor(TRIAL_PREFIXES, device=device)
     path = starts[:, None] + torch.arange(-1, len(TRIAL_PATH), device=device)
@@ -270,7 +221,7 @@ def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple
             lengths=torch.from_numpy(after).to(device),
             topology=topology,
         )
-        return executor.run(plan, batch, cache).scores
+        return executor.run(batch, cache).scores
 
     single = forward(tokens.gather(1, path[:, :1]), Topology.chain(1, device), lengths - 1)
     tree = forward(nodes, Topology.of_shape(TRIAL_SHAPE, device), lengths)
@@ -278,6 +229,6 @@ def _trial(plan: ModelPlan, own: Float[Tensor, "batch position vocab"]) -> tuple
     if cache.length_used and not getattr(config, "attn_temperature_tuning", False):  # see check_length
         raise UnsupportedError("its layers count positions from the length of the cache, which a batch has not")
     wanted = own.gather(1, path[:, :, None].expand(-1, -1, own.shape[2]))
-    rounded = getattr(plan.model, "is_quantized", False) or rounded_to(plan.model) is not None
-    precise = plan.dtype in (torch.float32, torch.float64) and not rounded
-    return plan, differs(logits, wanted, precise=precise)
+    rounded = getattr(model, "is_quantized", False) or rounded_to(model) is not None
+    precise = facts.dtype in (torch.float32, torch.float64) and not rounded
+    return differs(logits, wanted, precise=precise)

@@ -1,0 +1,135 @@
+"""A model is frozen while an engine serves it: a change that can be seen cheaply is refused.
+
+Packed weights and captured forwards are made from a model whose owner may go on to train or move it. They are not
+followed silently: ``weights_changed`` (``Engine.weights_changed``) says that everything is to be read again.
+"""
+
+import itertools
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+
+from specdec.placement import is_spread
+
+_told = itertools.count(1)
+_epoch = 0
+
+
+def weights_changed() -> None:
+    """Have every engine of this process read its models again before the next forward."""
+    global _epoch
+    _epoch = next(_told)
+
+
+def epoch() -> int:
+    """Returns a number that is larger after ``weights_changed``."""
+    return _epoch
+
+
+class Frozen:
+    """Notices cheap signs of a change: other modules or tensors, a write, a move, a hook of somebody else's.
+
+    Writes through ``.data`` move no counter and go unnoticed.
+
+    Args:
+        model: The model; it is not kept alive.
+
+    Attributes:
+        modules: All modules.
+        known: Whether all modules, parameters and hooks are code of torch, transformers or this project. Other code may
+            keep a state whose changes a captured forward would not see.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = ref(model)
+        self.renew()
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody has said that weights changed since the model was last read."""
+        return self._epoch != _epoch
+
+    def renew(self) -> None:
+        """Take the model as it is now."""
+        model = self._model()
+        assert model is not None, "whoever asks holds the model"
+        self._epoch = _epoch
+        self.modules = list(model.modules())
+        self.known = all_known(self.modules)
+        self._hooks = [table for m in self.modules for table in (m._forward_hooks, m._forward_pre_hooks)]
+        self._num_hooks = sum(map(len, self._hooks))
+        # accelerate's hooks put other tensors into the modules of a model that is spread, in every forward.
+        modules = [] if is_spread(model) else self.modules
+        tables = (table for m in modules for table in (m._modules, m._parameters))
+        self._tables = [table for table in tables if table]
+        # Rotary embeddings replace those of their buffers that are not saved.
+        self._buffers = [(m._buffers, n) for m in modules for n in m._buffers if n not in m._non_persistent_buffers_set]
+        self._objects = self._now()
+        tensors = [each for each in self._objects if isinstance(each, Tensor)]
+        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
+        self._versions = list(map(_version, self._counted))
+        self._ends = [*tensors[:1], *tensors[-1:]]  # moving a module leaves its parameters' identities alone
+        self._places = list(map(_place, self._ends))
+
+    def check(self, *, thoroughly: bool = True) -> None:
+        """Refuse to go on with a model that has changed.
+
+        Args:
+            thoroughly: False looks for writes only, which takes a few microseconds.
+
+        Raises:
+            ValueError: Says what has changed and what to call.
+        """
+        if list(map(_version, self._counted)) != self._versions:
+            raise ValueError(self._changed("its weights were written to"))
+        if not thoroughly:
+            return
+        if sum(map(len, self._hooks)) != self._num_hooks:
+            # transformers watches hidden states by hooks that it adds when they are first wanted.
+            if not all(_is_known(hook) for table in self._hooks for hook in table.values()):
+                raise ValueError(self._changed("a hook was added"))
+            self._num_hooks = sum(map(len, self._hooks))
+        now = self._now()
+        if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
+            raise ValueError(self._changed("another module or tensor is in it"))
+        if list(map(_place, self._ends)) != self._places:
+            raise ValueError(self._changed("it was moved"))
+
+    def _changed(self, what: str) -> str:
+        return (
+            f"the {type(self._model()).__name__} was changed while an engine serves it ({what}): call "
+            f"Engine.weights_changed(), which reads the weights again"
+        )
+
+    def _now(self) -> list[Any]:
+        # Written for speed: this runs at every forward, over hundreds of objects, without a line of Python for each.
+        return [*chain.from_iterable(map(_values, self._tables)), *(table.get(name) for table, name in self._buffers)]
+
+    @property
+    def training(self) -> list[nn.Module]:
+        """The modules that are in training mode now."""
+        return list(filter(_training, self.modules))
+
+
+_values, _version, _training = methodcaller("values"), attrgetter("_version"), attrgetter("training")
+_place = attrgetter("dtype", "device")
+
+OURS = ("torch", "transformers", "specdec", "drafters")
+
+
+def all_known(modules: Iterable[nn.Module]) -> bool:
+    """Returns whether all modules, their parameters' classes, and all hooks on them, are known code."""
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        kinds = [type(parameter) for parameter in module._parameters.values() if parameter is not None]
+        if not all(map(_is_known, (type(module), *kinds, *hooks))) or "forward" in vars(module):
+            return False
+    return True
+
+
+def _is_known(code: Any) -> bool:
+    return (getattr(code, "__module__", None) or type(code).__module__).split(".")[0] in OURS

@@ -1,0 +1,237 @@
+"""Recordings: a piece of work on tensors that was done once and can be done again without its Python.
+
+A stage is a function of tensors that returns tensors; besides, it may read and write tensors that stay where they are
+(the slots' state, the caches). If it depends on nothing else, it can be recorded: as a CUDA graph on a GPU, and as a
+flat program of operations on a CPU. So a stage that a CPU replays on other lengths, slots and trees, bit for bit, is
+known to be ready for a graph.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.execution.program import needed, noted, write_program
+from specdec.host import without_looking
+from specdec.memory import ran_out
+from specdec.scoped import scoped
+
+logger = logging.getLogger(__name__)
+
+Stage = Callable[..., Sequence[Tensor]]
+"""A function of tensors. Whatever else it reads must be the same tensors, or the same values, every time."""
+
+Recording = Callable[..., Sequence[Tensor]]
+"""Does what its stage did, on other inputs of the same shapes."""
+
+
+class UnrecordableError(RuntimeError):
+    """A stage does something that a recording could not repeat."""
+
+
+def recording_now() -> bool:
+    """Returns whether a stage is being recorded in this thread: nothing that is not part of it may run."""
+    return _recording.get()
+
+
+def _while_recording() -> AbstractContextManager[bool]:
+    return scoped(_recording, True)
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
+
+
+class Recorder(ABC):
+    """One way of recording.
+
+    Attributes:
+        runs: Whether a stage does its work while it is recorded.
+    """
+
+    runs: bool = True
+
+    @abstractmethod
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+        """Do a stage's work and record it.
+
+        Args:
+            name: The kind of stage. Stages of one kind never need each other's outputs.
+            stage: It must have run before, so that what it keeps (constants, workspaces) is there.
+            inputs: Its inputs.
+
+        Returns:
+            The recording, and the outputs for these inputs. The recording is None if the stage has run and cannot be
+            repeated.
+
+        Raises:
+            Exception: The stage cannot be recorded. It has then changed nothing that matters, or has not run.
+        """
+
+    def clear(self) -> None:  # noqa: B027 (most keep nothing)
+        """Give back what is kept for recordings, all of which have been dropped."""
+
+
+class TapeRecorder(Recorder):
+    """For the CPU: notes the operations of a stage while it runs, and writes them down as a program.
+
+    Its tensors' values may not decide about anything, and no tensor may be made from numbers that the host has: they
+    would be the same in every replay. A stage that cannot be repeated is done to its end all the same.
+    """
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+        """See ``Recorder.record``."""
+        with torch.inference_mode(), without_looking(), _while_recording(), noted() as work:
+            outputs = stage(*inputs)
+        if any(step.function is torch.ops.aten.lift_fresh.default for step in work.steps):
+            work.refuse("a tensor is made from numbers that the host has")
+        if work.refusal is not None:
+            logger.debug("a stage is not recorded: %s", work.refusal)
+            return None, outputs
+        return write_program(needed(work.steps, outputs), inputs, outputs), outputs
+
+
+class CudaGraphRecorder(Recorder):
+    """For a GPU: captures stages as CUDA graphs, whose kernels are launched all together.
+
+    A graph reads its inputs at fixed addresses. An input that comes from another graph stands at a fixed address
+    anyway; any other is copied to one. Graphs of one kind of stage share a pool of memory: none needs another's
+    outputs. Graphs of different kinds read each other's outputs and are replayed in another order than they were
+    captured in, for which torch wants pools of their own.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    runs = False
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._pools: dict[str, Any] = {}  # handles, whose type torch keeps to itself
+        self._fixed: set[int] = set()  # addresses of outputs of graphs
+
+    def record(self, name: str, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Recording | None, Sequence[Tensor]]:
+        """See ``Recorder.record``. Nothing runs while a graph is captured, so a failure has changed nothing."""
+        with torch.cuda.device(self._device):
+            if name not in self._pools:
+                self._pools[name] = torch.cuda.graph_pool_handle()
+            places = tuple(each if each.data_ptr() in self._fixed else each.clone() for each in inputs)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the device meanwhile.
+            graphed = torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local")
+            try:
+                with torch.inference_mode(), without_looking(), _while_recording(), graphed:
+                    # Whoever reads an output copies into places of its shape, which must not overlap themselves.
+                    outputs = tuple(each.contiguous() for each in stage(*places))
+            except BaseException:
+                del self._pools[name]  # a capture that was broken off leaves its pool unusable
+                raise
+        self._fixed.update(each.data_ptr() for each in outputs)
+
+        def replay(*given: Tensor) -> Sequence[Tensor]:
+            for place, each in zip(places, given, strict=True):
+                if place.data_ptr() != each.data_ptr():
+                    place.copy_(each)
+            graph.replay()
+            return outputs
+
+        return replay, replay(*inputs)
+
+    def clear(self) -> None:
+        """See ``Recorder.clear``. Torch takes no handle again after the last graph of its pool is gone."""
+        self._pools.clear()
+        self._fixed.clear()
+
+
+class Recordings:
+    """Recordings by what they were made for.
+
+    Args:
+        recorder: Makes them.
+        after: A stage is recorded when it comes for this time.
+        most: Recordings that are kept; beyond that, the one that was used the longest time ago is dropped.
+        what: What is recorded, for messages.
+    """
+
+    def __init__(self, recorder: Recorder, *, after: int, most: int, what: str = "rounds"):
+        self._recorder = recorder
+        self.after, self._most, self._what = after, most, what
+        self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._times: Counter[Hashable] = Counter()
+        self._refused: set[Hashable] = set()
+        self._full = False
+        self.replays = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def keys(self) -> list[Any]:
+        """What there are recordings of: name, key, and shapes and dtypes of the inputs."""
+        return list(self._kept)
+
+    def clear(self) -> None:
+        """Drop all recordings, because something that they were made from has changed."""
+        self._kept.clear()
+        self._times.clear()
+        self._refused.clear()
+        self._recorder.clear()
+
+    def give_up(self, error: BaseException) -> None:
+        """Drop all recordings and make none from now on, because memory has run out, as an error says."""
+        if not self._full:
+            logger.warning(
+                "no memory is left for recordings, so %s run without them from now on: %s", self._what, error
+            )
+        self.clear()
+        self._full = True
+
+    def run(
+        self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
+    ) -> Sequence[Tensor]:
+        """Returns what a stage returns, replayed if it came often.
+
+        Args:
+            name: The kind of stage.
+            key: All that the stage depends on besides the inputs' values and the tensors that stay where they are.
+            stage: The stage.
+            inputs: Its inputs.
+            repeatable: Whether it may be begun again after it was broken off: not if it moves what it reads.
+
+        Raises:
+            Exception: The stage was broken off while it was recorded, and is not repeatable.
+        """
+        key = (name, key, *[(each.shape, each.dtype) for each in inputs])
+        recording = self._kept.get(key)
+        if recording is not None:
+            self._kept.move_to_end(key)
+            self.replays += 1
+            return recording(*inputs)
+        self._times[key] += 1
+        if self._times[key] < self.after or key in self._refused or self._full:
+            return stage(*inputs)
+        try:
+            recording, outputs = self._recorder.record(name, stage, inputs)
+        except Exception as error:
+            if ran_out(error):  # without recordings there may be room for the work itself
+                self.give_up(error)
+                if not repeatable and self._recorder.runs:
+                    raise
+                return stage(*inputs)
+            # It depends on values, or does something that cannot be repeated: it runs as it is.
+            level = logging.DEBUG if self._recorder.runs else logging.WARNING
+            logger.log(level, "a stage is not recorded (%s): %s: %s", name, type(error).__name__, error)
+            self._refused.add(key)
+            return stage(*inputs)
+        if recording is None:  # it is not done again: it may have moved what it would then move once more
+            self._refused.add(key)
+            return outputs
+        self._kept[key] = recording
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return outputs
