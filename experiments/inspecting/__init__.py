@@ -1,1 +1,1 @@
-"""What a trained drafter is, what it predicts, and which convention it was probably loaded with by mistake."""
+"""Facts about a trained drafter, its acceptance, and the likeliest mistakes in loading it."""

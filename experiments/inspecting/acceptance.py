@@ -1,4 +1,4 @@
-"""What a drafter accepts, depth by depth, in a few texts that its target writes at temperature 1."""
+"""Acceptance by depth, in a few texts that the target writes at temperature 1."""
 
 import math
 from collections.abc import Sequence

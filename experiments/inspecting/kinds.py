@@ -17,7 +17,7 @@ from specdec.target.target import Target
 
 
 class Mistake(StrEnum):
-    """What is commonly wrong with a drafter that loads and drafts badly."""
+    """A common mistake in a drafter that loads and drafts badly."""
 
     LAYERS = "wrong hidden layers"
     NORM = "a wrong norm"

@@ -24,7 +24,7 @@ class Tried:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found out about a drafter.
+    """The result of inspecting a drafter.
 
     Attributes:
         drafter: As it was loaded, bound to the target.

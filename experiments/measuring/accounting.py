@@ -1,12 +1,11 @@
-"""What a call of the engine had to do, and what it should have taken: worked out after the call, from its steps.
+"""The work of a call of the engine, and the time that it should have taken: computed after the call, from its steps.
 
 Nothing of this runs while the engine does. A step says how many nodes were verified and accepted, and how long the
 stages of its round took; the rest is arithmetic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from experiments.measuring.conditions import drafter_name, shape_of
 from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.physics.calibrated import CalibratedRounds
-from specdec.physics.shape import ModelShape
+from specdec.physics.shape import Attention, ModelShape
 from specdec.physics.step_cost import StepSize
 from specdec.target.runner import ModelRunner
 from specdec.types import Completion
@@ -26,7 +25,7 @@ STAGES = ("draft", "verify", "accept", "commit")
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What was worked out of one call.
+    """The work and the times of one call.
 
     Attributes:
         work: Totals of the call: bytes and operations of every stage, nodes that were verified, tokens that were
@@ -43,7 +42,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """What forwards of a model move and compute, for sums over many of them.
+    """The bytes and operations of a model's forwards, for sums over many of them.
 
     Attributes:
         shape: The model.
@@ -56,9 +55,9 @@ class ModelWork:
     kv_bytes: float
 
     @classmethod
-    def of(cls, model: Any, runner: ModelRunner) -> "ModelWork | None":
+    def of(cls, runner: ModelRunner) -> "ModelWork | None":
         """Returns the work of a runner's model; None if its shape is not known."""
-        shape = shape_of(model)
+        shape = shape_of(runner.model)
         if shape is None:
             return None
         return cls(shape=shape, weight_bytes=float(runner.weight_bytes(1)), kv_bytes=float(runner.bytes_per_token))
@@ -79,22 +78,20 @@ class ModelWork:
     def kv_of(self, context: np.ndarray) -> np.ndarray:
         """Returns the bytes of keys and values that rows behind so many positions read."""
         kept = self.shape.kept_per_position
-        each = self.kv_bytes / kept if kept else 0.0
-        total = np.zeros(len(context))
-        for layer, count in self.shape.groups:
-            for part in layer.attending:
-                seen = context if part.window is None else np.minimum(context, part.window)
-                total += count * part.kept * each * seen
-        return total
+        return self._attending(context, lambda part: part.kept) * (self.kv_bytes / kept if kept else 0.0)
 
     def attention_of(self, queries: np.ndarray, visible: np.ndarray, *, prefill: bool = False) -> np.ndarray:
         """Returns the operations of attention for so many queries, each of which sees so many positions."""
-        total = np.zeros(len(queries))
-        for layer, count in self.shape.groups:
-            for part in layer.attending:
-                seen = visible if part.window is None else np.minimum(visible, part.window)
-                total += count * (part.prefill_pair_flops if prefill else part.pair_flops) * queries * seen
-        return total
+        return queries * self._attending(visible, lambda part: part.prefill_pair_flops if prefill else part.pair_flops)
+
+    def _attending(self, positions: np.ndarray, each: Callable[[Attention], float]) -> np.ndarray:
+        """Returns sums over all layers of a number per position, of the positions within their windows."""
+        parts = [(count, part) for layer, count in self.shape.groups for part in layer.attending]
+        ends = [np.inf if part.window is None else part.window for _, part in parts]
+        found = [
+            count * each(part) * np.minimum(positions, end) for (count, part), end in zip(parts, ends, strict=True)
+        ]
+        return np.sum(found, axis=0) if found else np.zeros(len(positions))
 
     @property
     def token_flops(self) -> float:
@@ -134,8 +131,8 @@ class Accountant:
             costs = None  # nothing is known of what this one takes
         runner = getattr(drafter, "_runner", None)
         return cls(
-            target=ModelWork.of(engine.target, engine.runner),
-            drafter=ModelWork.of(_Holder(runner.model), runner) if isinstance(runner, ModelRunner) else None,
+            target=ModelWork.of(engine.runner),
+            drafter=ModelWork.of(runner) if isinstance(runner, ModelRunner) else None,
             at_once=isinstance(drafter, BlockDrafter),
             chunk=engine.prefill_chunk,
             costs=costs,
@@ -258,13 +255,6 @@ class Accountant:
         return predicted, totals
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """A model where a target is asked for its shape."""
-
-    model: Any
-
-
 @dataclass(frozen=True, eq=False)
 class _Rounds:
     """The rounds of a call: one entry per request and round in the arrays, which ``number`` says the round of.
@@ -312,7 +302,7 @@ class _Rounds:
 
     @property
     def rows(self) -> np.ndarray:
-        """How many rows every round has."""
+        """The number of rows of every round."""
         return np.bincount(self.number, minlength=len(self.seconds))
 
     def per_round(self, values: np.ndarray) -> np.ndarray:

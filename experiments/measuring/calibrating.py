@@ -29,12 +29,12 @@ GPU_RANGES = (64,)
 """On a GPU, matrix products work on tiles of 64 rows or more, which fewer tokens do not fill."""
 
 STEADY = 0.05
-"""How much forwards may become slower or faster while they are measured, before it is said."""
+"""The largest change of forwards' times during the measurement that is not noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured.
+    """The points of a calibration, and the time for them.
 
     Attributes:
         grid: The points that constants are fitted to.
@@ -84,7 +84,7 @@ def calibrate(
         prompt: Tokens that prompts are made of.
         plan: What is measured.
         sampling: Parameters of the requests in the rounds.
-        progress: Is told how far it is.
+        progress: Called with how far it is.
         options: For ``Engine`` and its runner: ``attention``, ``optimize``, ``kv_cache``, ``invariant``.
 
     Raises:

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import torch
+from transformers import PreTrainedModel
 
 from experiments.results.manifest import device_name
 from specdec.drafting.costs import Conditions
@@ -15,7 +16,7 @@ from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 _NOT_COST = {"_name_or_path", "transformers_version", "architectures", "eos_token_id", "bos_token_id", "pad_token_id"}
-"""What a configuration says that a forward does not cost more or less for."""
+"""Keys of a configuration that do not change the cost of a forward."""
 
 
 def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None = None) -> Conditions:
@@ -41,7 +42,7 @@ def conditions_of(target: Target, runner: ModelRunner, drafter: Drafter | None =
 
 
 def drafter_name(drafter: Drafter | None) -> str | None:
-    """Returns what a cost file calls a drafter; a policy beside it is not part of the name."""
+    """Returns a drafter's name in cost files; a policy beside it is not part of the name."""
     if drafter is None:
         return None
     inner = getattr(drafter, "drafter", None)
@@ -56,21 +57,21 @@ def fingerprint(target: Target) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def shape_of(target: Target) -> ModelShape | None:
-    """Returns the target's shape; None if it is of a kind that no work is known for."""
+def shape_of(model: PreTrainedModel) -> ModelShape | None:
+    """Returns a model's shape; None if it is of a kind that no work is known for."""
     try:
-        return ModelShape.of(target.model.config)
+        return ModelShape.of(model.config)
     except (ValueError, AttributeError, TypeError, KeyError):
         return None
 
 
 def least_work(target: Target, runner: ModelRunner) -> LeastWork | None:
-    """Returns what every forward of the target must at least do; None if its shape is not known.
+    """Returns the least work of every forward of the target; None if its shape is not known.
 
     Bytes are those that the runner reads, which are fewer than the model's own where it multiplies by smaller copies.
     With windows, the last positions alone are read, so that no bound follows from the others.
     """
-    shape = shape_of(target)
+    shape = shape_of(target.model)
     if shape is None:
         return None
     windowed = any(part.window is not None for layer in shape.layers for part in layer.attending)

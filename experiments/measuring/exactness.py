@@ -1,4 +1,4 @@
-"""What a rule does to the output's distribution: drafts enumerated over built-in tables, dense and degenerate.
+"""The effect of a rule on the output's distribution: drafts enumerated over built-in tables, dense and degenerate.
 
 There is no sampling noise, except for rules with shared noise, which are tried over many seeds.
 """
@@ -50,7 +50,7 @@ LAWS = {
     DraftSampling.IID: "iid",
     DraftSampling.WITHOUT_REPLACEMENT: "w/o",
 }
-"""How drafts are drawn, with the table's words for it."""
+"""The ways of drafting, with the table's words."""
 SHARED_LAWS = {DraftSampling.COUPLED: "coupled", **LAWS}
 """The ways of drafting, with the table's words, where drafter and target share their noise."""
 ROWS = {"dense": ("dense",), "mixed": ROW_KINDS, "one-hot": ("one_hot",)}

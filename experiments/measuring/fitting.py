@@ -42,7 +42,7 @@ class Fitting:
 
     @property
     def sentence(self) -> str | None:
-        """What a reader has to know, and what to set; None if everything fits."""
+        """A sentence for the reader, with the setting to change; None if everything fits."""
         count = self.cut + self.skipped + self.failing
         if not count:
             return None

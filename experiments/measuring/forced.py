@@ -53,7 +53,7 @@ class TextTarget(Target):
 
 
 class Successors:
-    """What has followed every token so far, in all texts that were read: a stand-in for what a target would say."""
+    """The successors of every token in all texts so far: a stand-in for the target's likeliest tokens."""
 
     def __init__(self) -> None:
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
@@ -79,7 +79,7 @@ class Successors:
 
 @dataclass(frozen=True)
 class TextRounds:
-    """What came of one text.
+    """The rounds of one text.
 
     Attributes:
         accepted: The number of accepted tokens of every round.
@@ -185,7 +185,7 @@ class Forced:
 
 
 def _prefilled(slots: Batch, prompt: Sequence[int]) -> Committed:
-    """Returns what an engine tells of a prompt: all of it but the root, in one piece."""
+    """Returns a prompt as an engine reports it: all of it but the root, in one piece."""
     return Committed(
         slots=slots.index,
         host_slots=slots.host_index,

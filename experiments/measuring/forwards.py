@@ -1,4 +1,4 @@
-"""How long the target's forwards take, over a grid of rows, contexts and nodes, and over pieces of prompts.
+"""Times of the target's forwards, over a grid of rows, contexts and nodes, and over pieces of prompts.
 
 All points are timed in turn, in another order in every pass, until the time is up. So whatever else the machine does
 meets all of them alike, and a point counts with the lower quartile of its times.
@@ -45,7 +45,7 @@ class Forward:
 
     @property
     def size(self) -> StepSize:
-        """What its time depends on."""
+        """The sizes that its time depends on."""
         return StepSize.of(rows=self.batch, queries=self.queries, context=self.context)
 
 
@@ -114,7 +114,7 @@ def measure_forwards(
         points: What to time.
         seconds: About how long to measure; at least three passes are made.
         seed: Of the order.
-        progress: Is told how far it is.
+        progress: Called with how far it is.
     """
     fill(runner)
     random = np.random.default_rng(seed)
@@ -196,7 +196,7 @@ def captured_at_once(after: int = 1) -> Iterator[None]:
 
 
 def _call(runner: ModelRunner, point: Forward) -> Callable[[], object]:
-    """Returns what runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
+    """Returns a function that runs a point as rounds do: on a GPU as a CUDA graph, if it can be captured."""
     batch = forward_batch(point, runner.vocab_size, runner.device)
     if runner.device.type != "cuda" or point.prompt or runner.invariant:
         return lambda: runner.run(batch)

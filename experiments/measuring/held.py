@@ -1,4 +1,4 @@
-"""What a run's models and caches really take, and the most memory that the process has had at once."""
+"""Memory that a run's models and caches take, and the most that the process has had at once."""
 
 import resource
 import sys
@@ -51,7 +51,7 @@ class Held:
 
 
 def held_by(engines: Sequence[Engine]) -> Held:
-    """Returns what some engines hold, each tensor once."""
+    """Returns the bytes that some engines hold, each tensor once."""
     different = list(dict.fromkeys(engines))
     own = [engine.runner for engine in different]
     drafting = [part for engine in different for part in _parts(engine.drafter)]

@@ -1,4 +1,4 @@
-"""What a method's speed is made of, in words: the ingredients that a comparison has to state of both sides."""
+"""Ingredients of a method's speed, in words: a comparison has to state them of both sides."""
 
 import torch
 
@@ -35,7 +35,7 @@ def ingredients_of(contender: Contender) -> dict[str, str]:
 
 
 def _forwards(engine: Engine) -> str:
-    """How forwards and rounds are run."""
+    """The way in which forwards and rounds are run."""
     parts = ["packed", "captured"] if engine.runner.executor.captures else []
     if engine.recording != "off":
         parts.append(f"{engine.recording} recorded")

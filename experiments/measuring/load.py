@@ -1,4 +1,4 @@
-"""How busy the machine was while something was timed: this process, and all others."""
+"""The load of the machine while something was timed: of this process, and of all others."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""What a core does when it is not idle. Time that a virtual machine's host kept for itself (steal) counts, too."""
+"""States of a core that is not idle. Time that a virtual machine's host kept for itself (steal) counts, too."""
 
 
 @dataclass(frozen=True)

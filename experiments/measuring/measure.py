@@ -51,7 +51,7 @@ class Contender:
 
     @cached_property
     def exactness(self) -> str | None:
-        """What the verifier promises, and whether that is only declared; None for plain decoding of the same target."""
+        """The verifier's promise, and whether that is only declared; None for plain decoding of the same target."""
         if isinstance(self.engine, OtherEngine):
             return self.engine.exactness
         verifier = self.engine.verifier if self.speculate else None

@@ -1,4 +1,4 @@
-"""What the device can do at best, measured: bytes per second in a copy, operations per second in a product."""
+"""The device at its best, measured: bytes per second in a copy, operations per second in a product."""
 
 import time
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def brief_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def printed_peaks(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Returns what a device's maker prints, ``printed_bandwidth`` and ``printed_flops``; empty if it is in no table.
+    """Returns ``printed_bandwidth`` and ``printed_flops`` of a device's maker; empty if it is in no table.
 
     A GPU is recognized by its name, and by its memory where the table has several of that name.
     """

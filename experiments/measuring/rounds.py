@@ -1,4 +1,4 @@
-"""How long rounds take, and their parts: by depth of the drafts, rows and context, or by the tree that is drafted."""
+"""Times of rounds and of their parts: by depth of the drafts, rows and context, or by the tree that is drafted."""
 
 import math
 import time

@@ -20,7 +20,7 @@ from specdec.types import Exactness
 
 @dataclass
 class Watch:
-    """What was seen of one call of the engine.
+    """Observations of one call of the engine.
 
     Attributes:
         seconds: How long looking took. It is not part of the call's time.
@@ -81,7 +81,7 @@ def watching(
 
 
 def trace_keys(seen: Round, method: str, exactness: Exactness, jobs: Mapping[int, Job]) -> list[TraceKey | None]:
-    """Whose round each row of a batch is; None for a row that did not draft or whose round ended in an error.
+    """The key of each row of a batch; None for a row that did not draft or whose round ended in an error.
 
     Args:
         seen: The round.

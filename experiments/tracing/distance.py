@@ -1,4 +1,4 @@
-"""How far a round's first token is from the target's distribution: what a lossy rule costs, step by step.
+"""Distances of a round's first token from the target's distribution: the cost of a lossy rule, step by step.
 
 Even an exact rule does not emit from p once the draft is given: p is the *average* over all drafts that could have been
 drawn in that context. So it is this average that is compared with p.
@@ -23,13 +23,13 @@ from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 
 REDRAWS = 256
-"""How often several siblings are drawn again."""
+"""The number of times that several siblings are drawn again."""
 _MOST_TOKENS = 512  # all others are treated as one token, which hides a little of the distance
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far the distribution of a round's first token is from p.
+    """The distance of a round's first token's distribution from p.
 
     Attributes:
         tv: Total variation, in [0, 1]. Where siblings were drawn again, an estimate whose expectation is at most the

@@ -26,7 +26,7 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What the drafts of a trace say about acceptance.
+    """Acceptance by depth and rank in the drafts of a trace.
 
     Attributes:
         drafts: Where it comes from.
@@ -179,7 +179,7 @@ class _Sums:
         return TreeShape(forms[-1].paths[1:])
 
     def tables(self, size: tuple[int, int]) -> list[np.ndarray]:
-        """What was accepted and offered in every round, by depth and rank."""
+        """Returns the accepted and the offered nodes of every round, by depth and rank."""
         longest = max(self._forms.values(), key=lambda form: len(form.parents))
         made = []
         for key, reached in self._rows:

@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class DraftedRound:
-    """What one round proposed, and what became of it.
+    """The draft of one round, and the part of it that was accepted.
 
     Attributes:
         round: Its number, from 0.

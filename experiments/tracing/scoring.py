@@ -1,4 +1,4 @@
-"""How many tokens every rule expects to accept on the very drafts of a trace. No acceptance is sampled."""
+"""The tokens that every rule expects to accept on the very drafts of a trace. No acceptance is sampled."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

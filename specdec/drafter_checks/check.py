@@ -142,7 +142,7 @@ def _binds(stage: Stage) -> Finding:
 
 
 def _looked_at(log: Log, top_tokens: int) -> list[Finding]:
-    """Returns what was seen of the trees, the slots and what the drafter was told, in all rounds so far."""
+    """Returns the findings about trees, slots and top tokens, in all rounds so far."""
     found = list(_trees(log))
     if not top_tokens:
         found.append(not_applicable(TOP, "the drafter says top_tokens=0"))
@@ -160,7 +160,7 @@ def _nan(
     tokens: int,
     so_far: Sequence[Finding],
 ) -> Finding:
-    """Returns what becomes of a drafter beside NaN, where a request's drafts are known to depend on it alone."""
+    """Have requests with NaN in their context decoded beside others."""
     alone = [each for each in so_far if each.check in (repeats.SEED, repeats.COMPANY, repeats.REUSE)]
     comparable = all(finding.status is Status.PASSED for finding in alone)
     return failures.nan_logits(stage, prompts, sampling, tokens=tokens, comparable=comparable)
@@ -274,7 +274,7 @@ def _leaves(stage: Stage, jobs: Sequence[Job]) -> Finding:
 
 
 def _attempt(check: str, tried: Callable[[], Finding]) -> Finding:
-    """Returns what a check finds; an exception of the drafter is a failure."""
+    """Returns the finding of a check; an exception of the drafter is a failure."""
     try:
         return tried()
     except MalformedError:
@@ -284,7 +284,7 @@ def _attempt(check: str, tried: Callable[[], Finding]) -> Finding:
 
 
 def _several(checks: Sequence[str], tried: Callable[[], list[Finding]]) -> list[Finding]:
-    """Returns what several checks find together; an exception is a failure of the first of them."""
+    """Returns the findings of several checks that are made together; an exception is a failure of the first of them."""
     found: list[Finding] = []
 
     def first() -> Finding:

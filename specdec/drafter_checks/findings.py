@@ -1,11 +1,11 @@
-"""What a check has found."""
+"""Findings of checks."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The end of a check."""
 
     PASSED = "passed"
     FAILED = "FAILED"

@@ -1,4 +1,4 @@
-"""What a drafter does to outputs: greedy ones must be plain decoding's, and every request must come to its end."""
+"""The effect of a drafter on outputs: greedy ones must be plain decoding's, and every request must come to its end."""
 
 from collections.abc import Sequence
 from dataclasses import replace

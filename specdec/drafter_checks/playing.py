@@ -112,7 +112,7 @@ class Job:
 
 @dataclass
 class Run:
-    """What came of a request.
+    """The output and the drafts of a request.
 
     Attributes:
         tokens: Its output.
@@ -169,7 +169,7 @@ def run(
     on_round: Callable[[Round], None] | None = None,
     may_fail: bool = False,
 ) -> list[Run]:
-    """Returns what comes of requests that are submitted together.
+    """Returns the outputs and drafts of requests that are submitted together.
 
     Args:
         engine: The engine.

@@ -25,7 +25,7 @@ CHECKPOINTS = 12
 
 @dataclass(frozen=True)
 class _Trial:
-    """What all comparisons start from: two requests, greedy and sampled, and their drafts when each is alone."""
+    """The start of all comparisons: two requests, greedy and sampled, and their drafts when each is alone."""
 
     stage: Stage
     prompts: Sequence[tuple[int, ...]]

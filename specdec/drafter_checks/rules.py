@@ -50,7 +50,7 @@ def exact_rules(drafter: Drafter) -> list[Verifier]:
 
 
 class ByRule:
-    """What rules would have emitted in the rounds that were played.
+    """The tokens that rules would have emitted in the rounds that were played.
 
     Args:
         rules: The rules, of which those with shared noise are left to ``finding``.
@@ -83,7 +83,7 @@ class ByRule:
         )
 
     def finding(self, rule: Verifier, stage: Stage, jobs: Sequence[Job], plain: Sequence[Run]) -> Finding:
-        """Returns what was found of a rule.
+        """Returns the finding about a rule.
 
         Args:
             rule: One of those that were given.

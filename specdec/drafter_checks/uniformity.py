@@ -16,7 +16,7 @@ from torch import Tensor
 LEVEL = 1e-5
 """A drafter that does nothing wrong fails one of the statistical checks with this probability."""
 LOOKS = 3
-"""How often everything is tested while draws come in, so that a proof ends the check."""
+"""The number of times that everything is tested while draws come in, so that a proof ends the check."""
 BINS, CELLS = 20, 5
 FEWEST = 400
 """Draws below which nothing is tested: 20 per bin."""

@@ -23,7 +23,7 @@ class MalformedError(Exception):
 
 @dataclasses.dataclass
 class Log:
-    """What is known of a drafter; shared by all that are made in one check.
+    """Observations of a drafter; shared by all that are made in one check.
 
     Attributes:
         depth: The largest depth of a node, as announced.
@@ -92,7 +92,7 @@ class Watched(Drafter):
         self.inner.release(slot)
 
     def _untold(self, committed: Committed) -> str | None:
-        """Returns what is wrong with what the target is said to have thought at every node; None if nothing is."""
+        """Returns the mistake in the top tokens of the target at every node; None if there is none."""
         nodes, top = committed.node_tokens, committed.top_tokens
         if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
             shape = None if top is None else tuple(top.shape)
@@ -110,7 +110,7 @@ class Watched(Drafter):
         return None
 
     def propose(self, slots: Batch) -> DraftTree:
-        """Returns what the drafter proposes, after a look at it.
+        """Returns the drafter's proposal, after a look at it.
 
         Raises:
             MalformedError: The engine could not go on with this tree.

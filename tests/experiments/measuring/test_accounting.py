@@ -1,4 +1,4 @@
-"""What a call had to do and should have taken, counted by hand from the steps of two requests."""
+"""The work of a call and its predicted time, counted by hand from the steps of two requests."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a calibration says about its own measurement."""
+"""Notes of a calibration about its own measurement."""
 
 import pytest
 

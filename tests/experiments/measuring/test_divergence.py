@@ -60,7 +60,7 @@ def jobs(count: int, tokens: int) -> list[Job]:
 
 
 def records(engine: Engine, count: int = 4, tokens: int = 32) -> list[Record]:
-    """What the method leaves of its outputs, next to plain decoding on the same engine."""
+    """The method's records, next to plain decoding on the same engine."""
     written: list[Record] = []
     with engine:
         contenders = [Contender(PLAIN, engine, speculate=False), Contender("method", engine)]

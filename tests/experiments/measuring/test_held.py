@@ -1,4 +1,4 @@
-"""What engines hold is what was planned; and the most memory that there was."""
+"""Engines hold what was planned; and the most memory that there was."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How far a lossy rule's first token is from the target: closed forms, and zero for exact rules."""
+"""Distances of a lossy rule's first token from the target: closed forms, and zero for exact rules."""
 
 import pytest
 import torch
