@@ -1,6 +1,6 @@
 """The tables and pictures of a run, from its results."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,148 +15,101 @@ from experiments.reporting import style
 from specdec.physics.bounds import Roof, Work
 
 Record = dict[str, Any]
-Columns = Mapping[str, Callable[[Record], str | Text]]
-"""The headings of a table, and the text of each for a record."""
 
-_STAGES = ("draft", "verify", "accept", "commit")
-_BESIDE: Columns = {
-    "drafter": lambda r: r["drafter"],
-    "rule": lambda r: r["rule"],
-}
-_TABLES: dict[str, tuple[str, Columns, tuple[str, ...]]] = {
+_TABLES: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "steps": (
         "Forwards over the cache: a plain step (1 node) and verify steps",
         {
-            "rows": lambda r: str(r["batch"]),
-            "context": lambda r: str(r["context"]),
-            "nodes": lambda r: str(r["nodes"]),
-            "attention": lambda r: r["backend"].removeprefix("specdec_"),
-            "executor": lambda r: (
-                r["executor"].removesuffix("Executor").lower() + ("" if r["captured"] is not False else ", eager")
-            ),
-            "ms": lambda r: ms(r["seconds"]),
-            "/ plain": lambda r: f"{r['seconds'] / r['plain']:.2f}" if r["plain"] else NOTHING,
-            "least ms": lambda r: ms(r["least_seconds"]),
-            "MBU %": lambda r: percent(r["bandwidth_utilization"]),
-            "FLOP %": lambda r: percent(r["flop_utilization"]),
-            "launches": lambda r: str(r["launches"]),
-            "note": lambda r: missed(r["note"], wrong="PHYSICS" in r["note"]),
+            "rows": "batch", "context": "context", "nodes": "nodes", "attention": "backend", "executor": "executor",
+            "ms": "seconds", "/ plain": "of_plain", "least ms": "least_seconds", "MBU %": "bandwidth_utilization",
+            "FLOP %": "flop_utilization", "launches": "launches", "note": "note",
         },
-        (
-            "least: what memory or products need at their measured best",
-            "MBU: weights and KV over the copy's bandwidth",
-        ),
+        ("least: what memory or products need at their measured best", "MBU: weights and KV over the copy's bandwidth"),
     ),
     "prefill": (
         "Prefill of one prompt in one piece",
-        {
-            "prompt tokens": lambda r: str(r["tokens"]),
-            "ms": lambda r: ms(r["seconds"]),
-            "tokens/s": lambda r: f"{r['tokens'] / r['seconds']:,.0f}",
-            "FLOP %": lambda r: percent(r["flop_utilization"]),
-            "note": lambda r: r["note"],
-        },
+        {"prompt tokens": "tokens", "ms": "seconds", "tokens/s": "rate", "FLOP %": "flop_utilization", "note": "note"},
         (),
     ),
     "weights": (
         "Steps on quantized weights, beside the unquantized ones",
         {
-            "weights": lambda r: r["scheme"],
-            "nodes": lambda r: str(r["nodes"]),
-            "ms": lambda r: ms(r["seconds"]),
-            "unquantized, ms": lambda r: ms(r["unquantized"]),
-            "times as fast": lambda r: f"{r['ratio']:.2f}",
+            "weights": "scheme", "nodes": "nodes", "ms": "seconds", "unquantized, ms": "unquantized",
+            "times as fast": "ratio",
         },
         (),
     ),
     "rounds": (
         "Rounds by stage",
         {
-            **_BESIDE,
-            "round, ms": lambda r: ms(r["seconds"]),
-            **{f"{stage}, ms": lambda r, stage=stage: ms(r["stages"][stage]) for stage in _STAGES},
-            "outside\nforwards, %": lambda r: percent(r["outside"]),
-            "launches": lambda r: str(r["launches"]),
-            "outside\nforwards": lambda r: str(r["launches_outside"]),
-            "host\nreads": lambda r: str(r["reads"]),
+            "drafter": "drafter", "rule": "rule", "round, ms": "seconds", "draft, ms": "draft", "verify, ms": "verify",
+            "accept, ms": "accept", "commit, ms": "commit", "outside\nforwards, %": "outside", "launches": "launches",
+            "outside\nforwards": "launches_outside", "host\nreads": "reads",
         },
-        (
-            "launches: operations per round; outside forwards: without those of the models",
-            "reads cost nothing on a CPU",
-        ),
+        ("launches: operations per round; outside forwards: without those of the models", "reads are free on a CPU"),
     ),
     "ways": (
         "The same rounds, recorded in other ways, and in invariant mode",
         {
-            **_BESIDE,
-            "recording": lambda r: r["recording"],
-            "invariant": lambda r: "yes" if r["invariant"] else "no",
-            "round, ms": lambda r: ms(r["seconds"]),
-            "/ first": lambda r: f"{r['seconds'] / r['first']:.2f}" if r["first"] else NOTHING,
-            "verify, ms": lambda r: ms(r["stages"]["verify"]),
-            "outside\nforwards, %": lambda r: percent(r["outside"]),
-            "host\nreads": lambda r: str(r["reads"]),
+            "drafter": "drafter", "rule": "rule", "recording": "recording", "invariant": "invariant",
+            "round, ms": "seconds", "/ first": "of_first", "verify, ms": "verify", "outside\nforwards, %": "outside",
+            "host\nreads": "reads",
         },
         (),
     ),
     "synthetic": (
         "Synthetic acceptance: the speedup, and what the costs of single stages predict",
         {
-            "rows": lambda r: str(r["batch"]),
-            "accepted": lambda r: f"{r['accept']:g} x {r['depth']}",
-            "tokens/round:\ngiven": lambda r: f"{r['tokens_per_round_given']:.2f}",
-            "measured": lambda r: f"{r['tokens_per_round']:.2f}",
-            "plain\nstep, ms": lambda r: ms(r["plain_step"]),
-            "verify\nstep, ms": lambda r: ms(r["verify_step"]),
-            "draft, ms": lambda r: ms(r["draft"]),
-            "outside, ms": lambda r: ms(r["outside"]),
-            "speedup:\nmeasured": lambda r: f"{r['measured']:.2f}",
-            "predicted": lambda r: f"{r['predicted_from_tokens']:.2f}",
-            "measured /\npredicted": lambda r: f"{r['ratio']:.2f}",
-            "as plain": lambda r: f"{r['equal_to_plain']}/{r['outputs']}",
+            "rows": "batch", "accepted": "accepted", "depth": "depth", "tokens/round:\ngiven": "tokens_per_round_given",
+            "measured": "tokens_per_round", "plain\nstep, ms": "plain_step", "verify\nstep, ms": "verify_step",
+            "draft, ms": "draft", "outside, ms": "outside_seconds", "speedup:\nmeasured": "measured",
+            "predicted": "predicted_from_tokens", "measured /\npredicted": "ratio", "as plain": "equal_to_plain",
+            "of": "outputs",
         },
         ("predicted from the tokens per round that were measured", "as plain: outputs equal to plain decoding's"),
     ),
     "peers": (
         "Whole requests beside transformers' generate, prefill included",
         {
-            "target": lambda r: r["target"],
-            "method": lambda r: r["method"],
-            "transformers": lambda r: r["peer"] + (f": {r['error']}" if "error" in r else ""),
-            "tokens/s:\ntheirs": lambda r: f"{r['tokens'] / r['seconds']:,.1f}" if "ratio" in r else NOTHING,
-            "ours": lambda r: f"{r['tokens'] / r['ours']:,.1f}" if "ratio" in r else NOTHING,
-            "times\nas fast": lambda r: f"{r['ratio']:.2f}" if "ratio" in r else NOTHING,
-            "least, most": lambda r: f"{min(r['ratios']):.2f}, {max(r['ratios']):.2f}" if "ratio" in r else NOTHING,
-            "same\ntokens": lambda r: {True: "yes", False: "no"}.get(r.get("same_tokens"), NOTHING),
+            "target": "target", "method": "method", "transformers": "peer", "tokens/s:\ntheirs": "rate",
+            "ours": "own_rate", "times\nas fast": "ratio", "least": "least", "most": "most",
+            "same\ntokens": "same_tokens", "error": "error",
         },
         (),
     ),
     "llama_cpp": (
-        "Beside llama.cpp",
+        "Beside llama.cpp; 0 tokens: a whole plain token with everything around its forward",
         {
-            "llama.cpp": lambda r: r["precision"],
-            "what": lambda r: f"forward of {r['nodes']}" if r["nodes"] else "whole token",
-            "theirs, ms": lambda r: ms(r["theirs"]),
-            "ours, ms": lambda r: ms(r["ours"]),
-            "ours / theirs": lambda r: f"{r['ratio']:.2f}",
-            "same token": lambda r: "yes" if r["same_token"] else "no",
+            "llama.cpp": "precision", "tokens per forward": "nodes", "theirs, ms": "theirs", "ours, ms": "ours",
+            "ours / theirs": "ratio", "same token": "same_token",
         },
         ("same token: the same weights choose the same token after a prompt",),
     ),
-    "left_out": ("Not measured", {"left out": lambda r: r["what"], "why": lambda r: r["why"]}, ()),
-    "goals": (
-        "Figures to reach",
-        {
-            "figure": lambda r: r["what"],
-            "wanted": lambda r: f"{'≤' if r['at_most'] else '≥'} {r['wanted']:g}",
-            "measured": lambda r: NOTHING if r["measured"] is None else f"{r['measured']:.3g}",
-            "met": lambda r: missed(
-                {None: "not measured", True: "yes", False: "NO"}[r["met"]], wrong=r["met"] is False
-            ),
-        },
-        (),
-    ),
-}
+    "left_out": ("Not measured", {"left out": "what", "why": "why"}, ()),
+    "goals": ("Figures to reach", {"figure": "what", "wanted": "wanted", "measured": "measured", "met": "met"}, ()),
+}  # fmt: skip
+"""The tables by section: title, the keys of records by heading, notes."""
+_SECONDS = {"seconds", "least_seconds", "unquantized", "draft", "verify", "accept", "commit", "plain_step"}
+_SECONDS |= {"verify_step", "outside_seconds", "theirs", "ours"}
+_SHARES = {"bandwidth_utilization", "flop_utilization", "outside"}
+
+
+def _cell(record: Record, key: str) -> str | Text:
+    """Return a value of a record as text: seconds in milliseconds, shares in percent."""
+    value = record.get(key)
+    if value is None:
+        return NOTHING if key != "error" else ""
+    if key in _SECONDS:
+        return ms(value)
+    if key in _SHARES:
+        return percent(value)
+    if isinstance(value, bool):
+        return missed("yes" if value else "no", wrong=key == "met" and not value)
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return missed(str(value), wrong="PHYSICS" in str(value))
+
+
 _GROUP = ("batch", "context", "backend", "executor")
 _MEMORY = {
     "weights": "weights", "kv": "KV cache", "activations": "activations, at their peak",
@@ -166,24 +119,48 @@ _MEMORY = {
 
 def print_tables(results: Results) -> None:
     """Print the tables of all sections that were measured; the figures to reach come last."""
-    prepared = {**results, "steps": _ordered(results.get("steps", [])), "left_out": _gathered(results["left_out"])}
+    prepared = {**results, "left_out": _gathered(results["left_out"])}
+    plain = {_group(s): s["seconds"] for s in results.get("steps", []) if s["nodes"] == 1}
+    prepared["steps"] = [
+        {
+            **step,
+            "of_plain": step["seconds"] / plain[_group(step)] if _group(step) in plain else None,
+            "backend": step["backend"].removeprefix("specdec_"),
+            "executor": step["executor"].removesuffix("Executor") + (", eager" if step["captured"] is False else ""),
+        }
+        for step in sorted(results.get("steps", []), key=lambda s: (*_group(s), s["nodes"]))
+    ]
     first: dict[tuple[str, str], float] = {}
-    for each in results.get("ways", []):
-        each["first"] = first.setdefault((each["drafter"], each["rule"]), each["seconds"])
-    prepared["goals"] = [{**vars(goal), "met": goal.met} for goal in goals(results)]
+    for section in ("rounds", "ways"):
+        prepared[section] = [{**each, **each["stages"]} for each in results.get(section, [])]
+    for each in prepared["ways"]:
+        each["of_first"] = each["seconds"] / first.setdefault((each["drafter"], each["rule"]), each["seconds"])
+    prepared["prefill"] = [{**r, "rate": r["tokens"] / r["seconds"]} for r in results.get("prefill", [])]
+    prepared["synthetic"] = [
+        {**r, "accepted": r["accept"], "outside_seconds": r["outside"]} for r in results.get("synthetic", [])
+    ]
+    prepared["peers"] = [_with_rates(each) for each in results.get("peers", [])]
+    prepared["goals"] = [
+        {**vars(goal), "wanted": f"{'≤' if goal.at_most else '≥'} {goal.wanted:g}", "met": goal.met}
+        for goal in goals(results)
+    ]
     for section, (title, columns, notes) in _TABLES.items():
         if section == "left_out" and results.get("memory"):
             _print_memory(results["memory"])
         if prepared.get(section):
-            rows = [{name: text(record) for name, text in columns.items()} for record in prepared[section]]
+            rows = [{name: _cell(record, key) for name, key in columns.items()} for record in prepared[section]]
             show(title, rows, *notes)
 
 
-def _ordered(steps: Sequence[Record]) -> list[Record]:
-    """Return the steps in the order of their sizes, each with the seconds of its plain step."""
-    plain = {tuple(s[name] for name in _GROUP): s["seconds"] for s in steps if s["nodes"] == 1}
-    found = [{**s, "plain": plain.get(tuple(s[name] for name in _GROUP))} for s in steps]
-    return sorted(found, key=lambda s: (*(s[name] for name in _GROUP), s["nodes"]))
+def _group(step: Record) -> tuple[Any, ...]:
+    return tuple(step[name] for name in _GROUP)
+
+
+def _with_rates(record: Record) -> Record:
+    if "ratio" not in record:
+        return record
+    rates = {"rate": record["tokens"] / record["seconds"], "own_rate": record["tokens"] / record["ours"]}
+    return {**record, **rates, "least": min(record["ratios"]), "most": max(record["ratios"])}
 
 
 def _gathered(left_out: Sequence[dict[str, str]]) -> list[Record]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.config.sections import CONF
 from experiments.bench.evidence import COMPARED, STUDIES, Evidence, block, placed
 from experiments.bench.gallery import STUDIES as GALLERY
 from experiments.bench.gallery import Study, run
+from experiments.config.sections import CONF
 from tests.experiments.showcase import write_run
 
 ROOT = Path(__file__).parents[3]
