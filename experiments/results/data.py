@@ -4,7 +4,6 @@
 ``runs`` of thousands of folders reads no record as long as each run's ``summary.json`` is up to date.
 """
 
-import glob
 import json
 import os
 import re
@@ -19,9 +18,9 @@ import pandas
 
 from experiments.results import metrics, schema
 from experiments.results.frame import frame_of, rounds_of
-from experiments.results.origin import MANIFEST, flatten, read_manifest
+from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
-from experiments.results.runs import SUMMARY, by_number, load_run
+from experiments.results.runs import SUMMARY, by_number, folders_below, load_run
 from experiments.results.summary import MethodSummary
 
 Read = TypeVar("Read")
@@ -104,28 +103,11 @@ def load(*patterns: str | os.PathLike[str]) -> Results:
             raise ValueError(f"{folder} has a manifest and no {RECORDS}: not a run, or one that never began")
         return folder, manifest
 
-    manifests = dict(_readable(_folders([os.fspath(pattern) for pattern in patterns]), read))
+    manifests = dict(_readable(folders_below(os.fspath(pattern) for pattern in patterns), read))
     if not manifests:
         given = ", ".join(repr(os.fspath(pattern)) for pattern in patterns) or "nothing"
         raise ValueError(f"no run found in {given}: give folders of runs, or a pattern such as 'outputs/**'")
     return Results(manifests)
-
-
-def _folders(patterns: Iterable[str]) -> list[Path]:
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        literal = Path(pattern).exists() or not glob.has_magic(pattern)
-        places = [pattern] if literal else glob.glob(pattern, recursive=True)
-        below = [path.parent for place in places for path in _manifests(Path(place), deep=literal)]
-        found |= dict.fromkeys(sorted(below, key=lambda path: [by_number(Path(part)) for part in path.parts]))
-    return list(found)
-
-
-def _manifests(place: Path, *, deep: bool) -> Iterable[Path]:
-    # `outputs/**` has every folder already; one that was named stands for all below it.
-    if (place / MANIFEST).is_file():
-        return [place / MANIFEST]
-    return place.rglob(MANIFEST) if deep and place.is_dir() else []
 
 
 def _readable(folders: Iterable[Path], read: Callable[[Path], Read]) -> list[Read]:
@@ -265,9 +247,9 @@ def _typed(column: pandas.Series, dtype: str) -> pandas.Series:
 
 def _settings(column: pandas.Series) -> pandas.Series:
     """A setting's values in the narrowest type that holds those of all runs; text where they are of several kinds."""
-    found = column.convert_dtypes(convert_floating=False)
+    found = column.convert_dtypes()
     if found.dtype != object:
-        return found
+        return found.astype("float64") if found.dtype == "Float64" else found
     # Lists become their JSON text, so that runs can be grouped by them.
     text = column.map(lambda value: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text.where(column.notna()).astype("string")

@@ -24,6 +24,14 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core
 MOST_CHANGES = 50
 """Changed files that a manifest lists."""
 
+_FACTS = ("chosen_hash", "prompts_hash", "device", "dtype", "revisions")
+"""Facts about a run that do not follow from its configuration alone, and have to be the same where it goes on."""
+_OTHER = {
+    "chosen_hash": "other prompts",
+    "prompts_hash": "other prompts",
+    "revisions": "other files of its models (revisions in its manifest.json)",
+}
+
 ROOT = Path(__file__).parent.parent.parent
 """Root of the clone, if the package runs from one."""
 
@@ -36,18 +44,40 @@ def write_manifest(folder: Path, config: Mapping[str, Any], **facts: object) -> 
         config: Resolved.
         **facts: What only the run knows: dtype, device, number of prompts, …
     """
-    manifest = {
+    manifest = {"command": sys.argv, "config": dict(config), **_circumstances(), **facts}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _circumstances() -> dict[str, Any]:
+    return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "config": dict(config),
         "versions": versions(),
         "machine": machine(),
         "git": git_state(ROOT),
         "project": project_state(Path.cwd()),
-        **facts,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, default=str) + "\n", encoding="utf-8")
-    return manifest
+
+
+def check_facts(manifest: Mapping[str, Any], folder: Path, **facts: object) -> None:
+    """Refuse to go on with an interrupted run (``resume=true``) with other prompts, another device or model.
+
+    Everything else follows from the configuration and from random streams that belong to prompts, so the result is the
+    one of a run that nothing interrupted, times apart.
+
+    Raises:
+        ValueError: Names what differs.
+    """
+    for name in _FACTS:
+        if name in facts and name in manifest and manifest[name] != facts[name]:
+            what = _OTHER.get(name, f"{name} {manifest[name]}, now {facts[name]}")
+            raise ValueError(f"resume=true: the run in {folder} had {what}: its results cannot be continued here")
+
+
+def note_resumed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write into the manifest when, where and with what the run went on."""
+    text = json.dumps({**manifest, "resumed": [*manifest.get("resumed", []), _circumstances()]}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def note_in_manifest(folder: Path, **facts: object) -> None:

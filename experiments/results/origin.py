@@ -7,6 +7,9 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 
+_FREE = frozenset(["resume", "out", "progress_every"])
+"""Settings that may differ between the attempts at a run."""
+
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run.
@@ -37,3 +40,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "", *, lists: bool = False)
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first key whose value differs, with both values; None if the configurations ask for the same."""
+    old, new = flatten(before), flatten(now)
+    for key in (*old, *new):
+        if key not in _FREE and old.get(key, "nothing") != new.get(key, "nothing"):
+            return key, old.get(key, "nothing"), new.get(key, "nothing")
+    return None

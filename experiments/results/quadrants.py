@@ -17,8 +17,12 @@ INPUT, OUTPUT = "dataset.tokens", "sampling.max_new_tokens"
 
 @dataclass(frozen=True)
 class Metric:
-    """The figure that a quadrant is about: its name in a table and in a sentence, its unit, its place in ``Figures``
-    (with what takes it to the unit).
+    """The figure that a quadrant is about.
+
+    Attributes:
+        name, meaning: In a table, and in a sentence.
+        unit: Its unit.
+        field, scale: The field of ``Figures`` that has it, and what takes that to the unit.
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -189,3 +190,26 @@ def read_records(path: str | Path) -> list[Record]:
                 f"{path}, line {number} is not a record, or one of another version of this program: {error}"
             ) from error
     return records
+
+
+def finished_batches(
+    folder: Path, turns: Mapping[float, Sequence[int]], *, methods: int, size: int
+) -> tuple[list[Record], dict[float, set[int]]]:
+    """Return the records of all batches that every method has finished, and the batches' numbers, by temperature.
+
+    A batch of which a record is missing is run again as a whole, because what was timed together has one time.
+
+    Args:
+        folder: The run's folder.
+        turns: How many turns each job of the run has, by temperature.
+        methods: The number of methods.
+        size: Jobs per batch.
+    """
+    records = read_records(folder / RECORDS) if (folder / RECORDS).exists() else []
+    counts = Counter((record.temperature, record.batch) for record in records)
+    done: dict[float, set[int]] = {}
+    for temperature, listed in turns.items():
+        sizes = [methods * sum(listed[start : start + size]) for start in range(0, len(listed), size)]
+        done[temperature] = {number for number, wanted in enumerate(sizes) if counts[temperature, number] == wanted}
+    kept = [record for record in records if record.batch in done.get(record.temperature, ())]
+    return kept, done

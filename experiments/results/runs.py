@@ -3,7 +3,7 @@
 import glob
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,23 @@ def find_folders(given: Sequence[str]) -> list[Path]:
     if twice:
         print(f"given more than once, and taken once: {', '.join(map(str, twice))}", file=sys.stderr)
     return list(found.values())
+
+
+def folders_below(patterns: Iterable[str]) -> list[Path]:
+    """Return the folders of all runs at or anywhere below some paths, and those that patterns match, each once."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        deep = Path(pattern).exists() or not glob.has_magic(pattern)  # `outputs/**` has every folder already
+        places = [Path(pattern)] if deep else map(Path, glob.glob(pattern, recursive=True))
+        below = [file.parent for place in places for file in _manifests(place, deep=deep)]
+        found |= dict.fromkeys(sorted(below, key=lambda path: [by_number(Path(part)) for part in path.parts]))
+    return list(found)
+
+
+def _manifests(place: Path, *, deep: bool) -> Iterable[Path]:
+    if (place / MANIFEST).is_file():
+        return [place / MANIFEST]
+    return place.rglob(MANIFEST) if deep and place.is_dir() else []
 
 
 def jobs_of(folder: Path) -> list[Path]:

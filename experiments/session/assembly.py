@@ -27,12 +27,11 @@ from experiments.reporting.policies import calibration_table
 from experiments.reporting.progress import Every
 from experiments.reporting.table import Table
 from experiments.reporting.terminal import short
-from experiments.results import resume
 from experiments.results.limits import Terms
-from experiments.results.manifest import device_name, note_in_manifest, write_manifest
+from experiments.results.manifest import check_facts, device_name, note_in_manifest, note_resumed, write_manifest
 from experiments.results.origin import read_manifest
 from experiments.results.prompts import write_prompts
-from experiments.results.records import Record
+from experiments.results.records import Record, finished_batches
 from experiments.results.runs import complete, load_run
 from experiments.results.summary import Summary
 from experiments.results.token_texts import write_token_texts
@@ -119,7 +118,7 @@ def measure_methods(
     check_files(config)
     facts: dict[str, Any] = {"chosen_hash": fingerprint(chosen)}
     if before is not None:
-        resume.check_facts(before, folder, **facts)
+        check_facts(before, folder, **facts)
         if complete(folder):
             return already_complete(folder)
     begin = time.perf_counter()
@@ -168,13 +167,13 @@ def measure_methods(
     if before is None:
         write_manifest(folder, resolved, **facts)
     else:
-        resume.check_facts(before, folder, **facts)
+        check_facts(before, folder, **facts)
         lengths = {
             each.temperature: [len(job.prompt.turns) for job in jobs]
             for each, (jobs, _) in zip(samplings, prepared, strict=True)
         }
-        kept, finished = resume.finished_batches(folder, lengths, methods=len(contenders), size=size)
-        resume.note_resumed(folder, before)
+        kept, finished = finished_batches(folder, lengths, methods=len(contenders), size=size)
+        note_resumed(folder, before)
     write_prompts(folder, prompts)
     mirror = Mirror(tracker, [each.method for each in contenders], [each.temperature for each in samplings])
     measurement = Measurement(

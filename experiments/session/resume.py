@@ -8,9 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config import job
-from experiments.results.origin import MANIFEST, read_manifest
+from experiments.results.origin import MANIFEST, difference, read_manifest
 from experiments.results.records import RECORDS
-from experiments.results.resume import difference
 
 
 def begun(

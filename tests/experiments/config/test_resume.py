@@ -12,14 +12,14 @@ from omegaconf import DictConfig
 
 from experiments.config.launch import launch
 from experiments.demo import demo
+from experiments.results.origin import difference
 from experiments.results.records import read_records
-from experiments.results.resume import difference
 from experiments.run import run
 from specdec.engine.engine import Engine
 
 Configure = Callable[..., DictConfig]
 TIMES = (
-    *("seconds", "tokens_per_second", "speedup", "speedup_interval", "stage_seconds"),
+    *("best_in", "seconds", "tokens_per_second", "speedup", "speedup_interval", "stage_seconds"),
     *("started", "resumed", "folder", "out", "load", "noise", "requests", "utilization"),
     *("arrived", "admitted", "prefilled", "finished", "emitted_at", "ingestion", "round_seconds"),
 )
