@@ -18,9 +18,11 @@ from specdec.arguments import instance, whole
 from specdec.cache.formats import check_format
 from specdec.drafting.block_scorer import BlockScorer
 from specdec.drafting.builders import AnyTree, tree_of
+from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
+from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -168,7 +170,7 @@ class BlockDrafter(OwnModelDrafter):
             kv_cache=kv_cache,
         )
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
         head, width = self.head, target.model.config.get_text_config(decoder=True).hidden_size
         inflated = signal_width(target.model) < width
@@ -176,17 +178,11 @@ class BlockDrafter(OwnModelDrafter):
             head = widened(head, width)  # it costs what such a target's head would
         self._check_fit(head, target, inflated=inflated)
         head = head.bound(target.model)
-        lengthen(head, max_length)
-        runner = self.runner_for(
-            head, "head", max_batch_size=max_batch_size, max_length=max_length, max_nodes=self.block_size - 1
-        )
-        self.begin(
-            self._scorer(head, runner, target),
-            VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids),
-            target.device,
-            max_batch_size=max_batch_size,
-            leaf_probs=leaf_probs,
-        )
+        lengthen(head, sizes.max_length)
+        runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)
+        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
+        scorer = self._scorer(head, runner, target)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=self.hidden_layers)
 
     def _scorer(self, head: BlockHead, runner: ModelRunner, target: Target) -> BlockScorer:
         config, markov, confidence = head.config, head.markov_head, head.confidence_head

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from drafters.combined import CombinedDrafter, told_to, wider
+from drafters.combined import CombinedDrafter, CombinedSession, wider
 from specdec.arguments import instance, number
 from specdec.batch import Batch
-from specdec.drafting.rated import RatedDrafter
-from specdec.interfaces import Drafter
+from specdec.drafting.rated import RatedDrafter, RatedSession
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed
+from specdec.types import Outcome
 
 
 class ChoiceDrafter(CombinedDrafter):
     """Drafts by look-up in the rows where that promises more accepted tokens than a model has had of late.
 
-    Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedDrafter.rate``). This is
+    Before a round, the look-up says how many of its tokens it expects to be accepted (``RatedSession.rate``). This is
     multiplied by the request's *trust*, the running mean of accepted over expected tokens in the rounds that took the
     look-up's draft: at a temperature fewer are accepted than a look-up expects. A row takes the look-up's draft where
     the product is more than the running mean of accepted tokens over the rounds that took the model's; elsewhere it
@@ -55,67 +55,80 @@ class ChoiceDrafter(CombinedDrafter):
         self.max_nodes = max(lookup.max_nodes, model.max_nodes)
         self.is_chain = lookup.is_chain and model.is_chain
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Bind both, and begin with nothing known."""
-        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
-        self._mean = np.full(max_batch_size, self.start)
-        self._trust, self._rated = np.ones(max_batch_size), np.zeros(max_batch_size)
-        self._by_model = np.zeros(max_batch_size, dtype=bool)
+    def bind(self, target: Target, sizes: Sizes) -> "ChoiceSession":
+        """Begin a session of both, with nothing known."""
+        return ChoiceSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes), sizes)
+
+
+class ChoiceSession(CombinedSession):
+    """The state of a ``ChoiceDrafter`` in one engine: what each request has had of either part."""
+
+    def __init__(self, drafter: ChoiceDrafter, lookup: RatedSession, model: Session, sizes: Sizes):
+        super().__init__(drafter, lookup, model)
+        self._lookup, self._start, self._memory = lookup, drafter.start, drafter.memory
+        rows = sizes.max_batch_size
+        self._mean = np.full(rows, self._start)
+        self._trust, self._rated = np.ones(rows), np.zeros(rows)
+        self._by_model = np.zeros(rows, dtype=bool)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin with the mean that all requests begin with."""
         super().admit(slot, prompt_ids, sampling)
-        self._mean[slot], self._trust[slot] = self.start, 1.0
+        self._mean[slot], self._trust[slot] = self._start, 1.0
 
-    def observe(self, committed: Committed) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Show both what became final, and note how many tokens were accepted of the part that drafted."""
-        slots = committed.host_slots
+        host = outcome.host
+        assert host is not None, "the engine gives the host's numbers to a session that reads them"
+        slots = host.slots
         by_model = self._by_model[slots]
-        for part, rows in ((self.lookup, ~by_model), (self.model, by_model)):
-            part.observe(told_to(part, committed, first=1, rows=None if rows.all() else rows))
-        if committed.path is not None:
-            accepted = committed.counts - 1
-            mean, trust, rated = self._mean[slots], self._trust[slots], self._rated[slots]
-            self._mean[slots] = np.where(by_model, mean + self.memory * (accepted - mean), mean)
-            weight = np.where(by_model, self.memory / 10, np.where(rated > 0, self.memory, 0.0))
-            ratio = np.where(by_model, 1.0, accepted / np.maximum(rated, 1e-9))
-            self._trust[slots] = trust + weight * (ratio - trust)
+        for part, rows in enumerate((~by_model, by_model)):
+            self.show(part, outcome, first=1, rows=None if rows.all() else rows)
+        if outcome.path is None:
+            return
+        accepted, counted = host.counts - 1, host.counts > 0
+        mean, trust, rated = self._mean[slots], self._trust[slots], self._rated[slots]
+        self._mean[slots] = np.where(by_model & counted, mean + self._memory * (accepted - mean), mean)
+        weight = np.where(by_model, self._memory / 10, np.where(rated > 0, self._memory, 0.0)) * counted
+        ratio = np.where(by_model, 1.0, accepted / np.maximum(rated, 1e-9))
+        self._trust[slots] = trust + weight * (ratio - trust)
 
     @torch.inference_mode()
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         """Choose for every row, and let each part draft for the rows that it was chosen for."""
-        index, rated = slots.host_index, self.lookup.rate(slots)
-        by_model = slots.host_drafting & (rated * self._trust[index] <= self._mean[index])
+        host = batch.on_host
+        index, rated = host.slots, self._lookup.rate(batch)
+        by_model = host.drafting & (rated * self._trust[index] <= self._mean[index])
         self._rated[index] = rated
         self._by_model[index] = by_model
         if not by_model.any():
-            return self.lookup.propose(slots)
-        if by_model[slots.host_drafting].all():
-            return self.model.propose(slots)
+            return self.ask(0, batch)
+        if by_model[host.drafting].all():
+            return self.ask(1, batch)
         rows = np.flatnonzero(by_model)
-        return _merged(self.lookup.propose(slots), self.model.propose(slots.rows(rows)), rows, slots)
+        return _merged(self.ask(0, batch), self.ask(1, batch.rows(rows)), rows, batch)
 
 
-def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, slots: Batch) -> DraftTree:
+def _merged(found: DraftTree, drafted: DraftTree, rows: np.ndarray, batch: Batch) -> DraftTree:
     """Returns one batch of trees from two.
 
     Args:
         found: The look-up's trees, for all rows.
         drafted: The model's, for some rows.
         rows: Which rows these are.
-        slots: All rows.
+        batch: All rows.
     """
     width = max(found.width, drafted.width)
-    index = torch.from_numpy(rows).to(slots.device, non_blocking=True)
+    index = torch.from_numpy(rows).to(batch.device, non_blocking=True)
 
     def both(one: torch.Tensor, other: torch.Tensor, padding: int | bool) -> torch.Tensor:
         return wider(one, width, padding).index_copy(0, index, wider(other, width, padding))
 
     valid = both(found.valid, drafted.valid, False)
-    tokens = both(found.tokens, drafted.tokens, 0).where(valid, slots.roots[:, None])
+    tokens = both(found.tokens, drafted.tokens, 0).where(valid, batch.roots[:, None])
     q = None
     if drafted.draft_probs is not None:
-        q = drafted.draft_probs.new_zeros(len(slots), width, drafted.draft_probs.shape[2])
+        q = drafted.draft_probs.new_zeros(len(batch), width, drafted.draft_probs.shape[2])
         q[index, : drafted.width] = drafted.draft_probs
     return DraftTree.build(
         tokens,

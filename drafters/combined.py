@@ -1,5 +1,6 @@
-"""What drafters that are made of two others have in common."""
+"""The common parts of drafters that are made of two others."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,23 +9,25 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import instance
-from specdec.interfaces import Drafter
+from specdec.batch import Batch
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import Committed
+from specdec.tree import DraftTree
+from specdec.types import Outcome
 
 
 class CombinedDrafter(Drafter):
     """A drafter that proposes nodes of two others.
 
-    Both see everything that becomes final. In ``Committed.path`` a part finds its own nodes, by the numbers that they
+    Both see everything that becomes final. In ``Outcome.path`` a part finds its own nodes, by the numbers that they
     had in the part's own tree, up to the first node that is not its own; -1 stands from there on.
 
     Args:
         parts: The two drafters, by the names of the arguments that they were given for.
 
     Raises:
-        ValueError: One is no drafter, or both are the same object.
+        ValueError: One is no drafter.
     """
 
     def __init__(self, **parts: Drafter):
@@ -32,17 +35,31 @@ class CombinedDrafter(Drafter):
             instance(name, part, Drafter, "a drafter, such as SuffixDrafter()")
         self.parts = tuple(parts.values())
         first, second = self.parts
-        if first is second:
-            raise ValueError(f"{' and '.join(parts)} are one and the same drafter: make two, each has its own state")
         self.laws = first.laws | second.laws
-        self.hidden_layers = tuple(dict.fromkeys((*first.hidden_layers, *second.hidden_layers)))
-        self.top_tokens = max(first.top_tokens, second.top_tokens)
         self.max_depth = max(first.max_depth, second.max_depth)
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Bind both parts."""
-        for part in self.parts:
-            part.bind(target, max_batch_size=max_batch_size, max_length=max_length)
+    @abstractmethod
+    def bind(self, target: Target, sizes: Sizes) -> "CombinedSession":
+        """Begin a session of both parts."""
+
+
+class CombinedSession(Session):
+    """The sessions of two drafters.
+
+    Args:
+        drafter: The combination.
+        first: The session of its first part.
+        second: The session of its second part.
+    """
+
+    reads_host = True
+
+    def __init__(self, drafter: CombinedDrafter, first: Session, second: Session):
+        self.parts = first, second
+        self.depths = tuple(part.max_depth for part in drafter.parts)
+        self.hidden_layers = tuple(dict.fromkeys((*first.hidden_layers, *second.hidden_layers)))
+        self.top_tokens = max(first.top_tokens, second.top_tokens)
+        self.models = *first.models, *second.models
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin the request in both parts."""
@@ -54,44 +71,41 @@ class CombinedDrafter(Drafter):
         for part in self.parts:
             part.release(slot)
 
+    def ask(self, part: int, batch: Batch) -> DraftTree:
+        """Return a part's drafts."""
+        self.parts[part].prepare(batch)
+        return self.parts[part].propose(batch)
 
-def told_to(
-    part: Drafter,
-    committed: Committed,
-    *,
-    first: int,
-    width: int | None = None,
-    rows: np.ndarray | None = None,
-) -> Committed:
-    """Returns what a part is to see of committed tokens.
+    def show(
+        self, part: int, outcome: Outcome, *, first: int, width: int | None = None, rows: np.ndarray | None = None
+    ) -> None:
+        """Let a part observe an outcome, with the numbers that the nodes of the path have in the part's own tree.
 
-    Args:
-        part: The part.
-        committed: What the combination was told.
-        first: Where the part's drafted nodes begin in the combination's tree.
-        width: How many they are; None for all from there on.
-        rows: The rows in which the tree has nodes of the part, Bool[batch]; None for all.
-    """
-    top = None if committed.top_tokens is None or not part.top_tokens else committed.top_tokens[..., : part.top_tokens]
-    if committed.path is None or committed.host_path is None:
-        return replace(committed, top_tokens=top)
-    last = None if width is None else first + width
-    path, host = committed.path[:, : part.max_depth], committed.host_path[:, : part.max_depth]
-    mine, ours = path >= first, host >= first
-    if last is not None:
-        mine, ours = mine & (path < last), ours & (host < last)
-    if rows is not None:
-        mine = mine & torch.from_numpy(rows).to(path.device, non_blocking=True)[:, None]
-        ours = ours & rows[:, None]
-    shift = first - 1
-    return replace(
-        committed,
-        top_tokens=top,
-        path=(path - shift).where(mine, -1),
-        host_path=np.where(ours, host - shift, -1),
-    )
+        Args:
+            part: The number of the part.
+            outcome: The combination's.
+            first: Where the part's drafted nodes begin in the combination's tree.
+            width: How many they are; None for all from there on.
+            rows: The rows in which the tree has nodes of the part, Bool[batch]; None for all.
+        """
+        session, depth = self.parts[part], self.depths[part]
+        top = outcome.top_tokens
+        if top is not None:
+            outcome = replace(outcome, top_tokens=top[..., : session.top_tokens] if session.top_tokens else None)
+        if outcome.path is not None and outcome.host is not None and outcome.host.path is not None:
+            path, host = outcome.path[:, :depth], outcome.host.path[:, :depth]
+            mine, ours = path >= first, host >= first
+            if width is not None:
+                mine, ours = mine & (path < first + width), ours & (host < first + width)
+            if rows is not None:
+                mine = mine & torch.from_numpy(rows).to(path.device, non_blocking=True)[:, None]
+                ours = ours & rows[:, None]
+            shift = first - 1
+            host_path = np.where(ours, host - shift, -1)
+            outcome = replace(outcome, path=(path - shift).where(mine, -1), host=replace(outcome.host, path=host_path))
+        session.observe(outcome)
 
 
 def wider(table: Tensor, width: int, value: int | bool) -> Tensor:
-    """Returns a table of nodes with more columns, filled with one value."""
+    """Return a table of nodes with more columns, filled with one value."""
     return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=value)

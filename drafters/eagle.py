@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from drafters.feature import FeatureDrafter
+from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
 from drafters.heads.eagle_files import load_eagle
@@ -137,11 +138,11 @@ class EagleDrafter(FeatureDrafter):
             kv_cache=kv_cache,
         )
 
-    def layers_for(self, target: Target) -> tuple[int, ...]:
+    def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
         """Returns those that were given, else the head's own, else the usual ones."""
         if self._layers is not None:
             return self._layers
-        if self.head.hidden_layers is not None:
-            return self.head.hidden_layers
+        if head.hidden_layers is not None:
+            return head.hidden_layers
         assert target.num_layers is not None
         return default_layers(target.num_layers)

@@ -10,9 +10,11 @@ from drafters.heads.widened import widened
 from drafters.own_model import OwnModelDrafter
 from specdec.drafting.builders import TreeBuilder
 from specdec.drafting.feature_scorer import FeatureScorer
+from specdec.drafting.scored import ScoredSession
 from specdec.drafting.vocabulary import MOST_PADDING, VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
+from specdec.interfaces import Sizes
 from specdec.target.target import Target
 from specdec.types import DraftSampling
 
@@ -21,7 +23,7 @@ class FeatureDrafter(OwnModelDrafter):
     """Drafts with a head that reads pairs of a hidden state of the target and the token after it.
 
     Args:
-        head: The head, which ``bind`` does not change; None if ``bind`` loads it.
+        head: The head, which ``bind`` does not change; None if a subclass's ``head_for`` loads it.
         tree: The tree builder.
         sampling: See ``OwnModelDrafter``.
         temperature: See ``OwnModelDrafter``.
@@ -47,50 +49,47 @@ class FeatureDrafter(OwnModelDrafter):
             tree, sampling, temperature, name=name, attention=attention, optimize=optimize, kv_cache=kv_cache
         )
         self._head = head
-        if head is not None:
-            self.hidden_layers = head.hidden_layers or ()
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
-        self.hidden_layers = self.layers_for(target)
-        head = self.fitted(target).bound(target.model)
-        lengthen(head, max_length)
+        given = self.head_for(target)
+        layers = self.layers_for(given, target)
+        head = self._fitted(given, layers, target).bound(target.model)
+        lengthen(head, sizes.max_length)
         window = self.max_depth + 1
-        runner = self.runner_for(
-            head,
-            "head",
-            max_batch_size=max_batch_size,
-            max_length=max_length,
-            max_nodes=max(self.tree.max_shown, window),
-        )
+        runner = self.runner_for(head, "head", sizes, max_nodes=max(self.tree.max_shown, window))
         fusion = ModuleCaller(head.model.fusion, optimize=self.optimize)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size, head.draft_ids)
         scorer = FeatureScorer(
             runner,
-            max_batch_size=max_batch_size,
+            max_batch_size=sizes.max_batch_size,
             window=window,
             max_shown=self.tree.max_shown,
             width=head.feature_width,
-            layers=self.hidden_layers,
+            layers=layers,
             fuse=lambda states: fusion(torch.cat(states, dim=-1)),
             fed_back=head.fed_back,
             to_head=row_of(head, target.vocab_size),
             fuse_version=lambda: fusion.version,
         )
-        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=layers)
 
-    def layers_for(self, target: Target) -> tuple[int, ...]:
-        """Returns the target's hidden states that the head reads."""
-        assert self.head.hidden_layers is not None, "a subclass knows the usual ones"
-        return self.head.hidden_layers
+    def head_for(self, target: Target) -> FeatureHead:
+        """Return the head for a target."""
+        return self.head
 
-    def fitted(self, target: Target) -> FeatureHead:
-        """Returns the head, which may have to be as wide as an inflated target.
+    def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
+        """Return the target's hidden states that a head reads."""
+        assert head.hidden_layers is not None, "a subclass knows the usual ones"
+        return head.hidden_layers
+
+    def _fitted(self, head: FeatureHead, layers: tuple[int, ...], target: Target) -> FeatureHead:
+        """Return the head, which may have to be as wide as an inflated target.
 
         Raises:
             ValueError: The target is not the one that the head was made for; says what does not fit.
         """
-        head, remedy = self.head, "give a head that was trained on this target"
+        remedy = "give a head that was trained on this target"
         width = target.model.config.get_text_config(decoder=True).hidden_size
         signal = signal_width(target.model)
         if head.captured_width != width and isinstance(head, EagleHead | Eagle3Head) and head.captured_width == signal:
@@ -105,16 +104,16 @@ class FeatureDrafter(OwnModelDrafter):
                 f"the head {self.name} is {head.config.hidden_size} wide and has no embeddings, and those of the "
                 f"target {target.name} are {width} wide: {remedy}"
             )
-        wide = [layer for layer in self.hidden_layers if target.num_layers is not None and layer >= target.num_layers]
+        wide = [layer for layer in layers if target.num_layers is not None and layer >= target.num_layers]
         if wide:
             raise ValueError(
                 f"the head {self.name} reads the input of layer {wide[0]} and the target {target.name} has the layers "
                 f"0 to {(target.num_layers or 0) - 1}: {remedy}, or hidden_layers"
             )
-        if len(self.hidden_layers) != head.captured:
+        if len(layers) != head.captured:
             raise ValueError(
                 f"the head {self.name} fuses {head.captured} hidden states, and hidden_layers="
-                f"{list(self.hidden_layers)} are {len(self.hidden_layers)}: give {head.captured}"
+                f"{list(layers)} are {len(layers)}: give {head.captured}"
             )
         self._check_vocabulary(head, target)
         return head
@@ -147,6 +146,6 @@ class FeatureDrafter(OwnModelDrafter):
 
     @property
     def head(self) -> FeatureHead:
-        """The head, as it was given or loaded."""
-        assert self._head is not None, "loaded when the drafter is bound"
+        """The head, as it was given."""
+        assert self._head is not None, "this drafter takes its head from files, when the target is known"
         return self._head

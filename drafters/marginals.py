@@ -5,28 +5,28 @@ The tokens per round are what it is for. They say how much of what a parallel dr
 much is due to filling all places at once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.medusa import DEFAULT_SHAPE
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, tree_of
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.forward import ForwardBatch, Wants
+from specdec.interfaces import Sizes
 from specdec.random import Purpose, draw, uniforms
 from specdec.requests import GREEDY_BELOW
 from specdec.shape import MOST_NODES
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.topology import Topology
-from specdec.types import Committed, Decided, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 _PAIR = 2  # nodes above the continuations: the last committed token, and the root
 
@@ -47,6 +47,8 @@ class MarginalScorer(PerDepthScorer):
         max_batch_size: The number of slots.
     """
 
+    needs_state = True
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -57,7 +59,8 @@ class MarginalScorer(PerDepthScorer):
         temperature: float,
         max_batch_size: int,
     ):
-        self.runner, self.max_depth = runner, depth
+        self.model = self.runner = runner
+        self.max_depth = depth
         self._knows_root, self._temperature = knows_root, temperature
         self._greedy = temperature < GREEDY_BELOW
         self._samples = samples = 1 if self._greedy else samples
@@ -71,16 +74,16 @@ class MarginalScorer(PerDepthScorer):
         self._bush = Topology(parents, max_depth=depth, max_children=samples + 1)
         self._pair = Topology.chain(_PAIR, runner.device)
 
-    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """Returns the logarithms of the marginals of the first ``depth`` depths."""
-        before = (slots.lengths - 1).clamp(min=0)  # a row without a token there is not ready
-        tokens = torch.stack([self._last_token[slots.index], slots.roots], dim=1)
-        scores = self._forward(slots, before, tokens, self._pair)
+        before = (batch.lengths - 1).clamp(min=0)  # a row without a token there is not ready
+        tokens = torch.stack([self._last_token[batch.slots], batch.roots], dim=1)
+        scores = self._forward(batch, before, tokens, self._pair)
         law = self._law(scores[:, 1:] if self._knows_root else scores[:, :1])
         laws = [law[:, 0]] if self._knows_root else []
         for level in range(depth - self._knows_root):
             bush = self._bush.first(_PAIR + self._samples * (level + 1))
-            law = self._law(self._forward(slots, before, self._drawn(law, slots, level), bush))
+            law = self._law(self._forward(batch, before, self._drawn(law, batch, level), bush))
             laws.append(self._average(law))
         return torch.stack(laws, dim=1).log()
 
@@ -91,7 +94,7 @@ class MarginalScorer(PerDepthScorer):
     def _law(self, scores: Float[Tensor, "batch some vocab"]) -> Float[Tensor, "batch some vocab"]:
         return (scores.float() if self._greedy else scores.float() / self._temperature).softmax(-1)
 
-    def _drawn(self, law: Float[Tensor, "batch some vocab"], slots: Batch, level: int) -> Int[Tensor, "batch sample"]:
+    def _drawn(self, law: Float[Tensor, "batch some vocab"], batch: Batch, level: int) -> Int[Tensor, "batch sample"]:
         """Returns the next token of every continuation.
 
         Those of the first level are drawn from one distribution. Continuation k takes the k-th part of it, which makes
@@ -101,14 +104,14 @@ class MarginalScorer(PerDepthScorer):
             return law.argmax(-1)
         first = level * self._samples
         # Numbers are counted from the first level on: they must not depend on how deep other rows draft.
-        uniform = uniforms(slots.keys, slots.rounds, Purpose.LOOK_AHEAD, first + self._samples)[:, first:]
+        uniform = uniforms(batch.keys, batch.rounds, Purpose.LOOK_AHEAD, first + self._samples)[:, first:]
         if level == 0:
             uniform = (self._stairs + uniform) / self._samples
         return draw(law.expand(-1, self._samples, -1), uniform)
 
     def _forward(
         self,
-        slots: Batch,
+        batch: Batch,
         lengths: Int[Tensor, " batch"],
         tokens: Int[Tensor, "batch node"],
         topology: Topology,
@@ -117,61 +120,38 @@ class MarginalScorer(PerDepthScorer):
         return self.runner.run(
             ForwardBatch(
                 tokens=tokens,
-                slots=slots.index,
+                slots=batch.slots,
                 lengths=lengths,
                 topology=topology,
                 # The bound was made for a tree of the target's, which is smaller than the bush.
-                key_bound=slots.key_bound + topology.width if slots.key_bound is not None else None,
+                key_bound=batch.key_bound + topology.width if batch.key_bound is not None else None,
             )
         ).scores
-
-    def ready(self, slots: Batch) -> Bool[Tensor, " batch"]:
-        """Returns which rows have a committed token, which a head would read the hidden state of."""
-        return slots.lengths > 0
-
-    def host_ready(self, slots: Batch) -> Bool[np.ndarray, " batch"]:
-        """See ``Scorer.host_ready``."""
-        return slots.host_lengths > 0
 
     def release(self, slot: int) -> None:
         """Clear a row: its entries may be NaN."""
         self.runner.cache.clear(slot)
 
-    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Forward what has become final, and keep every row's last token."""
-        counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
-        self.runner.run(
-            ForwardBatch.of_chunk(committed.tokens, host_slots=committed.host_slots, host_lengths=committed.starts)
-        )
-        self._last_token[committed.slots] = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
+    def prepare(self, batch: Batch) -> Hashable:
+        """Nothing is needed from the host."""
+        return self.runner.version
 
-    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
         """Forward what has become final, and keep every row's last token.
 
-        In rows that were not ``told``, keys are written behind what they have, where nothing is read before it is
-        written.
+        In rows without any, keys are written behind what they have, where nothing is read before it is written.
         """
+        slots, tokens = outcome.slots, outcome.tokens
         self.runner.run(
             ForwardBatch(
-                tokens=decided.tokens,
-                slots=decided.slots,
-                lengths=decided.lengths,
-                topology=Topology.chain(decided.tokens.shape[1], decided.tokens.device),
+                tokens=tokens,
+                slots=slots,
+                lengths=outcome.starts,
+                topology=Topology.chain(tokens.shape[1], tokens.device),
                 wants=Wants(logits=0),
             )
         )
-        last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
-        self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
-
-    @property
-    def version(self) -> Hashable:
-        """The target's."""
-        return self.runner.version
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The cache, and the last tokens."""
-        return [*self.runner.cache.tensors, self._last_token]
+        self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
 
 
 class MarginalDrafter(ScoredDrafter):
@@ -236,13 +216,13 @@ class MarginalDrafter(ScoredDrafter):
             raise ValueError(f"text_temperature={text_temperature}: {remedy}")
         self.optimize = flag("optimize", optimize)
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Allocate a second cache for the target, with room for the continuations."""
-        depth = self.max_depth + leaf_probs
+        depth = self.max_depth + sizes.leaf_probs
         runner = ModelRunner(
             target.model,
-            max_batch_size=max_batch_size,
-            max_length=max_length,
+            max_batch_size=sizes.max_batch_size,
+            max_length=sizes.max_length,
             max_nodes=_PAIR + self.samples * depth,
             optimize=self.optimize,
         )
@@ -252,7 +232,6 @@ class MarginalDrafter(ScoredDrafter):
             depth=depth,
             knows_root=self.knows_root,
             temperature=self.text_temperature,
-            max_batch_size=max_batch_size,
+            max_batch_size=sizes.max_batch_size,
         )
-        vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
+        return ScoredSession(self, scorer, VocabularyMap(runner.vocab_size, target.vocab_size), target.device, sizes)

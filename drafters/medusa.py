@@ -1,12 +1,11 @@
 """Medusa: extra heads on the target's last hidden state draft a sparse tree (Cai et al. 2024, arXiv 2401.10774)."""
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from drafters.medusa_heads import MedusaHeads
@@ -14,16 +13,17 @@ from specdec import bundled
 from specdec.arguments import flag, instance
 from specdec.batch import Batch
 from specdec.drafting.builders import AnyTree, StaticTree, tree_of
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scored import ScoredDrafter, ScoredSession
 from specdec.drafting.scorer import PerDepthScorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.execution.module import ModuleCaller
 from specdec.inflate import signal_width
+from specdec.interfaces import Sizes
 from specdec.quantization.base import input_width
 from specdec.target.loading import resolve_dtype
 from specdec.target.target import Target
 from specdec.tree import TreeShape
-from specdec.types import Committed, Decided, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 DEFAULT_SHAPE = TreeShape.from_paths(
     [
@@ -48,6 +48,8 @@ class MedusaScorer(PerDepthScorer):
         device: Where they are.
     """
 
+    needs_state = True
+
     def __init__(
         self,
         heads: ModuleCaller,
@@ -59,70 +61,24 @@ class MedusaScorer(PerDepthScorer):
         device: torch.device,
     ):
         self.max_depth = num_heads
-        self._heads = heads
+        self._heads, self.model = heads, heads.module
         with torch.inference_mode(False):
             self._hidden = torch.zeros(max_batch_size, width, dtype=dtype, device=device)
-            self._ready_rows = torch.zeros(max_batch_size, dtype=torch.bool, device=device)
-        self._ready = np.zeros(max_batch_size, dtype=bool)
-        self._every = False
 
-    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
-        """Returns the logits of the first ``depth`` heads."""
-        return self._heads(self._hidden[slots.index], depth).transpose(0, 1)
+    def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
+        """Return the logits of the first ``depth`` heads."""
+        return self._heads(self._hidden[batch.slots], depth).transpose(0, 1)
 
-    def ready(self, slots: Batch) -> Bool[Tensor, " batch"] | None:
-        """Returns which rows have a hidden state; None if all that draft have."""
-        return None if self._every else self._ready_rows[slots.index]
-
-    def host_ready(self, slots: Batch) -> Bool[np.ndarray, " batch"]:
-        """See ``Scorer.host_ready``."""
-        return self._ready[slots.host_index]
-
-    def admit(self, slot: int) -> None:
-        """Begin without a hidden state."""
-        self._ready[slot] = False
-        self._ready_rows[slot] = False
-
-    def catch_up(self, slots: Batch) -> Hashable:
-        """Note whether every row that drafts has a hidden state."""
-        self._every = bool((self.host_ready(slots) | ~slots.host_drafting).all())
-        return self._every
-
-    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Keep the hidden state at every row's last committed position."""
-        hidden = committed.hidden_states[-1]
-        last = torch.from_numpy(committed.counts - 1).to(hidden.device, non_blocking=True)
-        chosen = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
-        self._hidden[committed.slots] = chosen.to(self._hidden.dtype)
-        self._set_ready(committed.host_slots)
-
-    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
-        """Keep the hidden state at every row's last committed position."""
-        hidden = decided.hidden_states[-1]
-        last = decided.counts[:, None, None] - 1
-        chosen = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0].to(self._hidden.dtype)
-        self._hidden[decided.slots] = chosen.where(decided.told[:, None], self._hidden[decided.slots])
-
-    def followed(self, slots: Batch, counts: Int[np.ndarray, " batch"], told: Bool[np.ndarray, " batch"]) -> None:
-        """Note which rows have a hidden state."""
-        self._set_ready(slots.host_index[told])
-
-    def _set_ready(self, host_slots: Int[np.ndarray, " batch"]) -> None:
-        """Note that some slots have a hidden state; the device is told once."""
-        new = host_slots[~self._ready[host_slots]]
-        if len(new):
-            self._ready[new] = True
-            self._ready_rows[torch.from_numpy(new)] = True
-
-    @property
-    def version(self) -> Hashable:
-        """The heads'."""
+    def prepare(self, batch: Batch) -> Hashable:
+        """Nothing is needed from the host."""
         return self._heads.version
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The hidden states, and who has one."""
-        return [self._hidden, self._ready_rows]
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Keep the hidden state at every row's last committed position."""
+        hidden, slots, counts = outcome.hidden_states[-1], outcome.slots, outcome.counts
+        last = (counts - 1).clamp_(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        chosen = hidden.gather(1, last)[:, 0].to(self._hidden.dtype)
+        self._hidden[slots] = chosen.where((counts > 0)[:, None], self._hidden[slots])
 
 
 class MedusaDrafter(ScoredDrafter):
@@ -149,8 +105,6 @@ class MedusaDrafter(ScoredDrafter):
     Raises:
         ValueError: The shape needs more heads or tokens than there are.
     """
-
-    hidden_layers = (-1,)
 
     def __init__(
         self,
@@ -228,7 +182,7 @@ class MedusaDrafter(ScoredDrafter):
         )
         return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
         output = target.model.get_output_embeddings()
         assert output is not None, "the engine refuses models without an output layer"
@@ -247,17 +201,16 @@ class MedusaDrafter(ScoredDrafter):
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
         dtype = self.dtype or target.dtype
-        self._bound = _placed(heads, target.device, dtype)
         scorer = MedusaScorer(
-            ModuleCaller(self._bound, optimize=self.optimize),
+            ModuleCaller(_placed(heads, target.device, dtype), optimize=self.optimize),
             num_heads=heads.num_heads,
             width=width,
-            max_batch_size=max_batch_size,
+            max_batch_size=sizes.max_batch_size,
             dtype=dtype,
             device=target.device,
         )
         vocabulary = VocabularyMap(heads.vocab_size, target.vocab_size)
-        self.begin(scorer, vocabulary, target.device, max_batch_size=max_batch_size, leaf_probs=leaf_probs)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes, hidden_layers=(-1,))
 
 
 def _placed(heads: MedusaHeads, device: torch.device, dtype: torch.dtype) -> MedusaHeads:

@@ -4,11 +4,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from drafters.combined import CombinedDrafter, told_to
+from drafters.combined import CombinedDrafter, CombinedSession
 from specdec.batch import Batch
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Session, Sizes
+from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 
 class MergedDrafter(CombinedDrafter):
@@ -41,18 +42,30 @@ class MergedDrafter(CombinedDrafter):
         self.adapts = model.adapts or lookup.adapts
         self.max_nodes = model.max_nodes + lookup.max_nodes
         self.is_chain = False
+
+    def bind(self, target: Target, sizes: Sizes) -> "MergedSession":
+        """Begin a session of both."""
+        return MergedSession(self, self.lookup.bind(target, sizes), self.model.bind(target, sizes))
+
+
+class MergedSession(CombinedSession):
+    """The sessions of a look-up and a model whose nodes stand in one tree."""
+
+    def __init__(self, drafter: MergedDrafter, lookup: Session, model: Session):
+        super().__init__(drafter, lookup, model)
+        self._nowhere = drafter.max_nodes + 1
         self._width = 1  # of the model's trees in the last round
 
-    def observe(self, committed: Committed) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Show both what became final."""
-        self.model.observe(told_to(self.model, committed, first=1, width=self._width - 1))
-        # What the look-up is told never depends on which of its nodes the model has drafted, too.
-        self.lookup.observe(told_to(self.lookup, committed, first=self.max_nodes + 1))
+        self.show(1, outcome, first=1, width=self._width - 1)
+        # What the look-up is shown never depends on which of its nodes the model has drafted, too.
+        self.show(0, outcome, first=self._nowhere)
 
     @torch.inference_mode()
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         """Let both draft, and put the trees together."""
-        drafted, found = self.model.propose(slots), self.lookup.propose(slots)
+        drafted, found = self.ask(1, batch), self.ask(0, batch)
         self._width = drafted.width
         if found.width == 1:
             return drafted

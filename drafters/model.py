@@ -14,8 +14,9 @@ from drafters.own_model import OwnModelDrafter
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.drafting.model_scorer import ModelScorer
-from specdec.drafting.scored import law_of
+from specdec.drafting.scored import ScoredSession, law_of
 from specdec.drafting.vocabulary import VocabularyMap, check_same_vocabulary
+from specdec.interfaces import Sizes
 from specdec.placement import main_device
 from specdec.quantization.stored import output_width
 from specdec.target.loading import load_model, load_tokenizer
@@ -138,7 +139,7 @@ class ModelDrafter(OwnModelDrafter):
             kv_cache=kv_cache,
         )
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check vocabulary and device, and allocate the cache."""
         output = self.model.get_output_embeddings()
         if output is not None:  # without one, the runner says so
@@ -146,18 +147,7 @@ class ModelDrafter(OwnModelDrafter):
         device = main_device(self.model)
         if device != target.device:
             raise ValueError(f"the drafter is on {device} and the target on {target.device}: load both on one device")
-        runner = self.runner_for(
-            self.model,
-            "drafter",
-            max_batch_size=max_batch_size,
-            max_length=max_length,
-            max_nodes=self.tree.max_shown,
-        )
+        runner = self.runner_for(self.model, "drafter", sizes, max_nodes=self.tree.max_shown)
         vocabulary = VocabularyMap(runner.vocab_size, target.vocab_size)
-        self.begin(
-            ModelScorer(runner, max_batch_size=max_batch_size, to_model=vocabulary.to_drafter),
-            vocabulary,
-            target.device,
-            max_batch_size=max_batch_size,
-            leaf_probs=leaf_probs,
-        )
+        scorer = ModelScorer(runner, max_batch_size=sizes.max_batch_size, to_model=vocabulary.to_drafter)
+        return ScoredSession(self, scorer, vocabulary, target.device, sizes)

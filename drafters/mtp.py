@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from drafters.feature import FeatureDrafter
+from drafters.heads.base import FeatureHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import MTPFiles
 from specdec.arguments import instance
@@ -29,8 +30,6 @@ class MTPDrafter(FeatureDrafter):
         ValueError: An argument is of the wrong type or out of its range.
     """
 
-    hidden_layers = (-1,)
-
     def __init__(
         self,
         head: MTPHead | MTPFiles,
@@ -49,7 +48,7 @@ class MTPDrafter(FeatureDrafter):
             tree_of(shape),
             sampling=sampling,
             temperature=temperature,
-            name="MTP module",
+            name="MTP module" if self._files is None or not self._files.name else self._files.name,
             attention=attention,
             optimize=optimize,
             kv_cache=kv_cache,
@@ -114,9 +113,6 @@ class MTPDrafter(FeatureDrafter):
             kv_cache=kv_cache,
         )
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, leaf_probs: bool = False) -> None:
-        """Read the module's files, if it was not given; check that it fits the target, and allocate its cache."""
-        if self._files is not None:
-            self._head = self._files.load(target.model)
-            self.name = self._files.name or f"MTP module of {target.name}"
-        super().bind(target, max_batch_size=max_batch_size, max_length=max_length, leaf_probs=leaf_probs)
+    def head_for(self, target: Target) -> FeatureHead:
+        """Return the module that was given, or else read it from its files."""
+        return self.head if self._files is None else self._files.load(target.model)

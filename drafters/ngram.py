@@ -11,14 +11,13 @@ from jaxtyping import Int
 from specdec.arguments import whole
 from specdec.batch import Batch
 from specdec.drafting.host_trees import chains
-from specdec.interfaces import Drafter
+from specdec.interfaces import StatelessDrafter
 from specdec.shape import MOST_NODES
-from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 
 
-class NGramDrafter(Drafter):
+class NGramDrafter(StatelessDrafter):
     """Copies what followed earlier occurrences of the sequence's last tokens.
 
     A *match* is an earlier position at which the last ``n`` tokens of the sequence (prompt and output, root
@@ -48,6 +47,7 @@ class NGramDrafter(Drafter):
     """
 
     laws = frozenset([DraftSampling.DETERMINISTIC])
+    reads_host = True
 
     def __init__(self, max_draft_tokens: int = 8, *, branches: int = 2, max_ngram: int = 4, min_ngram: int = 1):
         max_draft_tokens = whole("max_draft_tokens", max_draft_tokens, least=1)
@@ -68,17 +68,15 @@ class NGramDrafter(Drafter):
         self.is_chain = branches == 1
         self.considered = max_draft_tokens + 8
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Do nothing: this drafter fits every target and keeps no state, because the slots hold the sequences."""
-
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         """Look up every drafting row."""
-        depth = np.minimum(np.where(slots.host_drafting, slots.host_max_depth, 0), self.max_depth)
-        lengths = slots.host_lengths
-        branches = self._branches(slots.host_tokens, lengths, depth) if depth.any() else None
+        host = batch.on_host
+        depth = np.minimum(np.where(host.drafting, host.max_depth, 0), self.max_depth)
+        lengths = host.lengths
+        branches = self._branches(host.tokens, lengths, depth) if depth.any() else None
         if branches is None:
-            return DraftTree.root_only(slots.roots)
-        return _merge(slots.host_tokens[np.arange(len(lengths)), lengths], branches, slots.roots.device)
+            return DraftTree.root_only(batch.roots)
+        return _merge(host.tokens[np.arange(len(lengths)), lengths], branches, batch.roots.device)
 
     def _branches(
         self,

@@ -6,6 +6,7 @@ from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
 from specdec.drafting.scored import ScoredDrafter
+from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
 from specdec.types import DraftSampling
 
@@ -21,7 +22,7 @@ def layers_given(hidden_layers: object) -> tuple[int, ...] | None:
 
 
 class OwnModelDrafter(ScoredDrafter):
-    """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``, and then ``begin``.
+    """Drafts with a model of its own. In its ``bind``, a subclass calls ``runner_for``.
 
     Args:
         tree: The tree builder.
@@ -55,26 +56,23 @@ class OwnModelDrafter(ScoredDrafter):
         self.name, self.attention, self.kv_cache = name, attention, kv_cache
         self.optimize = flag("optimize", optimize)
 
-    def runner_for(
-        self, model: PreTrainedModel, kind: str, *, max_batch_size: int, max_length: int, max_nodes: int
-    ) -> ModelRunner:
-        """Returns what runs the model from now on.
+    def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
+        """Return a runner of the model for one engine.
 
         Args:
             model: The model.
             kind: What it is, for messages: ``"head"`` or ``"drafter"``.
-            max_batch_size: The number of slots.
-            max_length: Tokens per slot.
+            sizes: The engine's sizes.
             max_nodes: The largest tree of a forward, the root not counted.
 
         Raises:
             ValueError: The model cannot be run. Names the drafter, because it would read as if the target were meant.
         """
         try:
-            self._runner = ModelRunner(
+            return ModelRunner(
                 model,
-                max_batch_size=max_batch_size,
-                max_length=max_length,
+                max_batch_size=sizes.max_batch_size,
+                max_length=sizes.max_length,
                 max_nodes=max_nodes,
                 attention=self.attention,
                 optimize=self.optimize,
@@ -82,9 +80,3 @@ class OwnModelDrafter(ScoredDrafter):
             )
         except ValueError as error:
             raise ValueError(f"the {kind} {self.name}: {error}") from error
-        return self._runner
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Runs the model, from ``bind`` on."""
-        return self._runner

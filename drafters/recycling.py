@@ -3,20 +3,19 @@
 Luo et al. 2024 (arXiv 2408.08696).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.drafting.levels import LevelPlan
-from specdec.drafting.on_device import DeviceDrafter
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, Decided, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 SCOPES = ("request", "shared")
 
@@ -41,7 +40,7 @@ TEMPLATES = {
 """21 nodes, and the 80 nodes of the authors' code; both are six deep."""
 
 
-class TokenRecyclingDrafter(DeviceDrafter):
+class TokenRecyclingDrafter(Drafter):
     """Drafts from a table: for every token the target's most probable successors when it last saw that token.
 
     A row's tree has one static shape. Its root is the sequence's last token, and the child of rank r of a node is the
@@ -85,37 +84,45 @@ class TokenRecyclingDrafter(DeviceDrafter):
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: give request (a table for each) or shared (one for all)")
         self.scope = scope
-        self.top_tokens = 1 + max(self.shape.ranks)
+        self.successors = 1 + max(self.shape.ranks)
         self.max_nodes = self.shape.num_nodes
         self.max_depth = self.shape.max_depth
         self.is_chain = self.shape.is_chain
         self.is_paths = self.shape.is_paths
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> "RecyclingSession":
         """Make empty tables.
 
         Raises:
             ValueError: The shape takes more successors than the target has tokens.
         """
-        if self.top_tokens > target.vocab_size:
+        if self.successors > target.vocab_size:
             raise ValueError(
-                f"the tree shape takes the {self.top_tokens} most probable tokens of a vocabulary of "
+                f"the tree shape takes the {self.successors} most probable tokens of a vocabulary of "
                 f"{target.vocab_size}: give a narrower shape"
             )
-        self._is_shared = self.scope == "shared"
-        self._has_own = not self._is_shared or max_batch_size > 1
-        own = max_batch_size if self._has_own else 0
+        return RecyclingSession(self, target, sizes)
+
+
+class RecyclingSession(Session):
+    """The tables of successors of one engine."""
+
+    def __init__(self, drafter: TokenRecyclingDrafter, target: Target, sizes: Sizes):
+        self._drafter, self.top_tokens = drafter, drafter.successors
+        self._is_shared = drafter.scope == "shared"
+        self._has_own = not self._is_shared or sizes.max_batch_size > 1
+        own = sizes.max_batch_size if self._has_own else 0
         self._vocab = target.vocab_size
         with torch.inference_mode(False):  # written in both modes
             # Row table · vocabulary + token. Table i is that of slot i, and the shared one comes behind them. What must
             # be written nowhere goes to the last row.
             self._shared_at = own * self._vocab
             rows = self._shared_at + self._is_shared * self._vocab + 1
-            self._successors = torch.full((rows, self.top_tokens), -1, dtype=torch.int32, device=target.device)
+            self._successors = torch.full((rows, drafter.successors), -1, dtype=torch.int32, device=target.device)
             # For every token of the shared table the number of its last writer; one more for those that write nowhere.
             writers = self._is_shared * self._vocab + 1
             self._writer = torch.full((writers,), -1, dtype=torch.int32, device=target.device)
-        self._plans = LevelPlan.by_depth(self.shape, target.device)
+        self._plans = LevelPlan.by_depth(drafter.shape, target.device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin with an empty table of the request's own."""
@@ -123,50 +130,26 @@ class TokenRecyclingDrafter(DeviceDrafter):
             self._successors[slot * self._vocab : (slot + 1) * self._vocab] = -1
 
     @torch.inference_mode()
-    def observe(self, committed: Committed) -> None:
-        """Keep what the target said at every node of the last tree."""
-        if committed.top_tokens is None or committed.node_tokens is None:
-            return
-        told = torch.ones_like(committed.slots, dtype=torch.bool)
-        self._keep(committed.slots, committed.node_tokens, committed.top_tokens, told)
+    def observe(self, outcome: Outcome) -> None:
+        """Keep the target's successors of every node of the last tree."""
+        if outcome.top_tokens is not None and outcome.node_tokens is not None:
+            self._keep(outcome.slots, outcome.node_tokens, outcome.top_tokens, outcome.counts > 0)
 
     @torch.inference_mode()
-    def propose(self, slots: Batch) -> DraftTree:
-        """Unroll the tables as deep as any row has room for."""
-        depth = min(self.max_depth, int(slots.host_max_depth.max()))
-        return self._unrolled(slots, depth) if depth > 0 else DraftTree.root_only(slots.roots)
+    def propose(self, batch: Batch) -> DraftTree:
+        """Unroll the tables as deep as any row has room for; in a recorded round, to the whole shape."""
+        depth = self._drafter.max_depth if batch.host is None else min(self._drafter.max_depth, batch.host.deepest)
+        return self._unrolled(batch, depth) if depth > 0 else DraftTree.root_only(batch.roots)
 
-    @property
-    def version(self) -> Hashable:
-        """Nothing changes that a recording would not see."""
-        return None
-
-    def prepare(self, slots: Batch) -> Hashable:
-        """Nothing is needed from the host."""
-        return None
-
-    @torch.inference_mode()
-    def draft(self, slots: Batch) -> DraftTree:
-        """Unroll the tables to the whole shape."""
-        return self._unrolled(slots, self.max_depth)
-
-    def follow(self, decided: Decided) -> None:
-        """Keep what the target said at every node."""
-        assert decided.top_tokens is not None, "the engine gives what is asked for"
-        self._keep(decided.slots, decided.node_tokens, decided.top_tokens, decided.told)
-
-    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
-        """The host has nothing to note."""
-
-    def _unrolled(self, slots: Batch, depth: int) -> DraftTree:
+    def _unrolled(self, batch: Batch, depth: int) -> DraftTree:
         plan = self._plans[depth]
-        tokens = slots.roots[:, None].repeat(1, plan.shape.num_nodes + 1)
+        tokens = batch.roots[:, None].repeat(1, plan.shape.num_nodes + 1)
         valid = torch.ones_like(tokens, dtype=torch.bool)
         for level in plan.levels:
-            found = self._found(slots.index, tokens[:, level.parent_of], level.rank_of)
+            found = self._found(batch.slots, tokens[:, level.parent_of], level.rank_of)
             known = valid[:, level.parent_of] & (found >= 0)
             valid[:, level.children_at] = known
-            tokens[:, level.children_at] = found.where(known, slots.roots[:, None])
+            tokens[:, level.children_at] = found.where(known, batch.roots[:, None])
         return DraftTree.from_shape(plan.shape, tokens, valid=valid)
 
     def _found(

@@ -33,7 +33,7 @@ def measure_costs(
 
     Args:
         target: The target.
-        drafter: Drafts; it must not serve another engine at the time.
+        drafter: Drafts.
         verifier: The acceptance rule.
         prompts: Token ids to go on from; at least one, and they are used again where more rows are wanted.
         rows: Batch sizes to measure.
@@ -43,14 +43,15 @@ def measure_costs(
     Raises:
         ValueError: There is no prompt, or an argument does not fit.
     """
-    policy = FixedLength(0)
     depths = range(drafter.max_depth + 1)
 
-    def play(depth: int) -> None:
-        policy.depth = depth
+    def play(engine: Engine, depth: int) -> None:
+        session: Any = engine.session
+        session.policy.depth = depth
 
     tokens = {depth: depth + 1 for depth in depths}
-    table = _timed(target, AdaptiveDrafter(drafter, policy), verifier, prompts, rows, rounds, tokens, play, options)
+    limited = AdaptiveDrafter(drafter, FixedLength(0))
+    table = _timed(target, limited, verifier, prompts, rows, rounds, tokens, play, options)
     return _costs(target, drafter, rows, table)
 
 
@@ -68,18 +69,14 @@ def measure_node_costs(
 
     Arguments and errors are those of ``measure_costs``. The drafter's own policy stays as it is.
     """
-    policy, kept = FirstNodes(), (drafter.policy, drafter.adapts)
     sizes = node_sizes(drafter.max_nodes)
 
-    def play(nodes: int) -> None:
-        policy.nodes = nodes
+    def play(engine: Engine, nodes: int) -> None:
+        session: Any = engine.session
+        session.policy.nodes = nodes
 
     tokens = {nodes: min(nodes, drafter.max_depth) + 1 for nodes in sizes}
-    drafter.prune_by(policy)
-    try:
-        table = _timed(target, drafter, verifier, prompts, rows, rounds, tokens, play, options)
-    finally:
-        drafter.policy, drafter.adapts = kept
+    table = _timed(target, drafter.pruned_by(FirstNodes()), verifier, prompts, rows, rounds, tokens, play, options)
     return _costs(target, drafter, rows, table, nodes=sizes)
 
 
@@ -97,7 +94,7 @@ def _timed(
     rows: Sequence[int],
     rounds: int,
     tokens: Mapping[int, int],
-    play: Callable[[int], None],
+    play: Callable[[Engine, int], None],
     options: Mapping[str, Any],
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the seconds of rounds, by batch size and by size of their drafts.
@@ -135,7 +132,7 @@ def _timed(
                 for size in list(tokens)[:: 1 if turn % 2 else -1]:
                     if engine.unfinished < count:
                         break  # there is no room for more
-                    play(size)
+                    play(engine, size)
                     begin = time.perf_counter()
                     engine.step()
                     if turn >= _WARM:

@@ -13,12 +13,13 @@ from drafters.suffix_tree import Draft, SuffixTree, Text
 from specdec.arguments import flag, number, whole
 from specdec.batch import Batch
 from specdec.drafting.host_trees import chains, trees
-from specdec.drafting.rated import RatedDrafter
+from specdec.drafting.rated import RatedDrafter, RatedSession
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 MODES = ("path", "tree")
 
@@ -95,20 +96,35 @@ class SuffixDrafter(RatedDrafter):
         self.shared = self.adapts = flag("shared", shared)
         self.shared_requests = whole("shared_requests", shared_requests, least=1)
         self.shared_tokens = whole("shared_tokens", shared_tokens, least=1)
-        self.max_nodes = self.max_depth = min(self.max_draft_tokens, self._budget(self.tree_depth - 1))
+        self.max_nodes = self.max_depth = min(self.max_draft_tokens, self.budget(self.tree_depth - 1))
         if mode == "path":
             self.max_nodes = self.max_depth = min(self.max_nodes, self.tree_depth - 1)
         self.max_depth = min(self.max_depth, self.tree_depth - 1)
         self.is_chain = mode == "path"
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> "SuffixSession":
         """Begin with empty trees; this drafter fits every target."""
-        self._requests: list[_Request | None] = [None] * max_batch_size
-        self._outputs = _Outputs(self.tree_depth, self.shared_requests, self.shared_tokens) if self.shared else None
+        return SuffixSession(self, sizes)
+
+    def budget(self, match: int) -> int:
+        """Return the most tokens that are drafted behind a match of so many tokens."""
+        return int(match * self.factor + self.offset)
+
+
+class SuffixSession(RatedSession):
+    """The suffix trees of the running requests of one engine, and the shared one."""
+
+    reads_host = True
+
+    def __init__(self, drafter: SuffixDrafter, sizes: Sizes):
+        self._drafter = drafter
+        self._requests: list[_Request | None] = [None] * sizes.max_batch_size
+        shared = drafter.tree_depth, drafter.shared_requests, drafter.shared_tokens
+        self._outputs = _Outputs(*shared) if drafter.shared else None
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin with an empty tree."""
-        self._requests[slot] = _Request(self.tree_depth, len(prompt_ids))
+        self._requests[slot] = _Request(self._drafter.tree_depth, len(prompt_ids))
 
     def release(self, slot: int) -> None:
         """Forget the request's tree; its output stays in the shared one."""
@@ -116,46 +132,47 @@ class SuffixDrafter(RatedDrafter):
         if request is not None and self._outputs is not None:
             self._outputs.finish(request.output)
 
-    def observe(self, committed: Committed) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Add what a round has emitted to the shared tree: after the last round nothing is proposed any more."""
-        if self._outputs is None or committed.host_emitted is None:
+        host = outcome.host
+        if self._outputs is None or host is None or host.emitted is None:
             return
-        starts, counts = committed.starts + 1, committed.counts
-        for row, slot in enumerate(committed.host_slots.tolist()):
+        starts, counts = host.starts + 1, host.counts
+        for row, slot in enumerate(host.slots.tolist()):
             request = self._requests[slot]
             if request is not None:
                 known = request.prompt_length + len(request.output.tokens) - int(starts[row])
-                emitted = committed.host_emitted[row, max(known, 0) : counts[row]]
+                emitted = host.emitted[row, max(known, 0) : counts[row]]
                 self._outputs.tree.extend(request.output, emitted.tolist())
 
-    def rate(self, slots: Batch) -> Float[np.ndarray, " batch"]:
+    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
         """Returns the scores of the drafts."""
-        return np.array([draft.score for draft in self._drafts(slots)])
+        return np.array([draft.score for draft in self._drafts(batch)])
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         """Look up every drafting row."""
-        drafts = self._drafts(slots)
+        drafts = self._drafts(batch)
         longest = max((len(draft.tokens) for draft in drafts), default=0)
         if not longest:
-            return DraftTree.root_only(slots.roots)
-        roots = slots.host_tokens[np.arange(len(slots)), slots.host_lengths]
-        if self.mode == "tree":
-            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], slots.device)
-        branches = np.full((len(drafts), self.max_depth), -1, dtype=np.int64)
+            return DraftTree.root_only(batch.roots)
+        roots = batch.on_host.tokens[np.arange(len(batch)), batch.on_host.lengths]
+        if self._drafter.mode == "tree":
+            return trees(roots, [each.tokens for each in drafts], [each.parents for each in drafts], batch.device)
+        branches = np.full((len(drafts), self._drafter.max_depth), -1, dtype=np.int64)
         for row, draft in enumerate(drafts):
             branches[row, : len(draft.tokens)] = draft.tokens
-        return chains(roots, branches, slots.device)
+        return chains(roots, branches, batch.device)
 
-    def _drafts(self, slots: Batch) -> list[Draft]:
+    def _drafts(self, batch: Batch) -> list[Draft]:
         """Returns the best draft of every row; an empty one where nothing is to be drafted."""
         asked: list[tuple[_Request, tuple[int, int]] | None] = []
-        for row, slot in enumerate(slots.host_index.tolist()):
-            request, depth = self._requests[slot], int(slots.host_max_depth[row])
-            if request is None or not slots.host_drafting[row] or depth <= 0:
+        for row, slot in enumerate(batch.on_host.slots.tolist()):
+            request, depth = self._requests[slot], int(batch.on_host.max_depth[row])
+            if request is None or not batch.on_host.drafting[row] or depth <= 0:
                 asked.append(None)
                 continue
-            length = int(slots.host_lengths[row]) + 1
-            self._read(request, slots.host_tokens[row, :length])
+            length = int(batch.on_host.lengths[row]) + 1
+            self._read(request, batch.on_host.tokens[row, :length])
             asked.append((request, (length, depth)))
         found: list[Draft] = []
         for each in asked:  # after all rows have been read, so that their order does not matter
@@ -187,7 +204,7 @@ class SuffixDrafter(RatedDrafter):
             return best
         shared = self._outputs.tree
         points = []
-        for match in range(1, min(self.tree_depth, len(tokens) + 1)):
+        for match in range(1, min(self._drafter.tree_depth, len(tokens) + 1)):
             point = shared.find(tokens[-match:])
             if point is None:
                 break
@@ -202,18 +219,15 @@ class SuffixDrafter(RatedDrafter):
 
     def _better(self, tree: SuffixTree, point: tuple, match: int, depth: int, best: Draft) -> Draft:
         """Returns the draft that follows a match, or the best one so far, of longer matches, if it is as good."""
-        most = min(self.max_draft_tokens, self._budget(match))
+        most = min(self._drafter.max_draft_tokens, self._drafter.budget(match))
         if most <= best.score:
             return best  # not even certain tokens would be more
-        if self.mode == "path":
-            draft = tree.follow(point, min(most, depth), self.min_probability)
+        if self._drafter.mode == "path":
+            draft = tree.follow(point, min(most, depth), self._drafter.min_probability)
         else:
-            draft = tree.branch(point, most, self.min_probability, depth)
+            draft = tree.branch(point, most, self._drafter.min_probability, depth)
         draft.match = match
         return draft if draft.score > best.score else best
-
-    def _budget(self, match: int) -> int:
-        return int(match * self.factor + self.offset)
 
 
 class _Request:

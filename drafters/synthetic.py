@@ -6,7 +6,7 @@ of no real method, because the drafter knows the answer beforehand.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from jaxtyping import Int
@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.arguments import number, whole
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.shape import MOST_NODES
@@ -54,20 +54,11 @@ class SyntheticDrafter(Drafter):
         if not 0 <= self.cost < 60:
             raise ValueError(f"cost={cost}: give the seconds that drafting takes in a round, at least 0 and below 60")
         self.max_nodes = self.max_depth = len(self.accept)
-        self._learned: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._plain: dict[tuple[tuple[int, ...], float], tuple[int, ...]] = {}
-        self._shape = TreeShape.chain(self.max_depth)
-        self._engine: Engine | None = None
+        self.learned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> "SyntheticSession":
         """Make room for what follows in every slot."""
-        self._target, self._max_length, self._engine = target, max_length, None
-        self._plain.clear()  # another target goes on in another way
-        device, width = target.device, max_length + self.max_depth + 1
-        with torch.inference_mode(False):  # written in both modes
-            self._sequences = torch.full((max_batch_size, width), -1, device=device)
-            self._steps = torch.arange(1, self.max_depth + 1, device=device)
-            self._accept = torch.tensor(self.accept, dtype=torch.float64, device=device)
+        return SyntheticSession(self, target, sizes)
 
     def learn(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Remember what follows a prompt, in place of what plain decoding says.
@@ -79,29 +70,48 @@ class SyntheticDrafter(Drafter):
             prompt: The prompt's tokens.
             output: The tokens that the target emits after it.
         """
-        self._learned[tuple(prompt)] = tuple(output)
+        self.learned[tuple(prompt)] = tuple(output)
+
+
+class SyntheticSession(Session):
+    """What follows each running prompt, in one engine."""
+
+    def __init__(self, drafter: SyntheticDrafter, target: Target, sizes: Sizes):
+        self._drafter, self._target, self._max_length = drafter, target, sizes.max_length
+        self._plain: dict[tuple[tuple[int, ...], float], tuple[int, ...]] = {}
+        self._engine: Engine | None = None
+        self._shape = TreeShape.chain(drafter.max_depth)
+        device, width = target.device, sizes.max_length + drafter.max_depth + 1
+        with torch.inference_mode(False):  # written in both modes
+            self._sequences = torch.full((sizes.max_batch_size, width), -1, device=device)
+            self._steps = torch.arange(1, drafter.max_depth + 1, device=device)
+            self._accept = torch.tensor(drafter.accept, dtype=torch.float64, device=device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Find what follows this prompt. Nothing is drafted where nothing is known to follow."""
         prompt = tuple(prompt_ids)
-        output = self._learned.get(prompt) or self._decoded(prompt, sampling)
+        output = self._drafter.learned.get(prompt) or self._decoded(prompt, sampling)
         row = torch.full((self._sequences.shape[1],), -1)
         known = torch.tensor([*prompt, *output])[: len(row)]
         row[: len(known)] = known
         self._sequences[slot] = row.to(self._sequences.device, non_blocking=True)
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def prepare(self, batch: Batch) -> Hashable:
+        """Wait as long as drafting is to take."""
+        if self._drafter.cost:
+            _wait(self._drafter.cost)
+        return None
+
+    def propose(self, batch: Batch) -> DraftTree:
         """Look up what follows, and put the mistakes in."""
-        if self.cost:
-            _wait(self.cost)
-        places = (slots.lengths[:, None] + self._steps).clamp(max=self._sequences.shape[1] - 1)
-        follows: Int[Tensor, "batch depth"] = self._sequences[slots.index[:, None], places]
-        wrong = uniforms(slots.keys, slots.rounds, Purpose.DRAFT, self.max_depth) >= self._accept
-        drafted = torch.where(wrong, follows + 1, follows) % slots.vocab_size
-        known = (follows >= 0) & (self._steps <= slots.max_depth[:, None]) & slots.drafting[:, None]
+        places = (batch.lengths[:, None] + self._steps).clamp(max=self._sequences.shape[1] - 1)
+        follows: Int[Tensor, "batch depth"] = self._sequences[batch.slots[:, None], places]
+        wrong = uniforms(batch.keys, batch.rounds, Purpose.DRAFT, self._shape.max_depth) >= self._accept
+        drafted = torch.where(wrong, follows + 1, follows) % batch.vocab_size
+        known = (follows >= 0) & (self._steps <= batch.max_depth[:, None]) & batch.drafting[:, None]
         return DraftTree.from_shape(
             self._shape,
-            torch.cat([slots.roots[:, None], drafted], dim=1),
+            torch.cat([batch.roots[:, None], drafted], dim=1),
             valid=torch.cat([torch.ones_like(known[:, :1]), known], dim=1),
         )
 

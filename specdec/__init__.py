@@ -9,19 +9,18 @@ if TYPE_CHECKING:
     from specdec.engine.engine import Engine
     from specdec.engine.scheduler import Scheduler
     from specdec.forward import ForwardBatch, ForwardOutput, Wants
-    from specdec.interfaces import Drafter, Laws, Verifier
+    from specdec.interfaces import Drafter, Laws, Session, Sizes, StatelessDrafter, Verifier
     from specdec.requests import SamplingParams
     from specdec.shape import TreeShape
     from specdec.target.runner import ModelRunner
     from specdec.target.target import Target
     from specdec.topology import Topology
     from specdec.tree import DraftTree
-    from specdec.types import Committed, Completion, DraftSampling, Exactness, Noise, Step, Verdict
+    from specdec.types import Completion, DraftSampling, Exactness, Noise, Outcome, Step, Verdict
 else:  # a type checker would take any name for defined
     __getattr__, __dir__ = on_first_use(
         __name__,
         {
-            "Committed": "specdec.types",
             "Completion": "specdec.types",
             "DraftSampling": "specdec.types",
             "DraftTree": "specdec.tree",
@@ -33,8 +32,12 @@ else:  # a type checker would take any name for defined
             "Laws": "specdec.interfaces",
             "ModelRunner": "specdec.target.runner",
             "Noise": "specdec.types",
+            "Outcome": "specdec.types",
             "SamplingParams": "specdec.requests",
             "Scheduler": "specdec.engine.scheduler",
+            "Session": "specdec.interfaces",
+            "Sizes": "specdec.interfaces",
+            "StatelessDrafter": "specdec.interfaces",
             "Batch": "specdec.batch",
             "Step": "specdec.types",
             "Target": "specdec.target.target",
@@ -50,7 +53,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
-    "Committed",
     "Completion",
     "DraftSampling",
     "DraftTree",
@@ -62,8 +64,12 @@ __all__ = [
     "Laws",
     "ModelRunner",
     "Noise",
+    "Outcome",
     "SamplingParams",
     "Scheduler",
+    "Session",
+    "Sizes",
+    "StatelessDrafter",
     "Step",
     "Target",
     "Topology",

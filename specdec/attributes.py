@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from inspect import isfunction, unwrap
 from typing import Any
 
-from specdec.interfaces import Drafter, Verifier
+from specdec.arguments import instance
+from specdec.interfaces import Drafter, Session, Verifier
 from specdec.types import DraftSampling, Exactness, Noise
 
 
@@ -47,11 +48,17 @@ DRAFTER: Mapping[str, _Wanted] = {
     "laws": _Wanted(_samplings, _SAMPLINGS[0], f"laws = {_SAMPLINGS[1]}"),
     "is_chain": _Wanted(_flag, "give True if no node ever has two children, else False", "is_chain = True"),
     "is_paths": _Wanted(_flag, "give True or False", "is_paths = False"),
-    "hidden_layers": _Wanted(_layers, "give a tuple of numbers of layers", "hidden_layers = (-1,)"),
     "has_leaf_probs": _Wanted(_flag, "give True or False", "has_leaf_probs = False"),
     "adapts": _Wanted(_flag, "give True or False", "adapts = False"),
 }
 """What the engine reads of a drafter."""
+
+SESSION: Mapping[str, _Wanted] = {
+    "reads_host": _Wanted(_flag, "give True if it reads batch.host or outcome.host, else False", "reads_host = True"),
+    "hidden_layers": _Wanted(_layers, "give a tuple of numbers of layers", "hidden_layers = (-1,)"),
+    "top_tokens": _Wanted(_count, "give a count of tokens", "top_tokens = 0"),
+}
+"""What the engine reads of a drafting session."""
 
 VERIFIER: Mapping[str, _Wanted] = {
     "exactness": _Wanted(
@@ -67,9 +74,9 @@ VERIFIER: Mapping[str, _Wanted] = {
 
 
 _METHODS: dict[str, str] = {
-    "bind": "bind(self, target, *, max_batch_size, max_length), which checks the target and makes room for state",
-    "propose": "propose(self, slots), which returns a DraftTree with a row for every row of slots",
-    "laws": "laws(self, tree, target_probs), which returns Laws: where the accepted path ends, and what follows it",
+    "bind": "bind(self, target, sizes), which checks the target and returns a Session with the state of one engine",
+    "propose": "propose(self, batch), which returns a DraftTree with a row for every row of batch",
+    "laws": "laws(self, tree, target_probs), which returns Laws: where the path ends, and what follows it",
 }
 """The methods that a component must have, in words."""
 
@@ -83,21 +90,35 @@ def missing_methods(component: type) -> str | None:
     return f"{component.__name__} has no {' and no '.join(missing)}: write {write}"
 
 
-def check_drafter_attributes(drafter: Drafter, *, layers: int | None = None) -> None:
+def check_drafter_attributes(drafter: Drafter) -> None:
     """Refuse a drafter that lacks an attribute, or has a wrong one.
 
+    Raises:
+        ValueError: Names what is missing or wrong, and what to write.
+    """
+    _check(drafter, DRAFTER, base=Drafter)
+    if not drafter.laws:
+        raise ValueError(
+            f"{type(drafter).__name__}.laws is empty: name the laws by which it draws, "
+            f"such as {DRAFTER['laws'].example}"
+        )
+
+
+def check_session(session: Session, drafter: Drafter, *, layers: int | None = None) -> None:
+    """Refuse a session that is none, that lacks an attribute, or has a wrong one.
+
     Args:
+        session: What ``Drafter.bind`` returned.
         drafter: The drafter.
         layers: The number of the target's layers, if known.
 
     Raises:
         ValueError: Names what is missing or wrong, and what to write.
     """
-    _check(drafter, DRAFTER, base=Drafter)
-    name = type(drafter).__name__
-    if not drafter.laws:
-        raise ValueError(f"{name}.laws is empty: name the laws by which it draws, such as {DRAFTER['laws'].example}")
-    wrong = [layer for layer in drafter.hidden_layers if layers is not None and not -1 <= layer <= layers]
+    instance(f"{type(drafter).__name__}.bind(…)", session, Session, "a Session with the state of one engine")
+    _check(session, SESSION, base=Session)
+    name = type(session).__name__
+    wrong = [layer for layer in session.hidden_layers if layers is not None and not -1 <= layer <= layers]
     if wrong:
         raise ValueError(
             f"{name}.hidden_layers names layer {wrong[0]} and the target has {layers} layers: give numbers from 0 to "
@@ -114,7 +135,7 @@ def check_verifier_attributes(verifier: Verifier) -> None:
     _check(verifier, VERIFIER, base=Verifier)
 
 
-def _check(component: Drafter | Verifier, wanted: Mapping[str, _Wanted], *, base: type) -> None:
+def _check(component: Drafter | Session | Verifier, wanted: Mapping[str, _Wanted], *, base: type) -> None:
     name = type(component).__name__
     missing = [key for key in wanted if not hasattr(component, key)]
     unmade = _unmade(component, base)
@@ -133,7 +154,7 @@ def _check(component: Drafter | Verifier, wanted: Mapping[str, _Wanted], *, base
             raise ValueError(f"{name}.{key}={value!r}: {attribute.give}, such as {attribute.example}")
 
 
-def _unmade(component: Drafter | Verifier, base: type) -> type | None:
+def _unmade(component: Drafter | Session | Verifier, base: type) -> type | None:
     """Returns the class whose constructor sets attributes of which this component has none; None if there is none."""
     for parent in type(component).__mro__[1:]:
         if parent is base:
@@ -152,7 +173,7 @@ def _stored(parent: type) -> set[str]:
     return {line.argval for line in dis.get_instructions(unwrap(constructor)) if line.opname == "STORE_ATTR"}
 
 
-def _reads_of(component: Drafter | Verifier, parent: type) -> list[str]:
+def _reads_of(component: Drafter | Session | Verifier, parent: type) -> list[str]:
     """Returns which of the attributes that a class's constructor assigns are read by methods that are still in use."""
     stored = _stored(parent)
     reads: set[str] = set()

@@ -1,4 +1,4 @@
-"""The running requests as a round and a drafter see them."""
+"""The running requests as a round and a drafting session see them."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,19 +10,46 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.host import Unknown
 from specdec.sampling import SamplingTensors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Batch:
-    """The requests of one round, as a drafter sees them: row b is the request in slot ``host_index[b]``.
-
-    Nothing here may be changed.
+class HostBatch:
+    """The numbers of a ``Batch`` on the host; on a GPU they may be one round late.
 
     Attributes:
-        index: The slot of every row, ascending.
-        host_index: The same on the host.
+        slots: The slot of every row, ascending.
+        tokens: The sequence of every row, root included; ``lengths + 1`` of them count.
+        lengths: The position of each row's root.
+        drafting: True for rows whose request wants speculation.
+        max_depth: No node may be deeper.
+        remaining: Tokens still wanted.
+    """
+
+    slots: Int[np.ndarray, " batch"]
+    tokens: Int[np.ndarray, "batch position"]
+    lengths: Int[np.ndarray, " batch"]
+    drafting: Bool[np.ndarray, " batch"]
+    max_depth: Int[np.ndarray, " batch"]
+    remaining: Int[np.ndarray, " batch"]
+
+    @property
+    def deepest(self) -> int:
+        """The depth that the row with the most room may draft to."""
+        return int(np.where(self.drafting, self.max_depth, 0).max())
+
+    @property
+    def begun(self) -> "HostBatch":
+        """The same rows, of which those without a committed token do not draft."""
+        return replace(self, drafting=self.drafting & (self.lengths > 0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """The requests of one round. Nothing here may be changed.
+
+    Attributes:
+        slots: The slot of every row, ascending.
         roots: The token of each row's root: the last token of its sequence.
         lengths: The number of tokens whose keys and values are in the target's cache, which is the root's position.
         drafting: True for rows whose request wants speculation.
@@ -33,17 +60,14 @@ class Batch:
         processors: The logits processors of each request.
         alternatives: The largest number of most probable tokens that any request wants to be told with its output
             tokens; None if none wants their raw log-probabilities.
-        host_tokens: Int[batch position] on the host: the sequence, root included.
-        host_lengths, host_drafting, host_max_depth: The same as on the device.
-        host_remaining: Tokens still wanted.
         vocab_size: Width of the target's logits.
-        are_views: The slots are consecutive, and the tensors views of the table's.
-        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. The
-            host's numbers are unknown then, except ``host_index`` of slots that ``are_views``. None in other rounds.
+        host: The same numbers on the host; None in a recorded round, which may use tensors alone.
+        first_slot: The first slot, if the rows are consecutive slots and the tensors are views of all slots' tensors.
+        key_bound: In a recorded round, how many positions of the cache attention reads: enough for every row. None in
+            other rounds.
     """
 
-    index: Int[Tensor, " batch"]
-    host_index: np.ndarray
+    slots: Int[Tensor, " batch"]
     roots: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
     drafting: Bool[Tensor, " batch"]
@@ -52,34 +76,31 @@ class Batch:
     rounds: Int[Tensor, " batch"]
     sampling: SamplingTensors
     processors: Sequence[tuple[Callable[..., Any], ...]]
-    host_tokens: np.ndarray
-    host_lengths: np.ndarray
-    host_drafting: np.ndarray
-    host_max_depth: np.ndarray
-    host_remaining: np.ndarray
     vocab_size: int
     alternatives: int | None = None
-    are_views: bool = False
+    host: HostBatch | None = None
+    first_slot: int | None = None
     key_bound: int | None = None
 
-    def on_device(self, key_bound: int) -> "Batch":
-        """Returns the rows as a recorded round sees them."""
-        unknown = Unknown()
-        return replace(
-            self,
-            host_index=self.host_index if self.are_views else unknown,
-            host_tokens=unknown,
-            host_lengths=unknown,
-            host_drafting=unknown,
-            host_max_depth=unknown,
-            host_remaining=unknown,
-            key_bound=key_bound,
-        )
+    @property
+    def on_host(self) -> HostBatch:
+        """The host's numbers, for a session that says ``reads_host``."""
+        assert self.host is not None, "the engine records no round of a session that reads the host's numbers"
+        return self.host
+
+    def recorded(self, key_bound: int) -> "Batch":
+        """Return the rows as a recorded round sees them."""
+        return replace(self, host=None, key_bound=key_bound)
+
+    def limited(self, room: Int[np.ndarray, " batch"]) -> "Batch":
+        """Return the rows as if the output had room for no deeper drafts than ``room``."""
+        limit = torch.from_numpy(room).to(self.device, non_blocking=True)
+        return replace(self, max_depth=limit, host=replace(self.on_host, max_depth=room))
 
     @cached_property
     def kind(self) -> Hashable:
-        """What a recording of these rows depends on besides the tensors' values, which the host knows."""
-        return int(self.host_index[0]) if self.are_views else None, len(self), self.sampling.flags, self.alternatives
+        """All that a recording of these rows depends on besides the tensors' values."""
+        return self.first_slot, len(self), self.sampling.flags, self.alternatives
 
     @cached_property
     def has_processors(self) -> bool:
@@ -87,18 +108,19 @@ class Batch:
         return any(self.processors)
 
     def rows(self, rows: np.ndarray) -> "Batch":
-        """Returns some of the rows, as copies; not for a recorded round."""
+        """Return some of the rows, as copies; not in a recorded round."""
         index = torch.from_numpy(rows).to(self.device, non_blocking=True)
 
-        def take(owner: Batch | SamplingTensors) -> dict[str, Any]:
-            """Returns the rows of all arrays of an object, by name."""
+        def take(owner: Batch | SamplingTensors | HostBatch) -> dict[str, Any]:
+            """Return the rows of all arrays of an object, by name."""
             values = {each.name: getattr(owner, each.name) for each in fields(owner)}
             tensors = {name: each.index_select(0, index) for name, each in values.items() if isinstance(each, Tensor)}
             return tensors | {name: each[rows] for name, each in values.items() if isinstance(each, np.ndarray)}
 
         processors = [self.processors[row] for row in rows.tolist()]
         sampling = replace(self.sampling, **take(self.sampling))
-        return replace(self, **take(self), sampling=sampling, processors=processors, are_views=False)
+        host = replace(self.on_host, **take(self.on_host))
+        return replace(self, **take(self), sampling=sampling, processors=processors, host=host, first_slot=None)
 
     def __len__(self) -> int:
         return len(self.roots)

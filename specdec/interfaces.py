@@ -2,29 +2,108 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.requests import Request, SamplingParams
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling, Exactness, Noise, Verdict
+from specdec.types import DraftSampling, Exactness, Noise, Outcome, Verdict
 
 if TYPE_CHECKING:
     from specdec.batch import Batch
+    from specdec.target.runner import ModelRunner
     from specdec.target.target import Target
 
 
-class Drafter(ABC):
-    """Proposes token trees.
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of an engine, which a drafting session makes room for.
 
-    The engine calls ``bind`` once; then, for every request, ``admit``, ``observe`` after every prefill chunk and
-    every round, and ``release``; and ``propose`` once per round for all rows together. A drafter never touches
-    the target's cache or the output.
+    Attributes:
+        max_batch_size: The number of slots.
+        max_length: The number of positions in a slot.
+        leaf_probs: Whether q is wanted at every node, leaves included (``Verifier.needs_leaf_probs``). Only a drafter
+            that ``has_leaf_probs`` is asked for it.
+    """
+
+    max_batch_size: int
+    max_length: int
+    leaf_probs: bool = False
+
+
+class Session(ABC):
+    """The state of a drafter in one engine.
+
+    The engine calls ``admit`` for every request that speculates; ``observe`` after every piece of its prompt and after
+    every round; ``prepare`` and ``propose`` once per round for all rows together; and ``release`` at the request's end.
+    A session never touches the target's cache or the output.
+
+    Attributes:
+        reads_host: Whether ``propose`` reads ``Batch.host``, and ``observe`` reads ``Outcome.host``. The rounds of any
+            other session may be recorded and replayed without its Python.
+        hidden_layers: Hidden states it wants in ``Outcome``: -1 for the normalized last one, which the output
+            layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
+        top_tokens: How many of the target's most probable successors it wants in ``Outcome`` for every node that was
+            verified, rejected ones too; by the target's own logits, before all processing.
+        models: The models that it runs: runners, with a cache of their own, or modules. Memory is counted by them.
+    """
+
+    reads_host: bool = False
+    hidden_layers: tuple[int, ...] = ()
+    top_tokens: int = 0
+    models: "tuple[ModelRunner | nn.Module, ...]" = ()
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:  # noqa: B027
+        """Begin a request in ``slot``; ``observe`` will report its prompt."""
+
+    def observe(self, outcome: Outcome) -> None:  # noqa: B027
+        """Take note of tokens that have become final."""
+
+    def prepare(self, batch: "Batch") -> Hashable:
+        """Do on the host what must come before ``propose``, and before the recording of it.
+
+        Returns:
+            Everything that ``propose`` and ``observe`` depend on besides tensors that stay where they are. A recording
+            is used again for as long as this is equal.
+        """
+        return None
+
+    @abstractmethod
+    def propose(self, batch: "Batch") -> DraftTree:
+        """Return a draft tree for every row of ``batch``.
+
+        Tokens, hidden states and other state come from ``batch`` and from what ``observe`` has reported of its slots.
+        Rows whose ``batch.drafting`` is False may hold any valid tree.
+
+        A row's branches must not be longer than ``batch.max_depth`` says; the engine makes deeper nodes invalid.
+
+        In a recorded round ``batch.host`` is None, and the tree has one size whatever the values. In other rounds a
+        session may look at ``batch.host``, for example to draft no deeper than any row has room for.
+
+        With ``Sizes.leaf_probs`` the tree has ``draft_probs`` with a row for every node, even where nothing can be
+        drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1. Rows that are not in
+        ``batch.drafting`` are zero; so may be a row without drafts before anything is committed (``batch.lengths`` is
+        0), because a drafter that reads the target's states has none to read there.
+        """
+
+    def trimmed(self, tree: DraftTree) -> DraftTree:
+        """Return the trees of ``propose`` without columns that nobody needs; never part of a recording.
+
+        A session that looks at values here makes the host wait for the draft.
+        """
+        return tree
+
+    def release(self, slot: int) -> None:  # noqa: B027
+        """Forget the request in ``slot``, which has ended."""
+
+
+class Drafter(ABC):
+    """Proposes token trees: a description that never changes, and that serves any number of engines.
 
     Attributes:
         max_nodes: The largest number of drafted nodes in a row (root not counted).
@@ -33,12 +112,7 @@ class Drafter(ABC):
             ``DETERMINISTIC`` nodes besides.
         is_chain: Whether its drafts are chains: no node has two children.
         is_paths: Whether its drafts are paths of one length that share only the root.
-        hidden_layers: Hidden states it wants in ``Committed``: -1 for the normalized last one, which the output
-            layer reads, i for the input of decoder layer i (transformers' ``hidden_states[i]``).
-        top_tokens: How many of the target's most probable successors it wants in ``Committed`` for every node that was
-            verified, rejected ones too; by the target's own logits, before all processing.
-        has_leaf_probs: Whether it can also give q at the leaves. Its ``bind`` then takes ``leaf_probs=True``, which the
-            engine passes if the verifier ``needs_leaf_probs``.
+        has_leaf_probs: Whether it can also give q at the leaves.
         adapts: Whether its drafts may depend on more than the request itself (its tokens, parameters and random
             numbers): on other requests, or on how earlier rounds went. ``specdec.drafter_checks`` reads it.
     """
@@ -48,47 +122,31 @@ class Drafter(ABC):
     laws: frozenset[DraftSampling]
     is_chain: bool
     is_paths: bool = False
-    hidden_layers: tuple[int, ...] = ()
-    top_tokens: int = 0
     has_leaf_probs: bool = False
     adapts: bool = False
 
     @abstractmethod
-    def bind(self, target: "Target", *, max_batch_size: int, max_length: int) -> None:
-        """Check that this drafter fits the target (vocabulary, widths, device) and allocate its state.
+    def bind(self, target: "Target", sizes: Sizes) -> Session:
+        """Check that this drafter fits the target (vocabulary, widths, device), and begin a session in an engine.
 
         Args:
             target: The target.
-            max_batch_size: The number of slots.
-            max_length: The number of positions in a slot.
+            sizes: The engine's sizes.
 
         Raises:
             ValueError: The drafter does not fit the target.
         """
 
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:  # noqa: B027
-        """Begin a request in ``slot``; ``observe`` will report its prompt."""
 
-    def observe(self, committed: Committed) -> None:  # noqa: B027
-        """Take note of tokens that have become final."""
+class StatelessDrafter(Drafter, Session):
+    """A drafter that is its own session, because it keeps nothing: the batch holds the sequences.
 
-    @abstractmethod
-    def propose(self, slots: "Batch") -> DraftTree:
-        """Returns a draft tree for every row of ``slots``.
+    A subclass writes ``propose``, and sets ``reads_host`` if that reads ``batch.host``.
+    """
 
-        Tokens, hidden states and other state come from ``slots`` and from what ``observe`` has reported of these slots.
-        Rows whose ``slots.drafting`` is False may hold any valid tree.
-
-        A row's branches must not be longer than ``slots.max_depth`` says; the engine makes deeper nodes invalid.
-
-        A drafter that was bound with ``leaf_probs=True`` returns ``draft_probs`` with a row for every node, even where
-        nothing can be drafted. For greedy requests (``DETERMINISTIC`` rows) this is q at temperature 1. Rows that are
-        not in ``slots.drafting`` are zero; so may be a row without drafts before anything is committed
-        (``slots.lengths`` is 0), because a drafter that reads the target's states has none to read there.
-        """
-
-    def release(self, slot: int) -> None:  # noqa: B027
-        """Forget the request in ``slot``, which has ended."""
+    def bind(self, target: "Target", sizes: Sizes) -> Session:
+        """Return the drafter itself, which fits every target."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)

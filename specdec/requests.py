@@ -162,7 +162,9 @@ class Request:
         stop_ids: Every token that ends it.
         output_ids: The output tokens so far.
         slot: Its slot while it is running.
-        prefilled: Number of prompt tokens whose keys and values are in the cache.
+        prefilled: Number of its tokens that were put into the cache before its rounds began: of the prompt, and after
+            a preemption of the output too.
+        to_prefill: Number of tokens that must still be put there before it can take part in a round.
         rounds: Number of verify forwards so far.
         arrived: When it came, on the clock of ``time.perf_counter``, like the next two.
         admitted: When it took its slot; 0 before.
@@ -178,11 +180,29 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     slot: int = -1
     prefilled: int = 0
+    to_prefill: int = field(init=False)
     rounds: int = 0
     arrived: float = 0.0
     admitted: float = 0.0
     prefill_ended: float = 0.0
     ingestion: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Note that nothing of the request is in the cache: it is new, or was preempted."""
+        self.slot, self.prefilled, self.to_prefill = -1, 0, self.length - 1
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output so far: everything that must be in the cache before the next round, but the last token."""
+        return [*self.prompt_ids, *self.output_ids]
+
+    @property
+    def length(self) -> int:
+        """The number of ``tokens``."""
+        return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def remaining(self) -> int:

@@ -5,7 +5,7 @@ Axis names, used in every annotation: ``batch node depth position vocab layer he
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -70,94 +70,81 @@ class Verdict:
     valid: Bool[Tensor, " batch"]
 
 
-@dataclass(frozen=True, eq=False)
-class Committed:
-    """Tokens that became final: their keys and values are in the target's cache now.
-
-    After a prefill chunk the tokens are a piece of the prompt; after a round they are the root and the accepted path.
-    Rows are those of requests that speculate, in any order of slots.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HostOutcome:
+    """The numbers of an ``Outcome`` on the host.
 
     Attributes:
         slots: The slot of every row.
-        host_slots: The same on the host.
-        tokens: The committed tokens, in order of position; padding follows after ``counts`` of them.
-        starts: The position of each row's first token. On the host.
-        counts: The number of tokens in each row, at least 1. On the host.
-        next_tokens: The token that follows the last one (known, but not in the cache): pairs
+        starts: The position of each row's first token.
+        counts: The number of tokens that became final in each row.
+        path: After a round, the accepted nodes, -1 padded, root left out; None after a piece of a prompt.
+        emitted: After a round, the tokens of the accepted nodes and the one that follows: ``counts`` of them, then
+            padding; None after a piece of a prompt.
+        proposed_depth: After a round, the depth of each row's drafts; None after a piece of a prompt.
+    """
+
+    slots: Int[np.ndarray, " batch"]
+    starts: Int[np.ndarray, " batch"]
+    counts: Int[np.ndarray, " batch"]
+    path: Int[np.ndarray, "batch depth"] | None = None
+    emitted: Int[np.ndarray, "batch position"] | None = None
+    proposed_depth: Int[np.ndarray, " batch"] | None = None
+
+    def rows(self, rows: np.ndarray) -> "HostOutcome":
+        """Return some of the rows."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return HostOutcome(**{name: None if value is None else value[rows] for name, value in values.items()})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outcome:
+    """Tokens that became final, after a piece of a prompt or after a round: their keys and values are in the cache.
+
+    After a piece of a prompt the tokens are that piece; after a round they are the root and the accepted path.
+
+    Attributes:
+        slots: The slot of every row.
+        starts: The position of each row's first token.
+        tokens: The tokens, in order of position; padding follows after ``counts`` of them.
+        counts: The number of tokens that became final. It is 0 in a row whose round decided nothing, and for a drafter
+            in a row that does not speculate.
+        next_tokens: The token that follows the last one (known, but not in the cache). So pairs
             (hidden state at t, token t+1) are complete.
         path: After a round, the accepted nodes (-1 padded, root left out) in the tree that was proposed; None
-            after a prefill chunk.
-        hidden_states: Hidden states at the committed positions, by layer index.
+            after a piece of a prompt.
+        hidden_states: Hidden states at these positions, by layer index, as far as the session asked for them.
         node_tokens: After a round, the token of every node that was verified, rejected ones too.
         top_tokens: After a round, the target's most probable successors of each of these nodes, the most probable
-            first; None if the drafter's ``top_tokens`` is 0.
-        host_path: After a round, the path on the host.
-        host_emitted: After a round, on the host, the tokens of the accepted nodes and the one that follows: ``counts``
-            of them, then padding.
-        host_proposed: After a round, on the host, how deep the drafts were.
+            first; None if the session's ``top_tokens`` is 0.
+        host: The same numbers on the host, for a session that says ``reads_host``, and after a piece of a prompt;
+            otherwise None.
     """
 
     slots: Int[Tensor, " batch"]
-    host_slots: np.ndarray
-    tokens: Int[Tensor, "batch position"]
-    starts: np.ndarray
-    counts: np.ndarray
-    next_tokens: Int[Tensor, " batch"]
-    path: Int[Tensor, "batch depth"] | None
-    hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
-    node_tokens: Int[Tensor, "batch node"] | None = None
-    top_tokens: Int[Tensor, "batch node rank"] | None = None
-    host_path: np.ndarray | None = None
-    host_emitted: np.ndarray | None = None
-    host_proposed: np.ndarray | None = None
-
-    def rows(self, rows: np.ndarray) -> "Committed":
-        """Returns some of the rows."""
-        index = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
-        return Committed(
-            slots=self.slots.index_select(0, index),
-            host_slots=self.host_slots[rows],
-            tokens=self.tokens.index_select(0, index),
-            starts=self.starts[rows],
-            counts=self.counts[rows],
-            next_tokens=self.next_tokens.index_select(0, index),
-            path=None if self.path is None else self.path.index_select(0, index),
-            hidden_states={layer: states.index_select(0, index) for layer, states in self.hidden_states.items()},
-            node_tokens=None if self.node_tokens is None else self.node_tokens.index_select(0, index),
-            top_tokens=None if self.top_tokens is None else self.top_tokens.index_select(0, index),
-            host_path=None if self.host_path is None else self.host_path[rows],
-            host_emitted=None if self.host_emitted is None else self.host_emitted[rows],
-            host_proposed=None if self.host_proposed is None else self.host_proposed[rows],
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Decided:
-    """What a round has decided, as the device knows it: ``Committed`` without what only the host could tell.
-
-    Attributes:
-        slots: The slot of every row.
-        lengths: The position of each row's root.
-        tokens: The root and the accepted path; padding follows after ``counts`` of them.
-        counts: The number of tokens that became final, at least 1.
-        next_tokens: The token that follows the last one.
-        path: The accepted nodes, -1 padded, root left out.
-        told: False for rows that do not speculate, or in which nothing was decided.
-        hidden_states: Hidden states at the root and along the path, by layer index.
-        node_tokens: See ``Committed``.
-        top_tokens: See ``Committed``.
-    """
-
-    slots: Int[Tensor, " batch"]
-    lengths: Int[Tensor, " batch"]
+    starts: Int[Tensor, " batch"]
     tokens: Int[Tensor, "batch position"]
     counts: Int[Tensor, " batch"]
     next_tokens: Int[Tensor, " batch"]
-    path: Int[Tensor, "batch depth"]
-    told: Bool[Tensor, " batch"]
-    hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]]
-    node_tokens: Int[Tensor, "batch node"]
+    path: Int[Tensor, "batch depth"] | None = None
+    hidden_states: Mapping[int, Float[Tensor, "batch position hidden"]] = field(default_factory=dict)
+    node_tokens: Int[Tensor, "batch node"] | None = None
     top_tokens: Int[Tensor, "batch node rank"] | None = None
+    host: HostOutcome | None = None
+
+    def rows(self, rows: np.ndarray) -> "Outcome":
+        """Return some of the rows."""
+        index = torch.from_numpy(rows).to(self.tokens.device, non_blocking=True)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        taken = {name: value.index_select(0, index) for name, value in values.items() if isinstance(value, Tensor)}
+        states = {layer: each.index_select(0, index) for layer, each in self.hidden_states.items()}
+        host = None if self.host is None else self.host.rows(rows)
+        return replace(self, **taken, hidden_states=states, host=host)
+
+    @property
+    def last_tokens(self) -> Int[Tensor, " batch"]:
+        """The last of each row's tokens; the first of them in a row that has none."""
+        return self.tokens.gather(1, (self.counts[:, None] - 1).clamp_(min=0))[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)

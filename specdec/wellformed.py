@@ -57,7 +57,7 @@ class Flaw:
     what: str
 
 
-def flaws(tree: DraftTree, drafter: Drafter, slots: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
+def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
     """Returns what is wrong with a drafter's proposal, at most one flaw per check.
 
     The list ends at the first ``FATAL`` flaw. Rows that do not draft may hold any valid tree, so only the structure of
@@ -66,26 +66,26 @@ def flaws(tree: DraftTree, drafter: Drafter, slots: Batch, *, leaf_probs: bool =
     Args:
         tree: What the drafter returned.
         drafter: What it announced.
-        slots: What it was asked for.
+        batch: What it was asked for.
         leaf_probs: Whether the drafter was bound with ``leaf_probs=True``.
     """
-    found = [Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, slots)][:1]
+    found = [Flaw(Form.TENSORS, None, None, what) for what in _tensors(tree, batch)][:1]
     if found:
         return found
     for check in (
         structure(tree),
-        _root(tree, slots),
-        _tokens(tree, slots.vocab_size),
+        _root(tree, batch),
+        _tokens(tree, batch.vocab_size),
         _size(tree, drafter),
     ):
         found += list(check)[:1]
         if found:
             return found
-    drafted = tree.valid & slots.drafting[:, None] & (torch.arange(tree.width, device=slots.device) > 0)
-    every = tree.valid & slots.drafting[:, None] & ~_begins(tree, slots)[:, None] if leaf_probs else None
+    drafted = tree.valid & batch.drafting[:, None] & (torch.arange(tree.width, device=batch.device) > 0)
+    every = tree.valid & batch.drafting[:, None] & ~_begins(tree, batch)[:, None] if leaf_probs else None
     for check in (
         _shape(tree, drafter, drafted),
-        _laws(tree, drafter, drafted, slots),
+        _laws(tree, drafter, drafted, batch),
         _siblings(tree, drafted),
         draft_probs_flaws(tree, drafted, every=every),
     ):
@@ -93,22 +93,22 @@ def flaws(tree: DraftTree, drafter: Drafter, slots: Batch, *, leaf_probs: bool =
     return found
 
 
-def _begins(tree: DraftTree, slots: Batch) -> Bool[Tensor, " batch"]:
+def _begins(tree: DraftTree, batch: Batch) -> Bool[Tensor, " batch"]:
     """Marks rows without drafts in which nothing is committed: heads that read the target's states have no q there."""
     alone = ~tree.valid[:, 1:].any(-1)
     if tree.draft_probs is not None:
         alone = alone & (tree.draft_probs == 0).flatten(1).all(-1)
-    return alone & (slots.lengths == 0)
+    return alone & (batch.lengths == 0)
 
 
-def _tensors(tree: DraftTree, slots: Batch) -> Iterator[str]:
+def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
     """Yields what is wrong with the tensors of a tree."""
     if not isinstance(tree, DraftTree):
         yield f"propose returned {type(tree).__name__}: return a DraftTree"
         return
-    batch, width = len(slots), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
+    batch, width = len(batch), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
     if width == 0 or tree.tokens.shape[0] != batch:
-        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {batch} slots"
+        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {batch} batch"
         return
     parents = tree.topology.parents
     if parents.ndim != 2 or parents.shape[0] not in (1, batch) or parents.shape[1] != width:
@@ -119,7 +119,7 @@ def _tensors(tree: DraftTree, slots: Batch) -> Iterator[str]:
         "parents": (parents, tuple(parents.shape), (torch.int64,)),
         "valid": (tree.valid, (batch, width), (torch.bool,)),
         "law": (tree.law, (batch, width), (torch.int8,)),
-        "draft_probs": (tree.draft_probs, (batch, width, slots.vocab_size), (torch.float32, torch.float64)),
+        "draft_probs": (tree.draft_probs, (batch, width, batch.vocab_size), (torch.float32, torch.float64)),
     }
     for name, (tensor, shape, dtypes) in wanted.items():
         if tensor is None:
@@ -128,8 +128,8 @@ def _tensors(tree: DraftTree, slots: Batch) -> Iterator[str]:
             yield f"{name} has the shape {_dims(tensor)}: give {list(shape)}"
         elif tensor.dtype not in dtypes:
             yield f"{name} is {_short(tensor.dtype)}: give {_short(dtypes[0])}"
-        elif tensor.device != slots.device:
-            yield f"{name} is on {tensor.device} and the slots are on {slots.device}: build the tree on slots.device"
+        elif tensor.device != batch.device:
+            yield f"{name} is on {tensor.device} and the batch are on {batch.device}: build the tree on batch.device"
 
 
 def structure(tree: DraftTree) -> Iterator[Flaw]:
@@ -153,13 +153,13 @@ def structure(tree: DraftTree) -> Iterator[Flaw]:
     )
 
 
-def _root(tree: DraftTree, slots: Batch) -> list[Flaw]:
+def _root(tree: DraftTree, batch: Batch) -> list[Flaw]:
     return _first(
         Form.ROOT,
-        tree.tokens[:, :1] != slots.roots[:, None],
+        tree.tokens[:, :1] != batch.roots[:, None],
         lambda row, _: (
             f"its token is {int(tree.tokens[row, 0])}, and node 0 must be the root, the last token of the sequence, "
-            f"which is {int(slots.roots[row])}"
+            f"which is {int(batch.roots[row])}"
         ),
     )
 
@@ -221,10 +221,10 @@ def _shape(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"
     )
 
 
-def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], slots: Batch) -> list[Flaw]:
-    known = torch.zeros(256, dtype=torch.bool, device=slots.device)
+def _laws(tree: DraftTree, drafter: Drafter, drafted: Bool[Tensor, "batch node"], batch: Batch) -> list[Flaw]:
+    known = torch.zeros(256, dtype=torch.bool, device=batch.device)
     known[[int(law) for law in drafter.laws]] = True
-    greedy = (slots.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
+    greedy = (batch.sampling.temperature == 0)[:, None] & (tree.law == DraftSampling.DETERMINISTIC)
     return _first(
         Form.LAWS,
         drafted & ~known[tree.law.long() & 255] & ~greedy,

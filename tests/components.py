@@ -169,10 +169,10 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     ),
     "model_by_confidence": lambda target, distance=DISTANCE: ModelDrafter(
         perturbed(target, distance), SampledTree(nodes=7, depth=3, width=3), sampling="without_replacement"
-    ).prune_by(ConfidenceNodes(0.01)),
+    ).pruned_by(ConfidenceNodes(0.01)),
     "block_by_confidence": lambda target, distance=DISTANCE: BlockDrafter(
         markov_head(target), TREE, sampling="without_replacement"
-    ).prune_by(ConfidenceNodes(0.05, learn=False)),
+    ).pruned_by(ConfidenceNodes(0.05, learn=False)),
     "adaptive": lambda target, distance=DISTANCE: AdaptiveDrafter(
         ModelDrafter(perturbed(target, distance), TREE, sampling="without_replacement"), AdditiveLength(start=2)
     ),

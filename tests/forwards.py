@@ -1,6 +1,7 @@
 """Forwards and slots for tests that run a runner or a drafter without an engine."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
 from specdec.forward import ForwardBatch, ForwardOutput, Wants
+from specdec.interfaces import Session
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.tree import DraftTree
+from specdec.types import HostOutcome, Outcome
 
 
 def prefill(
@@ -71,6 +74,47 @@ def slots_of(
         table.prefilled(slot, len(sequence) - 1)
         table.start(slot)
     rows = table.rows(np.arange(count))
-    rows.host_max_depth[:] = max_depth
-    rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth))
+    rows.on_host.max_depth[:] = max_depth
+    rows.max_depth.copy_(torch.from_numpy(rows.on_host.max_depth))
     return rows
+
+
+def outcome_of(
+    tokens: Sequence[Sequence[int]] | Tensor,
+    counts: Sequence[int],
+    *,
+    slots: Sequence[int] | None = None,
+    starts: Sequence[int] | None = None,
+    next_tokens: Sequence[int] | None = None,
+    path: Sequence[Sequence[int]] | None = None,
+    emitted: Sequence[Sequence[int]] | None = None,
+    **more: Any,
+) -> Outcome:
+    """An outcome with the host's numbers: of a piece of a prompt, or of a round if there is a path."""
+    ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens)
+    rows = len(ids)
+    zeros = np.zeros(rows, dtype=np.int64)
+    host = HostOutcome(
+        slots=np.arange(rows) if slots is None else np.array(slots),
+        starts=zeros if starts is None else np.array(starts),
+        counts=np.array(counts),
+        path=None if path is None else np.array(path),
+        emitted=None if emitted is None else np.array(emitted),
+        proposed_depth=None if path is None else zeros,
+    )
+    return Outcome(
+        slots=torch.from_numpy(host.slots),
+        starts=torch.from_numpy(host.starts),
+        tokens=ids,
+        counts=torch.from_numpy(host.counts),
+        next_tokens=torch.zeros(rows, dtype=torch.long) if next_tokens is None else torch.tensor(next_tokens),
+        path=None if path is None else torch.tensor(path),
+        host=host,
+        **more,
+    )
+
+
+def drafted(session: Session, batch: Batch) -> DraftTree:
+    """The proposal of a session, as an engine asks for it."""
+    session.prepare(batch)
+    return session.propose(batch)

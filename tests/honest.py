@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.interfaces import Drafter
+from specdec.interfaces import Session, Sizes, StatelessDrafter
 from specdec.random import Purpose, draw, uniforms
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
@@ -14,7 +14,7 @@ from specdec.types import DraftSampling
 PATHS = [(0,), (1,), (0, 0), (1, 0)]
 
 
-class Honest(Drafter):
+class Honest(StatelessDrafter):
     """Draws two paths from a fixed table: a distribution for every token above. It keeps its contract."""
 
     shape = TreeShape.from_paths(PATHS)
@@ -23,15 +23,16 @@ class Honest(Drafter):
     max_nodes, max_depth = 4, 2
     is_chain = False
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> Session:
         generator = torch.Generator().manual_seed(1)
         self.table = (2 * torch.randn(target.vocab_size, target.vocab_size, generator=generator)).softmax(-1)
         self.target = target
+        return self
 
-    def numbers(self, slots: Batch) -> Float[Tensor, "batch node"]:
-        return uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 4)
+    def numbers(self, batch: Batch) -> Float[Tensor, "batch node"]:
+        return uniforms(batch.keys, batch.rounds, Purpose.DRAFT, 4)
 
-    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
+    def drawn_from(self, batch: Batch, token: Tensor, depth: int) -> Tensor:
         return self.table[token]
 
     def without(self, weights: Tensor, earlier: list[Tensor]) -> Tensor:
@@ -41,19 +42,19 @@ class Honest(Drafter):
                 weights = weights.scatter(1, token[:, None], 0.0)
         return weights
 
-    def propose(self, slots: Batch) -> DraftTree:
-        numbers, tokens, rows = self.numbers(slots), [slots.roots], []
+    def propose(self, batch: Batch) -> DraftTree:
+        numbers, tokens, rows = self.numbers(batch), [batch.roots], []
         for node in range(5):
             if node > 0:
                 parent = self.shape.parents[node]
                 siblings = [tokens[other] for other in range(1, node) if self.shape.parents[other] == parent]
-                weights = self.drawn_from(slots, tokens[parent], self.shape.depths[node])
+                weights = self.drawn_from(batch, tokens[parent], self.shape.depths[node])
                 tokens.append(draw(self.without(weights, siblings), numbers[:, node - 1]))
             rows.append(self.table[tokens[node]])
-        return self.finish(slots, torch.stack(tokens, 1), torch.stack(rows, 1))
+        return self.finish(batch, torch.stack(tokens, 1), torch.stack(rows, 1))
 
     def finish(
-        self, slots: Batch, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], q: Float[Tensor, "batch node vocab"]
     ) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens, sampling=self.law, draft_probs=q)
 
@@ -69,13 +70,13 @@ class HonestTop(Honest):
     law = DraftSampling.DETERMINISTIC
     laws = frozenset([DraftSampling.DETERMINISTIC])
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         top = self.table.topk(2).indices
-        first, second = top[slots.roots].unbind(1)
-        tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
-        return self.finish(slots, tokens, self.table[tokens])
+        first, second = top[batch.roots].unbind(1)
+        tokens = torch.stack([batch.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
+        return self.finish(batch, tokens, self.table[tokens])
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens)
 
 

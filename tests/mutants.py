@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.interfaces import Session, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 from tests.honest import Honest, HonestLeaves, HonestTop, HonestWithoutReplacement
 
 # ---------------------------------------------------------------- trees that are not well formed
@@ -21,8 +22,8 @@ def broken(base: type[Honest], change: Callable[[DraftTree], DraftTree]) -> type
     """A drafter whose trees are changed before they are returned."""
 
     class Broken(base):
-        def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
-            return change(super().finish(slots, tokens, q))
+        def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+            return change(super().finish(batch, tokens, q))
 
     return Broken
 
@@ -82,9 +83,9 @@ MALFORMED: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
 class Twins(HonestTop):
     """Chosen siblings with one token."""
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         tokens[:, 2] = tokens[:, 1]
-        return super().finish(slots, tokens, q)
+        return super().finish(batch, tokens, q)
 
 
 class SaysChain(Honest):
@@ -96,8 +97,8 @@ class SaysPaths(Honest):
 
     is_paths = True
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
-        return parents_of(super().finish(slots, tokens, q), -1, 0, 0, 1, 1)
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+        return parents_of(super().finish(batch, tokens, q), -1, 0, 0, 1, 1)
 
 
 class TooMany(Honest):
@@ -107,8 +108,8 @@ class TooMany(Honest):
 class LooseBound(Honest):
     """States that no node has two children, and one has."""
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
-        tree = super().finish(slots, tokens, q)
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+        tree = super().finish(batch, tokens, q)
         parents = tree.parents.clone()
         return DraftTree.build(tree.tokens, parents, sampling=self.law, draft_probs=q, max_depth=2, max_children=1)
 
@@ -117,87 +118,93 @@ class LooseBound(Honest):
 
 
 class NotBound(Honest):
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> Session:
         raise ValueError("this drafter is for another target")
 
 
 class Stumbles(Honest):
-    def observe(self, committed: Committed) -> None:
+    reads_host = True
+
+    def observe(self, outcome: Outcome) -> None:
         raise ZeroDivisionError("a bug")
 
 
 class WritesSlots(HonestTop):
     """Uses the engine's own array as scratch."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
-        slots.host_tokens[:, -1] += 1
+    reads_host = True
+
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
+        batch.on_host.tokens[:, -1] += 1
         return tree
 
 
 class TouchesTheTarget(HonestTop):
     """Shares the target's output layer, and changes it when it drafts for the first time."""
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         with torch.no_grad():
             self.target.model.get_output_embeddings().weight.abs_()
-        return super().propose(slots)
+        return super().propose(batch)
 
 
 class NeedsRoom(HonestTop):
     """Looks at a position behind the sequence that is not always there."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        for tokens, length in zip(slots.host_tokens, slots.host_lengths, strict=True):
+    reads_host = True
+
+    def propose(self, batch: Batch) -> DraftTree:
+        for tokens, length in zip(batch.on_host.tokens, batch.on_host.lengths, strict=True):
             _ = tokens[length + 3]
-        return super().propose(slots)
+        return super().propose(batch)
 
 
 class OwnRandomness(Honest):
     """Draws from q, with torch's global generator."""
 
-    def numbers(self, slots: Batch) -> Tensor:
-        return torch.rand(len(slots), 4, dtype=torch.float64)
+    def numbers(self, batch: Batch) -> Tensor:
+        return torch.rand(len(batch), 4, dtype=torch.float64)
 
 
 class Neighbours(HonestTop):
     """Every row drafts what fits the first one's root."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        first = super().propose(slots)
-        tokens = first.tokens[:1].expand(len(slots), -1).clone()
-        tokens[:, 0] = slots.roots
+    def propose(self, batch: Batch) -> DraftTree:
+        first = super().propose(batch)
+        tokens = first.tokens[:1].expand(len(batch), -1).clone()
+        tokens[:, 0] = batch.roots
         return DraftTree.from_shape(self.shape, tokens)
 
 
 class _Remembers(HonestTop):
     """Drafts the tokens after one that it has noted for each slot."""
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
-        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
-        self.noted = torch.zeros(max_batch_size, dtype=torch.long)
+    def bind(self, target: Target, sizes: Sizes) -> Session:
+        self.noted = torch.zeros(sizes.max_batch_size, dtype=torch.long)
+        return super().bind(target, sizes)
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         top = self.table.topk(2).indices
-        first, second = top[self.noted[slots.index]].unbind(1)
-        tokens = torch.stack([slots.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
+        first, second = top[self.noted[batch.slots]].unbind(1)
+        tokens = torch.stack([batch.roots, first, second, top[first][:, 0], top[second][:, 0]], 1)
         return DraftTree.from_shape(self.shape, tokens)
 
 
 class LastPiece(_Remembers):
     """Notes the first token of every piece of the prompt, where that of the first was meant."""
 
-    def observe(self, committed: Committed) -> None:
-        if committed.path is None:
-            self.noted[committed.slots] = committed.tokens[:, 0]
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.path is None:
+            self.noted[outcome.slots] = outcome.tokens[:, 0]
 
 
 class NeverForgets(_Remembers):
     """Counts the tokens of its slot, and does not begin anew with a new request."""
 
-    def observe(self, committed: Committed) -> None:
-        counts = torch.from_numpy(committed.counts)
-        self.noted[committed.slots] = (self.noted[committed.slots] + counts) % len(self.table)
+    def observe(self, outcome: Outcome) -> None:
+        counts = outcome.counts
+        self.noted[outcome.slots] = (self.noted[outcome.slots] + counts) % len(self.table)
 
 
 class Drifts(_Remembers):
@@ -206,9 +213,9 @@ class Drifts(_Remembers):
     def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
         self.noted[slot] = 0
 
-    def observe(self, committed: Committed) -> None:
-        counts = torch.from_numpy(committed.counts) - int(committed.path is not None)
-        self.noted[committed.slots] = (self.noted[committed.slots] + counts) % len(self.table)
+    def observe(self, outcome: Outcome) -> None:
+        counts = outcome.counts - int(outcome.path is not None)
+        self.noted[outcome.slots] = (self.noted[outcome.slots] + counts) % len(self.table)
 
 
 class ClearsByProduct(HonestTop):
@@ -216,21 +223,21 @@ class ClearsByProduct(HonestTop):
 
     hidden_layers = (-1,)
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
-        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
-        self.sums = torch.zeros(max_batch_size)
+    def bind(self, target: Target, sizes: Sizes) -> Session:
+        self.sums = torch.zeros(sizes.max_batch_size)
+        return super().bind(target, sizes)
 
     def admit(self, slot: int, prompt_ids: object, sampling: SamplingParams) -> None:
         self.sums[slot] *= 0
 
-    def observe(self, committed: Committed) -> None:
-        states = committed.hidden_states[-1][..., 0]
-        there = torch.arange(states.shape[1]) < torch.from_numpy(committed.counts)[:, None]
-        self.sums[committed.slots] += states.where(there, 0.0).sum(1)
+    def observe(self, outcome: Outcome) -> None:
+        states = outcome.hidden_states[-1][..., 0]
+        there = torch.arange(states.shape[1]) < outcome.counts[:, None]
+        self.sums[outcome.slots] += states.where(there, 0.0).sum(1)
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
-        positive = self.sums[slots.index] > 0
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
+        positive = self.sums[batch.slots] > 0
         tokens = tree.tokens.clone()
         tokens[:, 1:3] = torch.where(positive[:, None], tokens[:, 1:3], tokens[:, 1:3].flip(1))
         return DraftTree.from_shape(self.shape, tokens)
@@ -239,10 +246,12 @@ class ClearsByProduct(HonestTop):
 class StumblesOverNaN(ClearsByProduct):
     """Does not expect that a hidden state may be NaN."""
 
-    def observe(self, committed: Committed) -> None:
-        if not committed.hidden_states[-1][:, 0].isfinite().all():
+    reads_host = True
+
+    def observe(self, outcome: Outcome) -> None:
+        if not outcome.hidden_states[-1][:, 0].isfinite().all():
             raise FloatingPointError("hidden states are not finite")
-        super().observe(committed)
+        super().observe(outcome)
 
 
 # ---------------------------------------------------------------- draws
@@ -251,7 +260,7 @@ class StumblesOverNaN(ClearsByProduct):
 class Colder(Honest):
     """Draws at another temperature than its q has."""
 
-    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
+    def drawn_from(self, batch: Batch, token: Tensor, depth: int) -> Tensor:
         weights = self.table[token] ** 1.3
         return weights / weights.sum(-1, keepdim=True)
 
@@ -259,8 +268,8 @@ class Colder(Honest):
 class WrongParent(Honest):
     """Below the first level it draws from what follows the root."""
 
-    def drawn_from(self, slots: Batch, token: Tensor, depth: int) -> Tensor:
-        return self.table[token if depth == 1 else slots.roots] * 0.5 + self.table[token] * 0.5
+    def drawn_from(self, batch: Batch, token: Tensor, depth: int) -> Tensor:
+        return self.table[token if depth == 1 else batch.roots] * 0.5 + self.table[token] * 0.5
 
 
 class SaysIid(HonestWithoutReplacement):
@@ -268,24 +277,24 @@ class SaysIid(HonestWithoutReplacement):
 
     laws = frozenset([DraftSampling.IID])
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens, sampling=DraftSampling.IID, draft_probs=q)
 
 
 class Sorts(Honest):
     """Puts the more probable sibling first, after both were drawn."""
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         chance = q[:, 0].gather(1, tokens[:, 1:3])
         order = chance.argsort(1, descending=True)
         swapped = torch.cat([tokens[:, :1], tokens[:, 1:3].gather(1, order), tokens[:, 3:].gather(1, order)], 1)
-        return super().finish(slots, swapped, self.table[swapped])
+        return super().finish(batch, swapped, self.table[swapped])
 
 
 class Drops(Honest):
     """Leaves out drawn tokens of small probability."""
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         chance = q[:, :2].gather(2, tokens[:, [1, 3]][..., None])[..., 0]
         valid = torch.ones_like(tokens, dtype=torch.bool)
         valid[:, 3] = chance[:, 1] > 0.2
@@ -295,8 +304,8 @@ class Drops(Honest):
 class SameForSiblings(Honest):
     """Draws both siblings with one number."""
 
-    def numbers(self, slots: Batch) -> Tensor:
-        numbers = super().numbers(slots).clone()
+    def numbers(self, batch: Batch) -> Tensor:
+        numbers = super().numbers(batch).clone()
         numbers[:, 1] = numbers[:, 0]
         return numbers
 
@@ -304,8 +313,8 @@ class SameForSiblings(Honest):
 class SameForChild(Honest):
     """Draws a child with its parent's number, so that given the parent's token it does not come from q."""
 
-    def numbers(self, slots: Batch) -> Tensor:
-        numbers = super().numbers(slots).clone()
+    def numbers(self, batch: Batch) -> Tensor:
+        numbers = super().numbers(batch).clone()
         numbers[:, 2] = numbers[:, 0]
         return numbers
 
@@ -313,15 +322,15 @@ class SameForChild(Honest):
 class SameEveryRound(Honest):
     """Draws with the numbers of the first round, whichever round it is."""
 
-    def numbers(self, slots: Batch) -> Tensor:
-        return uniforms(slots.keys, torch.zeros_like(slots.rounds), Purpose.DRAFT, 4)
+    def numbers(self, batch: Batch) -> Tensor:
+        return uniforms(batch.keys, torch.zeros_like(batch.rounds), Purpose.DRAFT, 4)
 
 
 class NumbersOfTheEngine(Honest):
     """Draws with the numbers that decide what is accepted."""
 
-    def numbers(self, slots: Batch) -> Tensor:
-        return uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 4)
+    def numbers(self, batch: Batch) -> Tensor:
+        return uniforms(batch.keys, batch.rounds, Purpose.ACCEPT, 4)
 
 
 class SaysChosen(SameEveryRound):
@@ -334,16 +343,16 @@ class SaysChosen(SameEveryRound):
             weights = weights.scatter(1, token[:, None], 0.0)
         return weights
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         return DraftTree.from_shape(self.shape, tokens)
 
 
 class NoLeaves(HonestLeaves):
     """Says that it gives q at the leaves, and gives zeros."""
 
-    def finish(self, slots: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
+    def finish(self, batch: Batch, tokens: Tensor, q: Tensor) -> DraftTree:
         q[:, 3:] = 0
-        return super().finish(slots, tokens, q)
+        return super().finish(batch, tokens, q)
 
 
 HONEST: dict[str, type[Honest]] = {

@@ -46,11 +46,11 @@ class Table(Scorer):
     def __init__(self, q: Law):
         self._q = q
 
-    def root_logits(self, slots: Batch) -> Tensor:
+    def root_logits(self, batch: Batch) -> Tensor:
         self._paths: list[tuple[int, ...]] = [()]
         return self._q(()).log()[None, None]
 
-    def level_logits(self, slots: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+    def level_logits(self, batch: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
         parents = topology.parents[0, -tokens.shape[1] :].tolist()
         new = [(*self._paths[above], token) for above, token in zip(parents, tokens[0].tolist(), strict=True)]
         self._paths += new
@@ -209,7 +209,7 @@ class DropsUnlikely(SampledTree):
 class GlobalBest(CostAwareNodes):
     """Takes the best of all sizes, also where the gain falls and rises again on the way there (DSpark, appendix A)."""
 
-    def kept(self, survival: Tensor, slots: Batch) -> Tensor:
+    def kept(self, survival: Tensor, batch: Batch) -> Tensor:
         seconds = torch.tensor(self.costs.table[0])[: survival.shape[1]]  # type: ignore[union-attr]
         best = int((survival.clamp(min=0).sum(0).cumsum(0) / seconds).argmax())
         return (torch.arange(survival.shape[1]) <= best).expand_as(survival)

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.batch import Batch
 from specdec.engine.slot_table import SlotTable
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed
+from specdec.types import HostOutcome, Outcome
 
 
 class TextTarget(Target):
@@ -98,7 +98,7 @@ class TextRounds:
 class Forced:
     """A drafter that drafts for one text after another.
 
-    A drafter that wants the target's likeliest tokens at every node (``Drafter.top_tokens``) gets the answer's own next
+    A drafter that wants the target's likeliest tokens at every node (``Session.top_tokens``) gets the answer's own next
     token where a node is on the answer's path. Whatever else is asked for is what has followed that token most often in
     all texts so far, prompts included. A target knows more than that.
 
@@ -113,13 +113,13 @@ class Forced:
 
     def __init__(self, drafter: Drafter, target: TextTarget, longest: int):
         name = type(drafter).__name__
-        if drafter.hidden_layers:
-            raise ValueError(f"{name} reads hidden states of the target, and over texts there is no model")
         try:
-            drafter.bind(target, max_batch_size=1, max_length=longest)
+            self.session = drafter.bind(target, Sizes(max_batch_size=1, max_length=longest))
         except ValueError as error:
             raise ValueError(f"{name} cannot draft for texts alone: {error}") from error
-        self.drafter, self.longest, self.vocab = drafter, longest, target.vocab_size
+        if self.session.hidden_layers:
+            raise ValueError(f"{name} reads hidden states of the target, and over texts there is no model")
+        self.longest, self.vocab = longest, target.vocab_size
         self.successors = Successors()
 
     def replay(self, prompt: Sequence[int], answer: Sequence[int]) -> TextRounds:
@@ -129,53 +129,59 @@ class Forced:
             prompt: At least one token.
             answer: What follows.
         """
-        drafter = self.drafter
+        session = self.session
         table = SlotTable(1, self.longest, self.vocab, torch.device("cpu"))
         wanted = SamplingParams(max_new_tokens=len(answer)).seeded(0)
         table.admit(0, list(prompt), wanted, speculate=True)
         table.prefilled(0, len(prompt) - 1)
         table.start(0)
-        drafter.admit(0, prompt, wanted)
+        session.admit(0, prompt, wanted)
         self.successors.read(prompt)
         sequence, done = [*prompt, *answer], 0
         found = TextRounds([], [])
         if len(prompt) > 1:
-            drafter.observe(_prefilled(table.rows(np.zeros(1, dtype=np.int64)), prompt))
+            session.observe(_prefilled(table.rows(np.zeros(1, dtype=np.int64)), prompt))
         while done < len(answer):
             slots = table.rows(np.zeros(1, dtype=np.int64))
-            tree = drafter.propose(slots)
+            session.prepare(slots)
+            tree = session.propose(slots)
             path = walk(tree, answer[done:])
             count, root = len(path) + 1, len(prompt) + done - 1
             self.successors.read(sequence[root : root + count + 1])
             emitted, counts = np.array([sequence[root + 1 : root + count + 1]]), np.array([count])
             tokens = torch.tensor([sequence[root : root + count]])
             next_token = torch.from_numpy(emitted[:, -1])
-            told = Committed(
-                slots=slots.index,
-                host_slots=slots.host_index,
+            starts = slots.on_host.lengths.copy()
+            outcome = Outcome(
+                slots=slots.slots,
+                starts=torch.from_numpy(starts),
                 tokens=tokens,
-                starts=slots.host_lengths.copy(),
-                counts=counts,
+                counts=torch.from_numpy(counts),
                 next_tokens=next_token,
                 path=torch.tensor([path], dtype=torch.long),
-                hidden_states={},
                 node_tokens=tree.tokens,
                 top_tokens=self._said(tree, [0, *path], emitted[0].tolist()),
-                host_path=np.array([path], dtype=np.int64),
-                host_emitted=emitted,
+                host=HostOutcome(
+                    slots=slots.on_host.slots,
+                    starts=starts,
+                    counts=counts,
+                    path=np.array([path], dtype=np.int64),
+                    emitted=emitted,
+                    proposed_depth=np.array([tree.max_depth]),
+                ),
             )
             found.accepted.append(len(path))
             found.nodes.append(int(tree.valid[0, 1:].sum()))
             table.advance(slots, tokens, torch.tensor([len(path)]), next_token, torch.tensor([True]))
             table.advance_host(slots, emitted, counts)
-            drafter.observe(told)
+            session.observe(outcome)
             done += count
-        drafter.release(0)
+        session.release(0)
         return found
 
     def _said(self, tree: DraftTree, path: list[int], emitted: list[int]) -> Int[Tensor, "batch node rank"] | None:
         """Returns the likeliest tokens behind every node, as the drafter wants them."""
-        count = self.drafter.top_tokens
+        count = self.session.top_tokens
         if not count:
             return None
         following = dict(zip(path, emitted, strict=True))
@@ -184,17 +190,16 @@ class Forced:
         return torch.tensor([said])
 
 
-def _prefilled(slots: Batch, prompt: Sequence[int]) -> Committed:
-    """Returns a prompt as an engine reports it: all of it but the root, in one piece."""
-    return Committed(
-        slots=slots.index,
-        host_slots=slots.host_index,
+def _prefilled(batch: Batch, prompt: Sequence[int]) -> Outcome:
+    """The outcome of a prompt as an engine reports it: all of it but the root, in one piece."""
+    starts, counts = np.zeros(1, dtype=np.int64), np.array([len(prompt) - 1])
+    return Outcome(
+        slots=batch.slots,
+        starts=torch.from_numpy(starts),
         tokens=torch.tensor([prompt[:-1]]),
-        starts=np.zeros(1, dtype=np.int64),
-        counts=np.array([len(prompt) - 1]),
+        counts=torch.from_numpy(counts),
         next_tokens=torch.tensor(prompt[-1:]),
-        path=None,
-        hidden_states={},
+        host=HostOutcome(slots=batch.on_host.slots, starts=starts, counts=counts),
     )
 
 

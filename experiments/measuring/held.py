@@ -10,13 +10,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from drafters.adaptive import AdaptiveDrafter
-from drafters.combined import CombinedDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.own_model import OwnModelDrafter
 from specdec.cache.base import Cache
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
 from specdec.quantization.stored import stored_bytes
 from specdec.target.runner import ModelRunner
 
@@ -54,7 +49,7 @@ def held_by(engines: Sequence[Engine]) -> Held:
     """Returns the bytes that some engines hold, each tensor once."""
     different = list(dict.fromkeys(engines))
     own = [engine.runner for engine in different]
-    drafting = [part for engine in different for part in _parts(engine.drafter)]
+    drafting = [part for engine in different if engine.session is not None for part in engine.session.models]
     theirs = [part for part in drafting if isinstance(part, ModelRunner)]
     seen: set[int] = set()
     weights = _bytes((tensor for runner in own for tensor in _tensors(runner.model)), seen)
@@ -73,19 +68,6 @@ def held_by(engines: Sequence[Engine]) -> Held:
 
 def _module(part: ModelRunner | nn.Module) -> nn.Module:
     return part.model if isinstance(part, ModelRunner) else part
-
-
-def _parts(drafter: Drafter | None) -> Iterator[ModelRunner | nn.Module]:
-    """Yields what a drafter runs: models with a cache, or modules without one."""
-    if isinstance(drafter, AdaptiveDrafter):
-        yield from _parts(drafter.drafter)
-    elif isinstance(drafter, CombinedDrafter):
-        for part in drafter.parts:
-            yield from _parts(part)
-    elif isinstance(drafter, OwnModelDrafter):
-        yield drafter.runner
-    elif isinstance(drafter, MedusaDrafter):
-        yield drafter.heads
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -34,7 +34,7 @@ def paced(drafter: Drafter | None, policy: Policy | None) -> Drafter | None:
             f"{type(policy).__name__} chooses nodes by the probabilities of a drafting model, and "
             f"{type(drafter).__name__} has none: give policy=cost_aware or policy=additive, or another drafter"
         )
-    return drafter.prune_by(policy)
+    return drafter.pruned_by(policy)
 
 
 def settle_costs(

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.tracing.trace import read_trace
-from specdec.batch import Batch
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Session, Sizes, Verifier
 from specdec.requests import GREEDY_BELOW
 from specdec.target.target import Target
-from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Noise
 
 
@@ -53,12 +51,8 @@ class TracedDrafter(Drafter):
         self.laws, self.is_chain, self.is_paths = drafts.laws, drafts.is_chain, drafts.is_paths
         self.has_leaf_probs = drafts.has_leaf_probs
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        """Not called: nothing is decoded."""
-        raise NotImplementedError
-
-    def propose(self, slots: Batch) -> DraftTree:
-        """Not called: the drafts are in the trace."""
+    def bind(self, target: Target, sizes: Sizes) -> Session:
+        """Not called: nothing is decoded, and the drafts are in the trace."""
         raise NotImplementedError
 
 

@@ -104,9 +104,10 @@ def row_mask(
     Args:
         start: Position of the first cell.
         visible: Which cells each query sees.
-        length: The number of key positions: ``start`` and the cells, or less at the end of the cache.
+        length: The number of key positions: ``start`` and the cells, or less (at the end of the cache, or where nothing
+            is read).
         dtype: The dtype of the mask.
     """
     mask = torch.zeros(1, 1, visible.shape[0], length, dtype=dtype, device=visible.device)
-    mask[0, 0, :, start:].masked_fill_(~visible[:, : length - start], -torch.inf)
+    mask[0, 0, :, start:].masked_fill_(~visible[:, : max(length - start, 0)], -torch.inf)
     return mask

@@ -85,7 +85,7 @@ def check_drafter(
     rule.check(drafter)
     log = Log(depth=drafter.max_depth, adapts=drafter.adapts)
     stage = Stage(make, target, rule, length, log, options)
-    has_leaf_probs, top_tokens = drafter.has_leaf_probs, drafter.top_tokens
+    has_leaf_probs = drafter.has_leaf_probs
     every = every_rule.exact_rules(drafter) if rules is None else list(rules)
     for each in every:
         each.check(drafter)
@@ -126,13 +126,13 @@ def check_drafter(
         ([every_rule.name_of(each) for each in every], by_rule),
     ]
     for names, tried in checks:
-        wrong = next((finding for finding in [*found, *_looked_at(log, top_tokens)] if finding.failed), None)
+        wrong = next((finding for finding in [*found, *_looked_at(log)] if finding.failed), None)
         if wrong is None and names:
             begin(names[0])
             found += _several(names, tried)
         else:
             found += [not_tried(name, f"“{wrong.check}” failed") for name in names if wrong is not None]
-    return [*found[:3], *_looked_at(log, top_tokens), *found[3:]]
+    return [*found[:3], *_looked_at(log), *found[3:]]
 
 
 def _binds(stage: Stage) -> Finding:
@@ -141,10 +141,10 @@ def _binds(stage: Stage) -> Finding:
     return passed(BIND, f"{stage.target.name}; tried with {type(stage.verifier).__name__}")
 
 
-def _looked_at(log: Log, top_tokens: int) -> list[Finding]:
+def _looked_at(log: Log) -> list[Finding]:
     """Returns the findings about trees, slots and top tokens, in all rounds so far."""
     found = list(_trees(log))
-    if not top_tokens:
+    if not log.top_tokens:
         found.append(not_applicable(TOP, "the drafter says top_tokens=0"))
     elif log.untold is not None:
         found.append(failed(TOP, log.untold))
@@ -173,7 +173,7 @@ def _announced(make: Callable[[], Drafter], target: Target) -> tuple[Finding, Dr
         return failed(ATTRIBUTES, lacking), None
     drafter = make()
     try:
-        check_drafter_attributes(drafter, layers=target.num_layers)
+        check_drafter_attributes(drafter)
     except ValueError as error:
         return failed(ATTRIBUTES, str(error)), None
     laws = ", ".join(law.name for law in sorted(drafter.laws))

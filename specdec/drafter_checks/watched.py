@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import SamplingParams
-from specdec.sampling import SamplingTensors
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed
+from specdec.types import Outcome
 from specdec.wellformed import FATAL, Flaw, Form, flaws
 
 
@@ -34,6 +33,7 @@ class Log:
         nodes: The number of valid drafted nodes.
         drawn: The number of these nodes that were drawn at random from a q.
         told: The number of nodes for which the drafter was told the target's likeliest successors.
+        top_tokens: How many successors of every node its session wants.
         untold: What was wrong with that, if anything.
         spoiled: Whether hidden states or logits of some rows are NaN, so that their q may be no distribution.
     """
@@ -46,6 +46,7 @@ class Log:
     nodes: int = 0
     drawn: int = 0
     told: int = 0
+    top_tokens: int = 0
     untold: str | None = None
     spoiled: bool = False
 
@@ -63,17 +64,29 @@ class Watched(Drafter):
         self.max_nodes, self.max_depth = drafter.max_nodes, drafter.max_depth
         self.laws = frozenset(drafter.laws)
         self.is_chain, self.is_paths = drafter.is_chain, drafter.is_paths
-        self.hidden_layers = tuple(drafter.hidden_layers)
-        self.top_tokens = drafter.top_tokens
         self.has_leaf_probs, self.adapts = drafter.has_leaf_probs, drafter.adapts
-        self._leaf_probs = False
-        self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int, **options: bool) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> "WatchedSession":
         """Bind the drafter."""
-        self._leaf_probs = options.get("leaf_probs", False)
-        self.inner.bind(target, max_batch_size=max_batch_size, max_length=max_length, **options)
-        self.hidden_layers = tuple(self.inner.hidden_layers)  # it may have chosen them by the target
+        return WatchedSession(self, self.inner.bind(target, sizes), sizes)
+
+
+class WatchedSession(Session):
+    """Passes everything on to a session, and looks at its proposals.
+
+    Args:
+        drafter: The drafter's wrapper.
+        session: The session.
+        sizes: The engine's sizes.
+    """
+
+    def __init__(self, drafter: Watched, session: Session, sizes: Sizes):
+        self.drafter, self.inner, self.log = drafter, session, drafter.log
+        self.reads_host, self.models = True, session.models
+        self.hidden_layers, self.top_tokens = tuple(session.hidden_layers), session.top_tokens
+        self.log.top_tokens = session.top_tokens
+        self._leaf_probs = sizes.leaf_probs
+        self._plain: set[int] = set()  # slots whose next token is the likeliest of the target's own logits
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin a request."""
@@ -81,74 +94,76 @@ class Watched(Drafter):
         (self._plain.add if plain else self._plain.discard)(slot)
         self.inner.admit(slot, prompt_ids, sampling)
 
-    def observe(self, committed: Committed) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Report what became final."""
-        if self.top_tokens and committed.path is not None:
-            self.log.untold = self.log.untold or self._untold(committed)
-        self.inner.observe(committed)
+        if self.top_tokens and outcome.path is not None:
+            self.log.untold = self.log.untold or self._untold(outcome)
+        self.inner.observe(outcome)
 
     def release(self, slot: int) -> None:
         """End a request."""
         self.inner.release(slot)
 
-    def _untold(self, committed: Committed) -> str | None:
-        """Returns the mistake in the top tokens of the target at every node; None if there is none."""
-        nodes, top = committed.node_tokens, committed.top_tokens
+    def _untold(self, outcome: Outcome) -> str | None:
+        """Return what is wrong with the target's successors of every node; None if nothing is."""
+        nodes, top = outcome.node_tokens, outcome.top_tokens
         if nodes is None or top is None or top.shape != (*nodes.shape, self.top_tokens):
             shape = None if top is None else tuple(top.shape)
             return f"the drafter wants {self.top_tokens} successors of every node, and was told {shape}"
         self.log.told += nodes.numel()
-        assert committed.path is not None
-        for row, slot in enumerate(committed.host_slots.tolist()):
-            if slot not in self._plain:
+        assert outcome.path is not None
+        for row, slot in enumerate(outcome.slots.tolist()):
+            if slot not in self._plain or not int(outcome.counts[row]):
                 continue
-            path = [node for node in committed.path[row].tolist() if node >= 0]
-            emitted = [*nodes[row, path].tolist(), int(committed.next_tokens[row])]
+            path = [node for node in outcome.path[row].tolist() if node >= 0]
+            emitted = [*nodes[row, path].tolist(), int(outcome.next_tokens[row])]
             for node, token in zip([0, *path], emitted, strict=True):
                 if token not in top[row, node].tolist():
                     return f"token {token} is what the target says after node {node}, and is not among its successors"
         return None
 
-    def propose(self, slots: Batch) -> DraftTree:
-        """Returns the drafter's proposal, after a look at it.
+    def propose(self, batch: Batch) -> DraftTree:
+        """Return the session's proposal, after a look at it.
 
         Raises:
             MalformedError: The engine could not go on with this tree.
         """
-        before = _copy(slots)
-        tree = self.inner.propose(slots)
-        self.log.changed = self.log.changed or _changed(before, slots)
+        before = _copy(batch)
+        self.inner.prepare(batch)
+        tree = self.inner.propose(batch)
+        self.log.changed = self.log.changed or _changed(before, batch)
         self.log.trees += 1
-        for flaw in flaws(tree, self, slots, leaf_probs=self._leaf_probs):
+        for flaw in flaws(tree, self.drafter, batch, leaf_probs=self._leaf_probs):
             self.log.flaws.setdefault(flaw.check, flaw)
             if flaw.check in FATAL and not (self.log.spoiled and flaw.check is Form.Q):
                 raise MalformedError(flaw.what)
-        drafted = tree.valid[:, 1:] & slots.drafting[:, None]
+        drafted = tree.valid[:, 1:] & batch.drafting[:, None]
         self.log.nodes += int(drafted.sum())
         self.log.drawn += int((drafted & ((tree.law[:, 1:] == 1) | (tree.law[:, 1:] == 2))).sum())
         return tree
 
 
-def _fields(slots: Batch) -> dict[str, Tensor | np.ndarray]:
-    """Returns all arrays of the slots, by name."""
+def _fields(batch: Batch) -> dict[str, Tensor | np.ndarray]:
+    """Returns all arrays of the batch, by name."""
     found = {}
-    for owner in (slots, slots.sampling):
+    for owner in (batch, batch.sampling, batch.on_host):
+        prefix = "" if owner is batch else "sampling." if owner is batch.sampling else "host."
         for field in dataclasses.fields(owner):
             value = getattr(owner, field.name)
             if isinstance(value, Tensor | np.ndarray):
-                found["sampling." * isinstance(owner, SamplingTensors) + field.name] = value
+                found[f"{prefix}{field.name}"] = value
     return found
 
 
-def _copy(slots: Batch) -> dict[str, Tensor | np.ndarray]:
+def _copy(batch: Batch) -> dict[str, Tensor | np.ndarray]:
     return {
-        name: value.clone() if isinstance(value, Tensor) else value.copy() for name, value in _fields(slots).items()
+        name: value.clone() if isinstance(value, Tensor) else value.copy() for name, value in _fields(batch).items()
     }
 
 
-def _changed(before: dict[str, Tensor | np.ndarray], slots: Batch) -> str | None:
+def _changed(before: dict[str, Tensor | np.ndarray], batch: Batch) -> str | None:
     """Returns the name of the first array that is not what it was."""
-    for name, value in _fields(slots).items():
+    for name, value in _fields(batch).items():
         old = before[name]
         same = (
             torch.equal(value, old)

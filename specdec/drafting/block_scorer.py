@@ -8,10 +8,10 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.drafting.scorer import Scorer
-from specdec.forward import ForwardBatch, Wants, slot_index
+from specdec.forward import ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
-from specdec.types import Committed, Decided
+from specdec.types import Outcome
 
 Condition = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
 """What a token says about the next place's: ``(tokens, hidden, state) -> (logits to add, the state below)``."""
@@ -65,7 +65,7 @@ class BlockScorer(Scorer):
         confidence: Confidence | None = None,
         version: Callable[[], Hashable] = lambda: None,
     ):
-        self.runner = runner
+        self.model = self.runner = runner
         self.per_depth = condition is None
         self._tokens = self.max_depth = places if shifted else places - 1
         self._layers, self._max_shown, self._to_head = tuple(layers), max_shown, to_head
@@ -83,40 +83,22 @@ class BlockScorer(Scorer):
         """Clear a row: its entries may be NaN."""
         self.runner.cache.clear(slot)
 
-    @property
-    def version(self) -> Hashable:
-        """The head's."""
+    def prepare(self, batch: Batch) -> Hashable:
+        """Nothing is needed from the host."""
         return self.runner.version, self._version()
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The cache."""
-        return self.runner.cache.tensors
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Read the context of positions that have become final.
 
-    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Read the context of positions that have become final."""
-        device = self.runner.device
-        self._read(
-            committed.tokens,
-            [committed.hidden_states[layer] for layer in self._layers],
-            slots=slot_index(committed.host_slots, device),
-            lengths=torch.from_numpy(committed.starts).to(device, non_blocking=True),
-        )
-
-    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
-        """Read, on the device, the context of what became final.
-
-        In rows that were not ``told`` it is written behind what they have, where nothing is read before it is written.
+        In rows without any, it is written behind what they have, where nothing is read before it is written.
         """
-        states = [decided.hidden_states[layer] for layer in self._layers]
-        self._read(decided.tokens, states, slots=decided.slots, lengths=decided.lengths)
-
-    def _read(self, tokens: Tensor, states: list[Tensor], *, slots: Tensor, lengths: Tensor) -> None:
+        states = [outcome.hidden_states[layer] for layer in self._layers]
+        tokens = outcome.tokens
         self.runner.run(
             ForwardBatch(
                 tokens=tokens,
-                slots=slots,
-                lengths=lengths,
+                slots=outcome.slots,
+                lengths=outcome.starts,
                 topology=Topology.chain(tokens.shape[1], tokens.device),
                 key_bound=_READS_NOTHING,
                 features=torch.cat(states, dim=-1).to(self.runner.facts.dtype),
@@ -124,17 +106,17 @@ class BlockScorer(Scorer):
             )
         )
 
-    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Returns logits for the first token, after filling all places."""
         width = self._topology.width
         output = self.runner.run(
             ForwardBatch(
-                tokens=torch.cat([self._to_head(slots.roots)[:, None], self._masks.expand(len(slots), -1)], dim=1),
-                slots=slots.index,
-                lengths=slots.lengths,
+                tokens=torch.cat([self._to_head(batch.roots)[:, None], self._masks.expand(len(batch), -1)], dim=1),
+                slots=batch.slots,
+                lengths=batch.lengths,
                 topology=self._topology,
                 # A block may be longer than the tree that the bound was made for.
-                key_bound=None if slots.key_bound is None else slots.key_bound + width,
+                key_bound=None if batch.key_bound is None else batch.key_bound + width,
                 wants=self._wants,
             )
         )
@@ -143,21 +125,21 @@ class BlockScorer(Scorer):
         if self._last_state is not None:
             self._hidden = output.hidden_states[self._last_state][:, width - self._tokens :]
         if self._state_width:
-            size = len(slots), self._max_shown + 1, self._state_width
-            self._states = torch.zeros(size, dtype=self._logits.dtype, device=slots.device)
-        return self._conditioned(slots.roots[:, None], 0, first=0, parents=None)
+            size = len(batch), self._max_shown + 1, self._state_width
+            self._states = torch.zeros(size, dtype=self._logits.dtype, device=batch.device)
+        return self._conditioned(batch.roots[:, None], 0, first=0, parents=None)
 
     def level_logits(
-        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch some vocab"]:
         """Returns the logits of the place of the next depth, with what each node's token adds to them."""
         count = tokens.shape[1]
         parents = topology.parents[:, topology.width - count :] if self._state_width else None
         return self._conditioned(tokens, depth, first=topology.width - count, parents=parents)
 
-    def all_logits(self, slots: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
+    def all_logits(self, batch: Batch, depth: int) -> Float[Tensor, "batch depth vocab"]:
         """See ``Scorer.all_logits``."""
-        self.root_logits(slots)
+        self.root_logits(batch)
         return self._logits[:, :depth]
 
     def confidence(self, tokens: Int[Tensor, "batch node"], depth: int) -> Float[Tensor, "batch node"] | None:

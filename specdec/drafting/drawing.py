@@ -19,7 +19,7 @@ class Drawing:
     """What a tree builder needs to know of the requests of a round.
 
     Attributes:
-        slots: The rows.
+        batch: The rows.
         vocabulary: Translates the scorer's columns to tokens.
         law: How siblings are drawn for sampled requests. Greedy requests get the most probable tokens.
         sampling: The requests' parameters, over the scorer's columns.
@@ -29,7 +29,7 @@ class Drawing:
         rater: Rates the nodes, if a policy is to choose among them.
     """
 
-    slots: Batch
+    batch: Batch
     vocabulary: VocabularyMap
     law: DraftSampling
     sampling: SamplingTensors
@@ -41,7 +41,7 @@ class Drawing:
     @classmethod
     def of(
         cls,
-        slots: Batch,
+        batch: Batch,
         vocabulary: VocabularyMap,
         law: DraftSampling,
         temperature: float | None,
@@ -52,14 +52,14 @@ class Drawing:
         """Returns how a round's children are drawn.
 
         Args:
-            slots: The rows.
+            batch: The rows.
             vocabulary: The scorer's.
             law: For sampled requests.
             temperature: The drafter's own for sampled requests; None for the requests'.
             leaves: Whether q is wanted at every node.
             rater: Rates the nodes; None if nobody asks.
         """
-        sampling = slots.sampling
+        sampling = batch.sampling
         if sampling.seen is not None:
             sampling = replace(sampling, seen=vocabulary.seen(sampling.seen))
         if temperature is not None and sampling.any_sampled:
@@ -68,8 +68,8 @@ class Drawing:
         sampled = sampling.any_sampled and law is not DraftSampling.DETERMINISTIC
         greedy = (sampling.temperature == 0)[:, None] if sampled and sampling.any_greedy else None
         if leaves and sampling.any_greedy:
-            sampling = warmed(sampling, slots.drafting)
-        return cls(slots, vocabulary, law, sampling, sampled, greedy, leaves, rater)
+            sampling = warmed(sampling, batch.drafting)
+        return cls(batch, vocabulary, law, sampling, sampled, greedy, leaves, rater)
 
     @property
     def fresh(self) -> bool:
@@ -78,7 +78,7 @@ class Drawing:
 
     def uniforms(self, count: int) -> Float[Tensor, "batch draw"]:
         """Returns the round's random numbers: number i belongs to node i + 1, in whichever order nodes are drawn."""
-        return uniforms(self.slots.keys, self.slots.rounds, Purpose.DRAFT, count)
+        return uniforms(self.batch.keys, self.batch.rounds, Purpose.DRAFT, count)
 
     def scores(
         self,
@@ -105,7 +105,7 @@ class Drawing:
 
     def room(self, nodes: int) -> Float[Tensor, "batch node vocab"]:
         """Returns room for q over the target's vocabulary; tokens that the drafter lacks stay zero."""
-        return torch.zeros(len(self.slots), nodes, self.vocabulary.target, device=self.slots.device)
+        return torch.zeros(len(self.batch), nodes, self.vocabulary.target, device=self.batch.device)
 
     def law_of(self, tokens: Int[Tensor, "batch node"]) -> DraftSampling | Int8[Tensor, "batch node"]:
         """Returns the law of every node of a tree that was drawn with ``law``."""

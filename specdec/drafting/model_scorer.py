@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Reach, Scorer
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
-from specdec.types import Committed, Decided
+from specdec.types import Outcome
 
 _LAST = Wants(logits=1)
 
@@ -22,7 +22,8 @@ class ModelScorer(Scorer):
 
     It keeps, for every slot, the position up to which keys and values are right. The last committed token may be
     missing, because it was a leaf of the tree and never forwarded; ``root_logits`` forwards it together with the root.
-    More is missing after rounds without a draft; ``catch_up`` forwards that.
+    More is missing after rounds in which it grew no tree, or in which nodes of another drafter were accepted;
+    ``prepare`` forwards that.
 
     Args:
         runner: The drafting model.
@@ -33,118 +34,104 @@ class ModelScorer(Scorer):
     def __init__(
         self, runner: ModelRunner, *, max_batch_size: int, to_model: Callable[[Tensor], Tensor] = lambda tokens: tokens
     ):
-        self.runner = runner
+        self.model = self.runner = runner
         self._to_model = to_model
-        self._known = np.zeros(max_batch_size, dtype=np.int64)
         with torch.inference_mode(False):
+            self._known = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
             self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
         self._pair = Topology.chain(2, runner.device)
+        self._reach = Reach(max_batch_size, runner.cache.positions - runner.cache.max_length + 1)
+        self._behind = False  # whether more than the last token may be missing in a row
+        self._every = False  # whether every row has a committed token
 
     def admit(self, slot: int) -> None:
         """Begin with an empty row."""
         self._known[slot] = 0
 
     def release(self, slot: int) -> None:
-        """Forget a row. Its entries are cleared, because they may be NaN."""
-        cache = self.runner.cache
-        nodes = cache.positions - cache.max_length
-        cache.clear(slot, stop=int(self._known[slot]) + 1 + nodes)
+        """Forget a row, whose entries are cleared."""
+        self.runner.cache.clear(slot, stop=self._reach.take(slot))
 
-    @property
-    def version(self) -> Hashable:
-        """The model's."""
-        return self.runner.version
-
-    def observe(self, committed: Committed, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
-        """Prefill pieces of prompts; commit an accepted path."""
-        counts = torch.from_numpy(committed.counts).to(self.runner.device, non_blocking=True)
-        last = committed.tokens.gather(1, counts[:, None] - 1)[:, 0]
-        slots, starts = committed.host_slots, committed.starts
-        known = self._known[slots]
+    def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
+        """Prefill a piece of a prompt; commit an accepted path."""
+        slots, starts = outcome.slots, outcome.starts
         if nodes is None:
-            ready = known == starts
-            if ready.any():
-                self._prefill(committed if ready.all() else committed.rows(np.flatnonzero(ready)))
+            assert outcome.host is not None, "pieces of prompts come with the host's numbers"
+            host = outcome.host
+            tokens = self._to_model(outcome.tokens)
+            self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=host.starts))
+            self._known[slots] = starts + outcome.counts
+            self._reach.note(host.slots, host.starts + tokens.shape[1])
         else:
             if not in_place:
-                lengths = torch.from_numpy(starts).to(self.runner.device, non_blocking=True)
-                self.runner.cache.commit(committed.slots, lengths, nodes)
+                self.runner.cache.commit(slots, starts, nodes)
             # All but the last node had children, so they were forwarded. Behind the scorer's own nodes, the path may go
             # on with another drafter's, which it was not shown.
-            path = committed.host_path
-            shown = committed.counts - 1 if path is None else (path >= 0).cumprod(1).sum(1)
-            self._known[slots] = np.where(known >= starts, starts + shown, known)
-        self._last_token[committed.slots] = last
+            known = self._known[slots]
+            self._known[slots] = torch.where(known >= starts, starts + (nodes >= 0).long().cumprod(1).sum(1), known)
+            self._behind |= outcome.host is not None  # another session decides who drafts
+        self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
 
-    def _prefill(self, committed: Committed) -> None:
-        tokens = self._to_model(committed.tokens)
-        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=committed.host_slots, host_lengths=committed.starts))
-        self._known[committed.host_slots] += committed.counts
+    def skip(self, batch: Batch) -> None:
+        """Note that the root was not forwarded."""
+        self._behind = True
 
-    def catch_up(self, slots: Batch) -> None:
-        """Prefill what was committed while nothing was to be drafted."""
-        missing = np.where(slots.host_drafting, slots.host_lengths - self._known[slots.host_index], 0)
-        rows = np.flatnonzero(missing > 1)
-        if not len(rows):
-            return
-        host_slots, missing = slots.host_index[rows], missing[rows]
-        starts = self._known[host_slots]
-        index = np.minimum(starts[:, None] + np.arange(int(missing.max())), slots.host_tokens.shape[1] - 1)
-        tokens = torch.from_numpy(np.take_along_axis(slots.host_tokens[rows], index, axis=1).astype(np.int64))
+    def prepare(self, batch: Batch) -> Hashable:
+        """Prefill what was committed while this model drafted nothing."""
+        host = batch.on_host
+        self._reach.note(host.slots, host.lengths)
+        self._every = bool((host.lengths > 0).all())
+        if self._behind:
+            self._behind = False
+            missing = np.where(host.drafting, host.lengths - self._known[batch.slots].cpu().numpy(), 0)
+            rows = np.flatnonzero(missing > 1)
+            if len(rows):
+                self._catch_up(batch.rows(rows), missing[rows])
+        return self.runner.version, self._every
+
+    def _catch_up(self, batch: Batch, missing: Int[np.ndarray, " batch"]) -> None:
+        host = batch.on_host
+        starts = host.lengths - missing
+        index = np.minimum(starts[:, None] + np.arange(int(missing.max())), host.tokens.shape[1] - 1)
+        tokens = torch.from_numpy(np.take_along_axis(host.tokens, index, axis=1).astype(np.int64))
         tokens = self._to_model(tokens.to(self.runner.device))
-        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host_slots, host_lengths=starts))
-        self._known[host_slots] += missing
+        self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=starts))
+        self._known[batch.slots] = batch.lengths
 
-    def root_logits(self, slots: Batch) -> Float[Tensor, "batch 1 vocab"]:
-        """Returns logits at the root, after forwarding the last committed token again."""
-        recorded = slots.key_bound is not None
-        before = None if recorded else slots.host_lengths > 0
-        every = before is not None and bool(before.all())  # as nearly always: a prompt of one token has nothing there
-        lengths, last = slots.lengths, self._last_token[slots.index]
-        if every:
+    def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
+        """Return logits at the root, after forwarding the last committed token again."""
+        lengths, last, again = batch.lengths, self._last_token[batch.slots], None
+        if self._every:  # as nearly always: a prompt of one token has nothing there
             lengths = lengths - 1
         else:
             again = lengths > 0
-            lengths, last = lengths - again.long(), torch.where(again, last, slots.roots)
+            lengths, last = lengths - again.long(), torch.where(again, last, batch.roots)
         output = self.runner.run(
             ForwardBatch(
-                tokens=self._to_model(torch.stack([last, slots.roots], dim=1)),
-                slots=slots.index,
+                tokens=self._to_model(torch.stack([last, batch.roots], dim=1)),
+                slots=batch.slots,
                 lengths=lengths,
                 topology=self._pair,
-                key_bound=slots.key_bound,
-                wants=_LAST if every else LOGITS,
+                key_bound=batch.key_bound,
+                wants=_LAST if again is None else LOGITS,
             )
         )
-        if not recorded:
-            self._known[slots.host_index] = slots.host_lengths
-        if every:
+        self._known[batch.slots] = batch.lengths
+        if again is None:
             return output.scores
         return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))
 
     def level_logits(
-        self, slots: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
+        self, batch: Batch, tokens: Int[Tensor, "batch node"], topology: Topology, depth: int
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns logits at the next nodes of a tree, whose nodes above are in the cache."""
+        """Return logits at the next nodes of a tree, whose nodes above are in the cache."""
         output = self.runner.run(
             ForwardBatch(
                 tokens=self._to_model(tokens),
-                slots=slots.index,
-                lengths=slots.lengths,
+                slots=batch.slots,
+                lengths=batch.lengths,
                 topology=topology,
-                key_bound=slots.key_bound,
+                key_bound=batch.key_bound,
             )
         )
         return output.scores
-
-    def follow(self, decided: Decided, nodes: Int[Tensor, "batch depth"], *, in_place: bool) -> None:
-        """Commit an accepted path on the device."""
-        if not in_place:
-            self.runner.cache.commit(decided.slots, decided.lengths, nodes)
-        last = decided.tokens.gather(1, decided.counts[:, None] - 1)[:, 0]
-        self._last_token[decided.slots] = last.where(decided.told, self._last_token[decided.slots])
-
-    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
-        """Note on the host what a recorded round has put into the cache."""
-        # All but the last committed token had children, so they were forwarded.
-        self._known[slots.host_index] = slots.host_lengths + np.where(told, counts - 1, 0)

@@ -6,18 +6,24 @@ import numpy as np
 from jaxtyping import Float
 
 from specdec.batch import Batch
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Session, Sizes
+from specdec.target.target import Target
 
 
-class RatedDrafter(Drafter):
-    """A drafter that can say how many tokens of its next draft it expects to be accepted.
-
-    ``ChoiceDrafter`` asks it whether its draft or a model's is the better one.
-    """
+class RatedSession(Session):
+    """A session that can say how many tokens of its next draft it expects to be accepted."""
 
     @abstractmethod
-    def rate(self, slots: Batch) -> Float[np.ndarray, " batch"]:
-        """Returns the number of tokens of the draft that ``propose`` would return that are likely to be accepted.
+    def rate(self, batch: Batch) -> Float[np.ndarray, " batch"]:
+        """Return the number of tokens of the draft that ``propose`` would return that are likely to be accepted.
 
         It draws nothing at random, and changes no draft: ``propose`` may follow, for all rows or some of them.
         """
+
+
+class RatedDrafter(Drafter):
+    """A drafter whose sessions rate their drafts. ``ChoiceDrafter`` asks whether its draft or a model's is better."""
+
+    @abstractmethod
+    def bind(self, target: Target, sizes: Sizes) -> RatedSession:
+        """See ``Drafter.bind``."""

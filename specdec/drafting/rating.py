@@ -41,11 +41,11 @@ class Rater:
         least: A draft may end where no node is as likely as this; None to draft all nodes.
     """
 
-    def __init__(self, scorer: Scorer, source: str, calibration: Calibration, slots: Batch, least: float | None):
+    def __init__(self, scorer: Scorer, source: str, calibration: Calibration, batch: Batch, least: float | None):
         self._scorer, self._source, self._calibration = scorer, source, calibration
-        self._kind = (slots.sampling.temperature > 0).long()[:, None]
+        self._kind = (batch.sampling.temperature > 0).long()[:, None]
         self._rates = calibration.rates()
-        self._rows, self._least = slots.drafting[:, None], least
+        self._rows, self._least = batch.drafting[:, None], least
 
     def begin(self, nodes: int) -> None:
         """Make room in ``rated`` for the nodes of a static tree, the root included; ``level`` fills it."""

@@ -1,10 +1,10 @@
 """A drafter made of a scorer and a tree builder: all that is common to drafters with a model of their own."""
 
+import copy
 from collections.abc import Hashable, Sequence
 
-import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specdec.arguments import instance
@@ -12,20 +12,20 @@ from specdec.arguments import number as checked_number
 from specdec.batch import Batch
 from specdec.drafting.builders.base import Grown, TreeBuilder
 from specdec.drafting.drawing import Drawing
-from specdec.drafting.on_device import DeviceDrafter
 from specdec.drafting.policies.nodes import NodePolicy
 from specdec.drafting.pruning import without_tail
-from specdec.drafting.scorer import Scorer
+from specdec.drafting.scorer import Scorer, state_ready
 from specdec.drafting.vocabulary import VocabularyMap
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.requests import GREEDY_BELOW, SamplingParams
 from specdec.tree import DraftTree
-from specdec.types import Committed, Decided, DraftSampling
+from specdec.types import DraftSampling, Outcome
 
 
-class ScoredDrafter(DeviceDrafter):
+class ScoredDrafter(Drafter):
     """Drafts with a scorer, whose logits a tree builder turns into trees.
 
-    A subclass loads a model, and in its ``bind`` calls ``begin`` with a scorer for it.
+    A subclass describes a model. Its ``bind`` makes a scorer of it, and returns a ``ScoredSession``.
 
     Args:
         tree: The tree builder.
@@ -33,6 +33,9 @@ class ScoredDrafter(DeviceDrafter):
             ``"deterministic"`` (the most probable tokens) or ``"coupled"`` (the first to arrive in the race that the
             target watches). Greedy requests always get the most probable tokens.
         temperature: The drafter's own; None follows each request. 0 means ``"deterministic"``.
+
+    Attributes:
+        policy: Chooses which nodes are verified (``pruned_by``); None for all.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, or the tree cannot be drawn by this law.
@@ -57,55 +60,60 @@ class ScoredDrafter(DeviceDrafter):
         self.laws = tree.laws(self.sampling)
         self.policy: NodePolicy | None = None
 
-    def prune_by(self, policy: NodePolicy) -> "ScoredDrafter":
-        """Let a policy choose, in every round, which nodes of the trees are verified; before ``bind``.
-
-        Args:
-            policy: Serves this drafter alone, because it has state.
-
-        Returns:
-            This drafter.
-        """
+    def pruned_by(self, policy: NodePolicy) -> "ScoredDrafter":
+        """Return the same drafter with a policy that chooses, in every round, which nodes of the trees are verified."""
         instance("policy", policy, NodePolicy, "a NodePolicy, such as ConfidenceNodes()")
-        self.policy = policy
-        self.adapts = policy.adapts
-        # Their drafts are no longer as deep in all paths.
-        self.is_paths = False
-        return self
+        twin = copy.copy(self)
+        twin.policy, twin.adapts = policy, policy.adapts
+        twin.is_paths = False  # their drafts are no longer as deep in all paths
+        return twin
 
-    def begin(
+
+class ScoredSession(Session):
+    """The drafts of a scorer in one engine.
+
+    Args:
+        drafter: The drafter.
+        scorer: Scores the children of nodes.
+        vocabulary: Translates its columns.
+        device: Where trees are grown.
+        sizes: The engine's sizes.
+        hidden_layers: See ``Session``.
+
+    Raises:
+        ValueError: The trees are deeper than the scorer can score.
+    """
+
+    def __init__(
         self,
+        drafter: ScoredDrafter,
         scorer: Scorer,
         vocabulary: VocabularyMap,
         device: torch.device,
+        sizes: Sizes,
         *,
-        max_batch_size: int,
-        leaf_probs: bool = False,
-    ) -> None:
-        """Begin with a new engine; ``bind`` calls it.
-
-        Args:
-            scorer: Scores from now on.
-            vocabulary: Translates its columns.
-            device: Where trees are grown.
-            max_batch_size: The number of slots.
-            leaf_probs: See ``Drafter``.
-
-        Raises:
-            ValueError: The trees are deeper than the scorer can score.
-        """
-        if scorer.max_depth is not None and self.max_depth + leaf_probs > scorer.max_depth:
+        hidden_layers: Sequence[int] = (),
+    ):
+        leaves = sizes.leaf_probs
+        if scorer.max_depth is not None and drafter.max_depth + leaves > scorer.max_depth:
             raise ValueError(
-                f"the tree is {self.max_depth} deep and {type(self).__name__} drafts at most {scorer.max_depth} tokens "
-                f"ahead: give a shallower tree"
+                f"the tree is {drafter.max_depth} deep and {type(drafter).__name__} drafts at most {scorer.max_depth} "
+                f"tokens ahead: give a shallower tree"
             )
-        self.tree.bind(device, leaves=leaf_probs)
+        self.hidden_layers = tuple(hidden_layers)
+        self.drafter, self.tree, self.scorer = drafter, drafter.tree, scorer
+        self.models = () if scorer.model is None else (scorer.model,)
+        self.max_depth = drafter.max_depth
+        self._vocabulary, self._leaves = vocabulary, leaves
+        self._every = True  # whether every row that drafts has a state to begin with
+        self.tree.bind(device, leaves=leaves)
+        self.policy = copy.copy(drafter.policy)
         if self.policy is not None:
-            self.policy.bind(self.tree, scorer, device, max_batch_size=max_batch_size)
-        self.scorer, self._vocabulary, self._leaf_probs = scorer, vocabulary, leaf_probs
+            self.policy.bind(self.tree, scorer, device, max_batch_size=sizes.max_batch_size)
         with torch.inference_mode(False):
             # Where the scorer was shown the nodes of every slot's last tree; see ``Grown.nodes``.
-            self._nodes = torch.full((max_batch_size, self.max_nodes + 1), -1, dtype=torch.long, device=device)
+            shape = sizes.max_batch_size, drafter.max_nodes + 1
+            self._nodes = torch.full(shape, -1, dtype=torch.long, device=device)
 
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Begin with an empty row."""
@@ -116,90 +124,78 @@ class ScoredDrafter(DeviceDrafter):
         self.scorer.release(slot)
 
     @torch.inference_mode()
-    def observe(self, committed: Committed) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Show the scorer what became final."""
-        nodes = None if committed.path is None else self._shown(committed.slots, committed.path)
-        self.scorer.observe(committed, nodes, in_place=self.tree.in_place)
-        if self.policy is not None and committed.path is not None:
-            self.policy.count(committed.slots, committed.path)
+        nodes = None if outcome.path is None else self._shown(outcome.slots, outcome.path)
+        self.scorer.observe(outcome, nodes, in_place=self.tree.in_place)
+        if self.policy is not None and outcome.path is not None:
+            self.policy.count(outcome.slots, outcome.path, outcome.counts > 0)
 
     @torch.inference_mode()
-    def propose(self, slots: Batch) -> DraftTree:
-        """Grow trees as deep as any row has room for."""
-        ready = self.scorer.host_ready(slots)
-        drafts = slots.host_drafting if ready is None else slots.host_drafting & ready
-        depth = min(self.max_depth, int(np.where(drafts, slots.host_max_depth, 0).max()))
-        if depth == 0 and not self._leaf_probs:
-            if self.policy is not None:
-                self.policy.skip(slots.index)
-            return DraftTree.root_only(slots.roots)
-        self.prepare(slots)
-        return self.trimmed(self._grown(slots, max(depth, 1)))
+    def prepare(self, batch: Batch) -> Hashable:
+        """Catch up with what was committed meanwhile."""
+        host = batch.on_host
+        if self.scorer.needs_state:
+            self._every = bool(((host.lengths > 0) | ~host.drafting).all())
+        key = None
+        if self.policy is not None:
+            self.policy.prepare(len(batch))
+            key = self.policy.version
+        return self.scorer.prepare(batch), key, self._every
+
+    @torch.inference_mode()
+    def propose(self, batch: Batch) -> DraftTree:
+        """Grow trees as deep as any row has room for; in a recorded round, of full depth."""
+        depth = self.max_depth
+        if batch.host is not None:
+            room = batch.host if not self.scorer.needs_state else batch.host.begun
+            depth = min(depth, room.deepest)
+            if depth == 0 and not self._leaves:
+                if self.policy is not None:
+                    self.policy.skip(batch.slots)
+                self.scorer.skip(batch)
+                return DraftTree.root_only(batch.roots)
+        tree = self._grown(batch, max(depth, 1))
+        return tree if batch.host is None else self.trimmed(tree)
 
     def trimmed(self, tree: DraftTree) -> DraftTree:
-        """Returns the trees without the nodes that the policy has left out of all rows."""
+        """Return the trees without the nodes that the policy has left out of all rows."""
         return tree if self.policy is None else without_tail(tree)
 
-    @property
-    def version(self) -> Hashable:
-        """The scorer's and the policy's."""
-        return self.scorer.version if self.policy is None else (self.scorer.version, self.policy.version)
-
-    def prepare(self, slots: Batch) -> Hashable:
-        """Catch up with what was committed meanwhile."""
-        if self.policy is not None:
-            self.policy.prepare(len(slots))
-        return self.scorer.catch_up(slots)
-
-    @torch.inference_mode()
-    def draft(self, slots: Batch) -> DraftTree:
-        """Grow trees of full depth."""
-        return self._grown(slots, self.max_depth)
-
-    def follow(self, decided: Decided) -> None:
-        """Show the scorer, on the device, what became final."""
-        self.scorer.follow(decided, self._shown(decided.slots, decided.path), in_place=self.tree.in_place)
-        if self.policy is not None:
-            self.policy.count(decided.slots, decided.path, decided.told)
-
-    def followed(self, slots: Batch, counts: np.ndarray, told: np.ndarray) -> None:
-        """Note what became final."""
-        self.scorer.followed(slots, counts, told)
-
-    def _grown(self, slots: Batch, depth: int) -> DraftTree:
-        policy, leaves = self.policy, self._leaf_probs
-        rater = None if policy is None else policy.rater(self.scorer, slots, may_stop=not leaves)
-        drawing = Drawing.of(slots, self._vocabulary, self.sampling, self.temperature, leaves=leaves, rater=rater)
+    def _grown(self, batch: Batch, depth: int) -> DraftTree:
+        policy, leaves, drafter = self.policy, self._leaves, self.drafter
+        rater = None if policy is None else policy.rater(self.scorer, batch, may_stop=not leaves)
+        drawing = Drawing.of(batch, self._vocabulary, drafter.sampling, drafter.temperature, leaves=leaves, rater=rater)
         grown = self.tree.grow(self.scorer, drawing, depth)
-        ready = self.scorer.ready(slots)
+        ready: Bool[Tensor, " batch"] | None = None if self._every else state_ready(batch)
         if policy is not None:
-            grown = policy.prune(grown, slots, slots.drafting if ready is None else slots.drafting & ready)
-        self._note(grown, slots)
-        if ready is not None and self._leaf_probs and grown.tree.draft_probs is not None:
+            grown = policy.prune(grown, batch, batch.drafting if ready is None else batch.drafting & ready)
+        self._note(grown, batch)
+        if ready is not None and leaves and grown.tree.draft_probs is not None:
             grown.tree.draft_probs.mul_(ready[:, None, None])  # rules with leaves take a row without drafts by this
         return _without(grown.tree, ready)
 
-    def _note(self, grown: Grown, slots: Batch) -> None:
+    def _note(self, grown: Grown, batch: Batch) -> None:
         """Remember where the scorer was shown the nodes, at an address that stays."""
         if grown.nodes is not None:
-            self._nodes[slots.index, : grown.nodes.shape[1]] = grown.nodes
+            self._nodes[batch.slots, : grown.nodes.shape[1]] = grown.nodes
 
     def _shown(self, slots: Int[Tensor, " batch"], path: Int[Tensor, "batch depth"]) -> Int[Tensor, "batch depth"]:
-        """Returns the scorer's numbers of the nodes of a path."""
+        """Return the scorer's numbers of the nodes of a path."""
         if not self.tree.renumbers and (self.policy is None or self.tree.is_chain):
             return path
         return self._nodes[slots].gather(1, path.clamp(min=0)).where(path >= 0, -1)
 
 
 def _without(tree: DraftTree, ready: Tensor | None) -> DraftTree:
-    """Returns the trees, of the root alone in rows that are not ready."""
+    """Return the trees, of the root alone in rows that are not ready."""
     if ready is None:
         return tree
     return tree.limited(torch.where(ready, tree.max_depth, 0))
 
 
 def law_of(sampling: DraftSampling | str) -> DraftSampling:
-    """Returns a law by its name.
+    """Return a law by its name.
 
     Raises:
         ValueError: Lists the names.

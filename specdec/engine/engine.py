@@ -2,30 +2,29 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import torch
 
 from specdec.arguments import flag, whole
-from specdec.attributes import check_drafter_attributes, check_verifier_attributes
+from specdec.attributes import check_drafter_attributes, check_session, check_verifier_attributes
 from specdec.batch import Batch
-from specdec.engine import ownership
 from specdec.engine.clock import COMPLETION, StageTimer
 from specdec.engine.delivery import Delivery
 from specdec.engine.doors import check_drafter, check_scheduler, check_target, check_verifier
-from specdec.engine.flight import Flight
 from specdec.engine.inspection import Inspector
 from specdec.engine.intake import Intake
-from specdec.engine.occupants import Occupants
 from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Judged, Mode, repeatable
+from specdec.engine.round import Judged, Mode, Played, repeatable
 from specdec.engine.rounds import Observer, check_recording, rounds_for
-from specdec.engine.scheduler import FirstComeFirstServed, Scheduler
+from specdec.engine.running import RunningRequests, running_slots
+from specdec.engine.scheduler import FirstCome, Scheduler, View
 from specdec.engine.slot_table import SlotTable
-from specdec.interfaces import Drafter, Round, Verifier
+from specdec.interfaces import Drafter, Round, Session, Sizes, Verifier
 from specdec.origin import described
 from specdec.requests import Request, SamplingParams
 from specdec.target.runner import ModelRunner
@@ -42,7 +41,7 @@ class Engine:
 
     Args:
         target: The model whose distribution the output follows.
-        drafter: Proposes tokens; None decodes plainly. It serves one engine at a time.
+        drafter: Proposes tokens; None decodes plainly. It may serve any number of engines.
         verifier: The acceptance rule; needed with a drafter.
         max_batch_size: Requests that decode together; more wait for a slot.
         max_length: Tokens per request, prompt and output. Default: what the model allows, at most 4096.
@@ -54,7 +53,7 @@ class Engine:
             output follows the target *with* that cache.
         invariant: See ``ModelRunner``; for the target's forwards. Speculative and plain decoding then agree token for
             token in every dtype at temperature 0, and under rules that share their noise.
-        scheduler: Decides which waiting request gets a free slot; first come, first served by default.
+        scheduler: Plans who prefills, who decodes and who gives way in every turn; first come, first served by default.
         check: Check every drafted tree and every law of the rule in every round, and name the request, the round and
             the node where something is wrong. It costs time, and a synchronization with the device per check.
         recording: What is recorded when it comes often, and then replayed without its Python: ``"rounds"``, whole
@@ -64,10 +63,11 @@ class Engine:
     Attributes:
         on_round: Called with every speculative round, for traces and diagnostics; None by default, at no cost.
         runner: Runs the target.
+        session: The drafter's session in this engine; None without a drafter.
 
     Raises:
         ValueError: An argument is of the wrong type or out of its range, target, drafter and verifier do not fit each
-            other, the drafter serves another engine, or the cache does not fit into memory.
+            other, or the cache does not fit into memory.
     """
 
     def __init__(
@@ -109,10 +109,9 @@ class Engine:
         if drafter is not None:
             if verifier is None:
                 raise ValueError(f"{type(drafter).__name__} needs a verifier: pass for example RejectionVerifier()")
-            check_drafter_attributes(drafter, layers=target.num_layers)
+            check_drafter_attributes(drafter)
             check_verifier_attributes(verifier)
             verifier.check(drafter)
-            ownership.check_free(drafter)
         # Outside of inference mode, even if the caller is in it: the state is written in both modes.
         with torch.inference_mode(False):
             self.runner = ModelRunner(
@@ -125,24 +124,31 @@ class Engine:
                 kv_cache=kv_cache,
                 invariant=invariant,
             )
+            self.session: Session | None = None
             if drafter is not None and verifier is not None:
-                # Given only for a rule that reads q at the leaves; it has checked that the drafter has it.
-                needs = {"leaf_probs": True} if verifier.needs_leaf_probs else {}
+                sizes = Sizes(
+                    max_batch_size=max_batch_size, max_length=self.max_length, leaf_probs=verifier.needs_leaf_probs
+                )
                 with beside_cache_of(self.runner):
-                    drafter.bind(target, max_batch_size=max_batch_size, max_length=self.max_length, **needs)
-                ownership.take(drafter, self)
-                # After `bind`, in which a drafter may choose hidden states by the target's number of layers.
-                inspector = Inspector(drafter, verifier, self._request_in) if check else None
-                self._speculative = Mode.speculative(drafter, verifier) if inspector is None else inspector.mode()
+                    self.session = drafter.bind(target, sizes)
+                check_session(self.session, drafter, layers=target.num_layers)
+                inspector = Inspector(drafter, self.session, verifier, self._request_in) if check else None
+                if inspector is None:
+                    self._speculative = Mode.speculative(drafter, self.session, verifier)
+                else:
+                    self._speculative = inspector.mode()
         self.timer = StageTimer(target.device, enabled=timing)
         self._slots = SlotTable(max_batch_size, self.max_length, target.vocab_size, target.device)
         self._rounds = rounds_for(self.runner, self._slots, self.timer, recording=recording, optimize=optimize)
         self._intake = Intake(target, max_length=self.max_length, can_speculate=drafter is not None)
         self._outputs = Outputs(target.tokenizer)
-        self._scheduler = FirstComeFirstServed() if scheduler is None else scheduler
-        self._occupants = Occupants(self.runner, self._slots, self._outputs, drafter, max_batch_size=max_batch_size)
+        self._scheduler = FirstCome() if scheduler is None else scheduler
+        self._waiting: dict[int, Request] = {}  # by id, in the order in which they came
+        self._running = RunningRequests(
+            self.runner, self._slots, self._outputs, self.session, max_batch_size=max_batch_size
+        )
         self._delivery = Delivery()
-        self._flight: Flight | None = None
+        self._in_flight: InFlight | None = None
         self._closed = False
 
     # ---------------------------------------------------------------- asking
@@ -197,7 +203,7 @@ class Engine:
         """Queue one request (of one sample) for ``step``; returns its id, which is also its default stream."""
         self._check_open()
         request = self._intake.request(prompt, sampling, speculate=speculate)
-        self._scheduler.add([request])
+        self._waiting[request.id] = request
         return request.id
 
     def abort(self, request_id: int) -> None:
@@ -207,7 +213,7 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """The number of requests that wait or run."""
-        return len(self._scheduler) + len(self._occupants)
+        return len(self._waiting) + len(self._running)
 
     @property
     def recording(self) -> str:
@@ -246,11 +252,9 @@ class Engine:
         self.runner.weights_changed()
 
     def close(self) -> None:
-        """Drop all requests and release the drafter, so that another engine can use it."""
-        self._abort({*self._scheduler.waiting(), *(request.id for request in self._occupants)})
-        if self.drafter is not None:
-            ownership.release(self.drafter, self)
-            self._closed = True
+        """Drop all requests; nothing may be asked of this engine afterwards."""
+        self._abort({*self._waiting, *(request.id for request in self._running)})
+        self._closed = True
 
     def __enter__(self) -> "Engine":
         return self
@@ -263,7 +267,7 @@ class Engine:
     # ---------------------------------------------------------------- the loop
 
     def step(self) -> list[Step]:
-        """Run one turn: fill free slots, prefill a chunk of each new prompt, and play a round for all others.
+        """Run one turn as the scheduler plans it: prefill pieces of prompts, and play a round.
 
         A request that cannot go on ends with a step whose ``finish_reason`` is ``"error"``. So do all that run when
         memory runs out; others go on. If something else fails that concerns all requests (the model, the drafter), the
@@ -284,8 +288,8 @@ class Engine:
                 steps = self._turn()
         except BaseException as error:
             no_memory = explained(error, self)
-            self._flight = None
-            self._delivery.put(self._occupants.fail(error, no_memory or described(error)))
+            self._in_flight = None
+            self._delivery.put(self._running.fail(error, no_memory or described(error)))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.
             if no_memory is None or self.runner.agreement.shared:
                 raise
@@ -294,57 +298,78 @@ class Engine:
         self._delivery.put(steps)
 
     def _turn(self) -> list[Step]:
-        flight, self._flight = self._flight, None
-        if flight is None or not flight.rows_in(self._occupants.by_slot).any():
-            self._occupants.enter(self._scheduler.admit(self._occupants.free))
-            with self.timer.stage("prefill"):
-                self._occupants.prefill(self.prefill_chunk)
-            running = self._slots.running
-            if not len(running):
+        current, self._in_flight = self._in_flight, None
+        if current is None or not current.rows_in(self._running.by_slot).any():
+            batch = self._plan()
+            if batch is None:
                 return []
-            flight = self._launch(self._slots.rows(running))
-        if self._may_go_on(flight):
+            current = self._launch(batch)
+        if self._may_go_on(current):
             # The device plays the next round while the host finishes this one.
-            self._flight = self._launch(
-                self._slots.rows(flight.slots.host_index), ahead=flight.played.tree.max_depth + 1
+            rows = self._slots.rows(current.batch.on_host.slots)
+            self._in_flight = self._launch(rows, ahead=current.played.tree.max_depth + 1)
+        return self._finish(current)
+
+    def _plan(self) -> Batch | None:
+        """Preempt, admit and prefill as the scheduler plans; returns the rows that decode, None if there are none."""
+        waiting = list(self._waiting.values())
+        running = sorted(self._running, key=lambda request: request.id)
+        max_depth = 0 if self.drafter is None else self.drafter.max_depth
+        work = self._scheduler.plan(
+            View(
+                waiting=waiting,
+                running=running,
+                free_slots=self.max_batch_size - len(running),
+                prefill_chunk=self.prefill_chunk,
+                max_depth=max_depth,
             )
-        return self._finish(flight)
+        )
+        for request in work.preempt:
+            self._running.preempt(request)
+            self._waiting[request.id] = request
+        if work.preempt:
+            self._waiting = dict(sorted(self._waiting.items()))
+        for request, _ in work.prefill:
+            if self._waiting.pop(request.id, None) is not None:
+                self._running.enter(request)
+        with self.timer.stage("prefill"):
+            self._running.prefill(work.prefill)
+        slots = running_slots(work.decode, self._slots)
+        if work.depth is not None:
+            for slot in slots.tolist():
+                self._slots.cap(slot, work.depth)
+        return self._slots.rows(slots) if len(slots) else None
 
-    def _launch(self, slots: Batch, *, ahead: int = 0) -> Flight:
-        """Propose, verify, accept and commit for the rows of ``slots``, on the device."""
-        speculating = bool(slots.host_drafting.any())
+    def _launch(self, batch: Batch, *, ahead: int = 0) -> "InFlight":
+        """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
+        speculating = bool(batch.on_host.drafting.any())
         mode = self._speculative if speculating else self._plain
-        played = self._rounds.play(mode, slots, self._observer(slots) if speculating else None, ahead=ahead)
-        return Flight(played, slots, [self._request_in(slot) for slot in slots.host_index.tolist()])
+        played = self._rounds.play(mode, batch, self._observer(batch) if speculating else None, ahead=ahead)
+        return InFlight(played, batch, [self._request_in(slot) for slot in batch.on_host.slots.tolist()])
 
-    def _may_go_on(self, flight: Flight) -> bool:
+    def _may_go_on(self, current: "InFlight") -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
-        if (
-            not flight.played.alone
-            or self.on_round is not None
-            or len(self._scheduler)
-            or not self._slots.counts_by_itself
-        ):
+        if not current.played.alone or self.on_round is not None or self._waiting or not self._slots.counts_by_itself:
             return False
-        running = list(self._occupants)
+        running = list(self._running)
         # If all of them end, another round would be for nothing.
-        return running == flight.requests and any(request.remaining > 1 for request in running)
+        return running == current.requests and any(request.remaining > 1 for request in running)
 
-    def _finish(self, flight: Flight) -> list[Step]:
-        """Read what a round has decided, tell the drafter, and make the requests' steps of it."""
-        played, slots = flight.played, flight.slots
+    def _finish(self, current: "InFlight") -> list[Step]:
+        """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
+        played, batch = current.played, current.batch
         with self.timer.stage("accept"):
             read = played.read
         visible = time.perf_counter()
         seconds = self.timer.take()
-        still = flight.rows_in(self._occupants.by_slot)
+        still = current.rows_in(self._running.by_slot)
         with self.timer.stage("commit"):
-            self._occupants.tell(played, slots, still)
-        may_repeat = np.zeros(len(slots), dtype=bool) if read.valid.all() else repeatable(played)
+            self._running.follow(played, batch, still)
+        may_repeat = np.zeros(len(batch), dtype=bool) if read.valid.all() else repeatable(played)
         begin = time.perf_counter()
-        steps = []
-        for row, slot in enumerate(slots.host_index.tolist()):
-            request = flight.requests[row]
+        steps, failed = [], None
+        for row, slot in enumerate(batch.on_host.slots.tolist()):
+            request = current.requests[row]
             if request is None or not still[row]:
                 continue
             step = self._outputs.step(request, read, row, seconds, visible, may_repeat=bool(may_repeat[row]))
@@ -352,23 +377,29 @@ class Engine:
             if step.finish_reason is not None:
                 if not read.valid[row]:
                     self.runner.cache.clear(slot)
-                self._occupants.leave(request)
+                try:
+                    self._running.leave(request)
+                except Exception as error:  # the steps of this round are not lost by it
+                    failed = failed or error
             elif not read.valid[row]:
-                self._occupants.start_over(slot, played)
+                self._running.start_over(slot, played)
         if self.timer.enabled:
             # The steps share this mapping and nobody has them yet: the time of making them belongs to them.
             seconds[COMPLETION] = time.perf_counter() - begin
+        if failed is not None:
+            self._delivery.put(steps)
+            raise failed
         return steps
 
     def _request_in(self, slot: int) -> Request | None:
-        return self._occupants.by_slot[slot]
+        return self._running.by_slot[slot]
 
-    def _observer(self, slots: Batch) -> Observer | None:
+    def _observer(self, batch: Batch) -> Observer | None:
         """Returns what shows a round to ``on_round``; None if nobody looks."""
         if self.on_round is None:
             return None
         look = self.on_round
-        rows = zip(slots.host_index.tolist(), slots.host_drafting, strict=True)
+        rows = zip(batch.on_host.slots.tolist(), batch.on_host.drafting, strict=True)
         requests = tuple(self._request_in(slot) if drafts else None for slot, drafts in rows)
 
         def observe(tree: DraftTree, judged: Judged) -> None:
@@ -383,7 +414,7 @@ class Engine:
         """Yields the steps of these requests until they have ended. In any case, none of them stays in the engine."""
         self._check_open()
         listener = self._delivery.listen(request.id for request in requests)
-        self._scheduler.add(requests)
+        self._waiting.update((request.id, request) for request in requests)
         try:
             while listener.ids or listener.steps:
                 while listener.steps:
@@ -394,17 +425,44 @@ class Engine:
                 if listener.ids:
                     self._advance()
         finally:
-            self._abort(listener.ids)
-            self._delivery.leave(listener)
+            try:
+                self._abort(listener.ids)
+            finally:
+                self._delivery.leave(listener)
 
     def _abort(self, ids: Iterable[int]) -> None:
-        ids = set(ids)
-        self._scheduler.remove(ids)
-        for request in self._occupants:
-            if request.id in ids:
-                self._occupants.leave(request)
+        ids, failed = set(ids), None
+        for request in [self._waiting.pop(waiting) for waiting in ids & self._waiting.keys()]:
+            self._outputs.end(request)  # it may have been preempted
+        for request in [request for request in self._running if request.id in ids]:
+            try:
+                self._running.leave(request)
+            except Exception as error:  # the others are to leave all the same
+                failed = failed or error
         self._delivery.forget(ids)
+        if failed is not None:
+            raise failed
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError("this engine was closed, and its drafter may serve another one: build a new engine")
+            raise ValueError("this engine was closed: build a new one")
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """A round that the device plays, and that the host has not read yet.
+
+    Attributes:
+        played: The round.
+        batch: Its rows.
+        requests: The request of every row when the round began.
+    """
+
+    played: Played
+    batch: Batch
+    requests: list[Request | None]
+
+    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
+        """Returns which rows' requests still run; others have ended while the round was in flight."""
+        slots = self.batch.on_host.slots.tolist()
+        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.engine.round import Mode
-from specdec.interfaces import Drafter, Laws, Verifier
+from specdec.interfaces import Drafter, Laws, Session, Verifier
 from specdec.requests import Request
 from specdec.tree import DraftTree
 from specdec.wellformed import describe, distribution_flaw, flaws
@@ -19,19 +19,22 @@ class Inspector:
     """Looks at the rounds of one engine.
 
     Args:
-        drafter: What it announced is compared with what it proposes.
+        drafter: What it announced is compared with what its session proposes.
+        session: Its session.
         verifier: The acceptance rule.
         request_in: The request that runs in a slot.
     """
 
-    def __init__(self, drafter: Drafter, verifier: Verifier, request_in: Callable[[int], Request | None]):
-        self._drafter, self._verifier = drafter, verifier
+    def __init__(
+        self, drafter: Drafter, session: Session, verifier: Verifier, request_in: Callable[[int], Request | None]
+    ):
+        self._drafter, self._session, self._verifier = drafter, session, verifier
         self._request_in = request_in
         self._slots: Batch | None = None
 
     def mode(self) -> Mode:
         """Returns speculative decoding whose drafts and laws are looked at."""
-        mode = Mode.speculative(self._drafter, self._verifier, check=self._look)
+        mode = Mode.speculative(self._drafter, self._session, self._verifier, check=self._look)
         return replace(mode, verifier=_InspectedRule(self._verifier, self))
 
     def _look(self, tree: DraftTree, slots: Batch) -> None:
@@ -48,7 +51,7 @@ class Inspector:
         assert self._slots is not None
         parts = []
         if row is not None:
-            request = self._request_in(int(self._slots.host_index[row]))
+            request = self._request_in(int(self._slots.on_host.slots[row]))
             number = "unknown" if request is None else request.id
             parts += [f"request {number}", f"round {int(self._slots.rounds[row])}"]
         if node is not None:

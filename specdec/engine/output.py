@@ -28,8 +28,9 @@ class Outputs:
 
     def begin(self, request: Request) -> None:
         """Begin the text of a request."""
-        stop = tuple(request.sampling.stop)
-        self._texts[request.id] = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
+        if request.id not in self._texts:  # it is there already after a preemption
+            stop = tuple(request.sampling.stop)
+            self._texts[request.id] = Detokenizer(self._tokenizer, request.prompt_ids, stop=stop)
 
     def end(self, request: Request) -> None:
         """Forget the text of a request that has ended; one that never began is ignored."""

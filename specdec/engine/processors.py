@@ -23,21 +23,21 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 def apply_processors(
-    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Batch
+    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with every row's processors applied at its valid nodes.
 
     Args:
         logits: Logits after penalties and before temperature (transformers' order), in float32.
         tree: What is verified; a root-only tree in plain decoding.
-        slots: The rows, with their processors and sequences.
+        batch: The rows, with their processors and sequences.
     """
     logits = logits.clone()
-    for row, processors in enumerate(slots.processors):
+    for row, processors in enumerate(batch.processors):
         if not processors:
             continue
-        length = int(slots.host_lengths[row])
-        before = torch.from_numpy(slots.host_tokens[row, :length]).long().to(logits.device)
+        length = int(batch.on_host.lengths[row])
+        before = torch.from_numpy(batch.on_host.tokens[row, :length]).long().to(logits.device)
         for depth in range(tree.max_depth + 1):
             nodes = torch.nonzero((tree.depth[row] == depth) & tree.valid[row])[:, 0]
             count = len(nodes)

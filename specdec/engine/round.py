@@ -16,16 +16,16 @@ from specdec.engine.processors import apply_processors
 from specdec.engine.read_back import Fetch, ReadBack, pack
 from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Drafter, Session, Verifier
 from specdec.random import Purpose, uniforms
 from specdec.sampling import adjust, distribution, path_tokens
 from specdec.target.agreement import ALONE, Agreement
 from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree
-from specdec.types import DraftSampling, Verdict
+from specdec.tree import DraftTree, along_path
+from specdec.types import DraftSampling, Outcome, Verdict
 
 Check = Callable[[DraftTree, Batch], object]
-"""Looks at what a drafter proposes; raises if something is wrong."""
+"""Looks at a drafter's proposal; raises if something is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,48 +33,49 @@ class Mode:
     """How rounds draft and judge.
 
     Attributes:
-        propose: Drafts for the rows of a round.
         verifier: The acceptance rule.
         evidence: What the rule is shown of the target.
         wants: What the verify forward returns.
-        drafter: The drafter; None in plain decoding.
-        inspected: Whether every draft and every law is looked at.
+        session: The drafting session; None in plain decoding.
+        max_nodes: The largest number of drafted nodes in a row.
+        max_depth: The largest depth of a node.
+        check: Looks at every draft; None if nobody does. Every law is looked at then, too.
     """
 
-    propose: Callable[[Batch], DraftTree]
     verifier: Verifier
     evidence: Evidence
     wants: Wants
-    drafter: Drafter | None = None
-    inspected: bool = False
-
-    @property
-    def most_nodes(self) -> int:
-        """The largest number of drafted nodes in a row."""
-        return 0 if self.drafter is None else self.drafter.max_nodes
+    session: Session | None = None
+    max_nodes: int = 0
+    max_depth: int = 0
+    check: Check | None = None
 
     @classmethod
     def plain(cls, verifier: Verifier | None) -> "Mode":
         """Returns plain decoding: the same round with a tree of the root alone."""
         evidence = as_it_is if verifier is None else evidence_for(verifier, speculating=False)
-        return cls(propose=_nothing, verifier=Plain(), evidence=evidence, wants=LOGITS)
+        return cls(verifier=Plain(), evidence=evidence, wants=LOGITS)
 
     @classmethod
-    def speculative(cls, drafter: Drafter, verifier: Verifier, *, check: Check | None = None) -> "Mode":
+    def speculative(
+        cls, drafter: Drafter, session: Session, verifier: Verifier, *, check: Check | None = None
+    ) -> "Mode":
         """Returns speculative decoding.
 
         Args:
             drafter: The drafter.
+            session: Its session in this engine.
             verifier: The acceptance rule.
-            check: Called with every tree as the drafter proposed it, and with the slots it was made for.
+            check: Called with every tree as the session proposed it, and with the batch it was made for.
         """
         return cls(
-            propose=lambda slots: _drafted(drafter, slots, check),
             verifier=verifier,
             evidence=evidence_for(verifier, speculating=True),
-            wants=Wants(hidden_layers=tuple(drafter.hidden_layers), top_k=drafter.top_tokens),
-            drafter=drafter,
-            inspected=check is not None,
+            wants=Wants(hidden_layers=tuple(session.hidden_layers), top_k=session.top_tokens),
+            session=session,
+            max_nodes=drafter.max_nodes,
+            max_depth=drafter.max_depth,
+            check=check,
         )
 
 
@@ -104,20 +105,18 @@ class Played:
     Attributes:
         tree: What was proposed.
         judged: What was decided.
-        said: What the target said at every node, as far as the drafter asked for it.
+        outcome: What the session is to observe when the host's numbers are known; None if it has observed it already.
         fetch: The decision's table on its way to the host.
         alternatives: See ``ReadBack.unpack``.
-        followed: Whether the drafter has followed on the device.
         alone: Whether the next round of these rows needs nothing from the host, so that it may begin before this one is
             read.
     """
 
     tree: DraftTree
     judged: Judged
-    said: ForwardOutput
+    outcome: Outcome | None
     fetch: Fetch
     alternatives: int | None
-    followed: bool = False
     alone: bool = False
 
     @cached_property
@@ -126,15 +125,15 @@ class Played:
         return ReadBack.unpack(self.fetch.wait(), self.judged.tokens.shape[1], self.alternatives)
 
 
-def verify(mode: Mode, tree: DraftTree, slots: Batch, runner: ModelRunner) -> ForwardOutput:
+def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> ForwardOutput:
     """Returns what the target says of all nodes of the trees, in one forward."""
     return runner.run(
         ForwardBatch.of_tree(
             tree,
-            slots=slots.index,
-            lengths=slots.lengths,
-            host_lengths=slots.host_lengths if slots.key_bound is None else None,
-            key_bound=slots.key_bound,
+            slots=batch.slots,
+            lengths=batch.lengths,
+            host_lengths=None if batch.host is None else batch.host.lengths,
+            key_bound=batch.key_bound,
             wants=mode.wants,
         )
     )
@@ -144,27 +143,27 @@ def judge(
     mode: Mode,
     tree: DraftTree,
     logits: Float[Tensor, "batch node vocab"],
-    slots: Batch,
+    batch: Batch,
     agreement: Agreement = ALONE,
 ) -> Judged:
     """Decide what is accepted, and draw the token that follows: the same in all processes that share the target.
 
     Greedy rows without drafts need no law: their next token has all of p.
     """
-    scores = _processed(logits, tree, slots)
+    scores = _processed(logits, tree, batch)
     target_probs = evidence = None
-    if mode.drafter is None and not slots.sampling.any_sampled:
+    if mode.session is None and not batch.sampling.any_sampled:
         verdict = certain(tree, first_largest(scores[:, 0]))
     else:
-        target_probs = distribution(scores, slots.sampling)
-        evidence = mode.evidence(scores, target_probs, tree, slots)
-        verdict = accept(mode.verifier, tree, evidence, uniforms(slots.keys, slots.rounds, Purpose.ACCEPT, 2))
+        target_probs = distribution(scores, batch.sampling)
+        evidence = mode.evidence(scores, target_probs, tree, batch)
+        verdict = accept(mode.verifier, tree, evidence, uniforms(batch.keys, batch.rounds, Purpose.ACCEPT, 2))
     verdict = agreement.on_verdict(verdict)
     nodes, tokens = tree.parents + 1, tree.tokens
     if tree.width > 1:
         nodes = torch.nn.functional.pad(verdict.path.clamp(min=0), (1, 0))
         tokens = tree.tokens.gather(1, nodes)
-    valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, slots.alternatives)
+    valid, packed = pack(tree, verdict, nodes, tokens, logits, target_probs, batch.alternatives)
     return Judged(evidence, verdict, tokens, agreement.on_marks(valid), agreement.on_numbers(packed))
 
 
@@ -181,29 +180,64 @@ def repeatable(played: Played) -> np.ndarray:
     return (played.read.proposed_nodes > 0) & ~at_random
 
 
-def _nothing(slots: Batch) -> DraftTree:
-    return DraftTree.root_only(slots.roots)
-
-
-def _drafted(drafter: Drafter, slots: Batch, check: Check | None) -> DraftTree:
-    """Returns what the drafter proposes, without the nodes that are too deep for their row."""
-    tree = drafter.propose(slots)
-    if check is not None:
-        check(tree, slots)
-    if tree.width > drafter.max_nodes + 1:
+def propose(mode: Mode, batch: Batch) -> DraftTree:
+    """Returns the drafts of a round that is not recorded, without the nodes that are too deep for their row."""
+    session = mode.session
+    if session is None:
+        return DraftTree.root_only(batch.roots)
+    session.prepare(batch)
+    tree = session.propose(batch)
+    if mode.check is not None:
+        mode.check(tree, batch)
+    if tree.width > mode.max_nodes + 1:
         raise ValueError(
-            f"{type(drafter).__name__} proposed {tree.width - 1} nodes and announced max_nodes={drafter.max_nodes}: "
-            f"the cache has no room for more; propose fewer, or announce them"
+            f"{type(session).__name__} proposed {tree.width - 1} nodes and its drafter announced "
+            f"max_nodes={mode.max_nodes}: the cache has no room for more; propose fewer, or announce them"
         )
-    if (slots.host_max_depth < tree.max_depth).any():
-        tree = tree.limited(slots.max_depth)
+    if (batch.on_host.max_depth < tree.max_depth).any():
+        tree = tree.limited(batch.max_depth)
     return tree
 
 
+def outcome_of(
+    batch: Batch,
+    wants: Wants,
+    nodes: Int[Tensor, "batch node"],
+    output: ForwardOutput,
+    verdict: Verdict,
+    tokens: Int[Tensor, "batch position"],
+    valid: Bool[Tensor, " batch"],
+) -> Outcome:
+    """Returns what a round has made final in the rows that speculate, before the batch moves on.
+
+    Args:
+        batch: The rows.
+        wants: What the session asked for.
+        nodes: The token of every node that was verified.
+        output: What the target returned at these nodes.
+        verdict: What the rule decided.
+        tokens: The root and the accepted path.
+        valid: False where nothing was decided.
+    """
+    told = valid & batch.drafting
+    path = verdict.path.where(told[:, None], -1)
+    return Outcome(
+        slots=batch.slots,
+        starts=batch.lengths,
+        tokens=tokens,
+        counts=(verdict.num_accepted + 1) * told,
+        next_tokens=verdict.next_token,
+        path=path,
+        hidden_states={layer: along_path(output.hidden_states[layer], path) for layer in wants.hidden_layers},
+        node_tokens=nodes,
+        top_tokens=output.top_tokens,
+    )
+
+
 def _processed(
-    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, slots: Batch
+    logits: Float[Tensor, "batch node vocab"], tree: DraftTree, batch: Batch
 ) -> Float[Tensor, "batch node vocab"]:
     """Returns the logits with penalties and the user's own processors applied, from which p is computed."""
-    paths = path_tokens(tree.tokens, tree.ancestors) if slots.sampling.seen is not None else None
-    scores = adjust(logits, slots.sampling, paths)
-    return apply_processors(scores, tree, slots) if any(slots.processors) else scores
+    paths = path_tokens(tree.tokens, tree.ancestors) if batch.sampling.seen is not None else None
+    scores = adjust(logits, batch.sampling, paths)
+    return apply_processors(scores, tree, batch) if any(batch.processors) else scores

@@ -1,24 +1,24 @@
 """Plays rounds on the device, stage by stage, and replays stages that come often."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.drafting.on_device import DeviceDrafter
 from specdec.engine.clock import StageTimer
 from specdec.engine.read_back import Fetch
-from specdec.engine.round import Judged, Mode, Played, judge, verify
+from specdec.engine.round import Judged, Mode, Played, judge, outcome_of, propose, verify
 from specdec.engine.slot_table import SlotTable
 from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, Stage, TapeRecorder
 from specdec.forward import ForwardOutput, Wants, bucket_of
-from specdec.interfaces import Verifier
+from specdec.interfaces import Session, Verifier
 from specdec.placement import is_spread
 from specdec.target.runner import ModelRunner
-from specdec.tree import DraftTree, along_path
+from specdec.tree import DraftTree
 from specdec.tree_parts import TreeKind, bucketed
-from specdec.types import Decided, Verdict
+from specdec.types import Outcome, Verdict
 
 Observer = Callable[[DraftTree, Judged], object]
 """Sees a round between the rule's decision and the commit."""
@@ -54,8 +54,7 @@ class Rounds:
     ):
         self._runner, self._table, self._timer = runner, table, timer
         self._whole = whole
-        self._versions: Hashable = None  # of the models that recordings were made from
-        self._drafted: Hashable = None
+        self._version: Hashable = None  # of the target that recordings were made from
         self.recordings = None if recorder is None else Recordings(recorder, after=RECORD_AFTER, most=MOST_RECORDINGS)
         self._kinds: dict[Hashable, TreeKind] = {}
 
@@ -66,24 +65,33 @@ class Rounds:
             return "off"
         return "rounds" if self._whole else "decisions"
 
-    def play(self, mode: Mode, slots: Batch, observer: Observer | None = None, *, ahead: int = 0) -> Played:
+    def play(self, mode: Mode, batch: Batch, observer: Observer | None = None, *, ahead: int = 0) -> Played:
         """Do a round on the device: when this returns, the next one could begin, and the host knows nothing yet.
 
         Args:
             mode: How to draft and judge.
-            slots: The rows.
+            batch: The rows.
             observer: Sees the decision before it is made final.
             ahead: How many tokens a row may be longer than the host knows, because the host has yet to read a round.
         """
-        take = self._taker(mode, slots)
-        seen = slots
-        if take is not None and self._whole:
-            self._look(mode)
-            seen = slots.on_device(bucket_of(int(slots.host_lengths.max()) + ahead + mode.most_nodes + 1))
+        take, session = self._replayer(mode, batch), mode.session
+        seen, whole = batch, take is not None and self._whole
+        if whole:
+            self._look()
+            seen = batch.recorded(bucket_of(int(batch.on_host.lengths.max()) + ahead + mode.max_nodes + 1))
+        # What a session on tensors alone does is recorded with the rest.
+        inside = whole and session is not None and not session.reads_host
+        key: Hashable = None
         with self._timer.stage("draft"):
-            tree = self._draft(take, mode, slots, seen)
-            if mode.drafter is not None:
-                tree = self._runner.agreement.on_tree(tree, fixed=isinstance(mode.drafter, DeviceDrafter))
+            if inside and take is not None and session is not None:
+                key = session.prepare(batch)
+                tree = self._draft(take, key, session, seen)
+            else:
+                tree = propose(mode, batch)
+                if self.recordings is not None and session is not None:
+                    tree = bucketed(tree, max_nodes=mode.max_nodes, max_depth=mode.max_depth)
+            if session is not None:
+                tree = self._runner.agreement.on_tree(tree, fixed=not session.reads_host)
         kind = TreeKind.of(tree)
         with self._timer.stage("verify"):
             output = self._verify(take, mode, kind, tree, seen)
@@ -92,10 +100,10 @@ class Rounds:
         if observer is not None:
             observer(tree, judged)
         with self._timer.stage("commit"):
-            followed = self._settle(take, mode, tree, judged, output, seen)
+            outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside)
         fetch = Fetch(judged.packed)
-        alone = take is not None and self._whole and (mode.drafter is None or followed)
-        return Played(tree, judged, output, fetch, slots.alternatives, followed=followed, alone=alone)
+        alone = whole and (session is None or inside)
+        return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
     def make_room(self, error: BaseException) -> None:
         """Give up recordings, because memory has run out, as an error says."""
@@ -103,65 +111,58 @@ class Rounds:
             self.recordings.give_up(error)
             self._kinds.clear()
 
-    def _look(self, mode: Mode) -> None:
-        """Drop the recordings of models that have changed since: nothing may keep old weights alive."""
-        drafter = mode.drafter.version if isinstance(mode.drafter, DeviceDrafter) else None
-        versions = self._runner.version, drafter if mode.drafter is not None else self._drafted
-        self._drafted = versions[1]
-        if versions != self._versions and self.recordings is not None:
+    def _look(self) -> None:
+        """Drop the recordings of a target that has changed since: nothing may keep old weights alive."""
+        if self._runner.version != self._version and self.recordings is not None:
             self.recordings.clear()
             self._kinds.clear()
-        self._versions = versions
+        self._version = self._runner.version
 
-    def _taker(self, mode: Mode, slots: Batch) -> "Take | None":
-        """Returns what runs the stages of a round that may be recorded; None for one that may not.
+    def _replayer(self, mode: Mode, batch: Batch) -> "Replayer | None":
+        """Returns a function that runs the stages of a round that may be recorded; None for one that may not.
 
         A user's processors may do anything.
         """
-        if self.recordings is None or mode.inspected or slots.has_processors or not may_record(mode.verifier):
+        if self.recordings is None or mode.check is not None or batch.has_processors or not may_record(mode.verifier):
             return None
-        common = id(mode), traits(mode.verifier), slots.kind
+        common = id(mode), traits(mode.verifier), batch.kind
         recordings = self.recordings
 
         def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return recordings.run(name, (common, key), stage, inputs, repeatable=name != "settle")
+            return recordings.run(name, (common, key), stage, inputs, repeatable=name != "commit")
 
         return take
 
-    def _draft(self, take: "Take | None", mode: Mode, slots: Batch, seen: Batch) -> DraftTree:
-        """Returns what the drafter proposes: replayed if it drafts on the device, otherwise asked and padded."""
-        drafter = mode.drafter
-        if take is None or not self._whole or not isinstance(drafter, DeviceDrafter):
-            tree = mode.propose(slots)
-            if self.recordings is None or drafter is None:
-                return tree
-            return bucketed(tree, max_nodes=drafter.max_nodes, max_depth=drafter.max_depth)
-        key = drafter.prepare(slots), seen.key_bound
-        found = key, slots.kind
+    def _draft(self, take: "Replayer", prepared: Hashable, session: Session, seen: Batch) -> DraftTree:
+        """Returns the proposal of a session on tensors alone, replayed if it came often."""
+        key = prepared, seen.key_bound
+        found = key, seen.kind
 
         def stage() -> tuple[Tensor, ...]:
-            tree = drafter.draft(seen).limited(seen.max_depth)
+            tree = session.propose(seen).limited(seen.max_depth)
             self._kinds[found] = TreeKind.of(tree)
             return tuple(self._kinds[found].parts(tree))
 
         parts = take("draft", key, stage, [])
-        return drafter.trimmed(self._kinds[found].tree(parts)[0])
+        return session.trimmed(self._kinds[found].tree(parts)[0])
 
-    def _verify(self, take: "Take | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch) -> ForwardOutput:
+    def _verify(
+        self, take: "Replayer | None", mode: Mode, kind: TreeKind, tree: DraftTree, seen: Batch
+    ) -> ForwardOutput:
         if take is None or not self._whole:
             return verify(mode, tree, seen, self._runner)
 
         def stage(*parts: Tensor) -> tuple[Tensor, ...]:
             output = verify(mode, kind.tree(parts)[0], seen, self._runner)
-            return (output.scores, *_said(mode.wants, output))
+            return (output.scores, *_states(mode.wants, output))
 
         key = kind, seen.key_bound
-        logits, *said = take("verify", key, stage, kind.parts(tree))
-        return _output(mode.wants, said, logits)
+        logits, *states = take("verify", key, stage, kind.parts(tree))
+        return _output(mode.wants, states, logits)
 
     def _judge(
         self,
-        take: "Take | None",
+        take: "Replayer | None",
         mode: Mode,
         kind: TreeKind,
         tree: DraftTree,
@@ -177,53 +178,55 @@ class Rounds:
 
         return _judged(take("judge", kind, stage, [*kind.parts(tree), logits]))
 
-    def _settle(
+    def _commit(
         self,
-        take: "Take | None",
+        take: "Replayer | None",
         mode: Mode,
         tree: DraftTree,
         judged: Judged,
         output: ForwardOutput,
         seen: Batch,
-    ) -> bool:
-        """Make the accepted path final, in the cache, in the slots, and for a drafter that follows on the device.
+        prepared: Hashable,
+        *,
+        inside: bool,
+    ) -> Outcome | None:
+        """Make the accepted path final: in the cache, for the session, and in the slots.
 
         Returns:
-            Whether the drafter has followed.
+            What a session that reads the host's numbers will observe when they are known; None for any other.
         """
         moves = tree.width > 1 and not tree.in_line  # in a chain everything stands in its final place already
-        verdict = judged.verdict
-        drafter = mode.drafter if take is not None and self._whole else None
-        follows = isinstance(drafter, DeviceDrafter)
+        verdict, session, wants = judged.verdict, mode.session, mode.wants
+        later = None
+        if session is not None and not inside:
+            outcome = outcome_of(seen, wants, tree.tokens, output, verdict, judged.tokens, judged.valid)
+            if session.reads_host:
+                later = replace(outcome, starts=outcome.starts.clone())  # the lengths are about to move
+            else:
+                session.observe(outcome)
         inputs = [verdict.path, judged.tokens, verdict.num_accepted, verdict.next_token, judged.valid]
-        inputs += [tree.tokens, *_said(mode.wants, output)] if follows else []
+        inputs += [tree.tokens, *_states(wants, output)] if inside else []
 
         def stage(
             path: Tensor, tokens: Tensor, num_accepted: Tensor, next_token: Tensor, valid: Tensor, *rest: Tensor
         ) -> tuple[()]:
             if moves:
-                self._runner.cache.commit(seen.index, seen.lengths, path)
-            if isinstance(drafter, DeviceDrafter):
+                self._runner.cache.commit(seen.slots, seen.lengths, path)
+            if inside and session is not None:
                 nodes, *parts = rest
-                said = _output(mode.wants, parts)
-                states = {layer: along_path(each, path) for layer, each in said.hidden_states.items()}
-                told, counts = valid & seen.drafting, num_accepted + 1
-                drafter.follow(
-                    Decided(
-                        seen.index, seen.lengths, tokens, counts, next_token, path, told, states, nodes, said.top_tokens
-                    )
-                )
+                decided = replace(verdict, path=path, num_accepted=num_accepted, next_token=next_token)
+                session.observe(outcome_of(seen, wants, nodes, _output(wants, parts), decided, tokens, valid))
             self._table.advance(seen, tokens, num_accepted, next_token, valid)
             return ()
 
         if take is None:
             stage(*inputs)
         else:
-            take("settle", moves, stage, inputs)
-        return follows
+            take("commit", (moves, prepared), stage, inputs)
+        return later
 
 
-Take = Callable[[str, Hashable, Stage, Sequence[Tensor]], tuple[Tensor, ...]]
+Replayer = Callable[[str, Hashable, Stage, Sequence[Tensor]], tuple[Tensor, ...]]
 """``take(name, key, stage, inputs)`` runs a stage that depends on ``key``, or replays it."""
 
 
@@ -274,14 +277,14 @@ def _trait(value: object) -> Hashable:
     return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
 
 
-def _said(wants: Wants, output: ForwardOutput) -> list[Tensor]:
-    """Returns what the target said besides its logits, as tensors."""
+def _states(wants: Wants, output: ForwardOutput) -> list[Tensor]:
+    """Returns the target's output besides its logits, as tensors."""
     top = [] if output.top_tokens is None else [output.top_tokens]
     return [*(output.hidden_states[layer] for layer in wants.hidden_layers), *top]
 
 
 def _output(wants: Wants, parts: Sequence[Tensor], logits: Tensor | None = None) -> ForwardOutput:
-    """Returns what ``_said`` took apart."""
+    """Returns what ``_states`` took apart."""
     layers = wants.hidden_layers
     hidden = dict(zip(layers, parts, strict=False))
     return ForwardOutput(logits, hidden, parts[len(layers)] if wants.top_k else None)

@@ -7,11 +7,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specdec.batch import Batch
+from specdec.batch import Batch, HostBatch
 from specdec.forward import slot_index
 from specdec.random import request_key
 from specdec.requests import SamplingParams
 from specdec.sampling import SamplingTensors
+
+_NO_CAP = np.iinfo(np.int64).max
 
 
 class SlotTable:
@@ -57,7 +59,7 @@ class SlotTable:
         self._host_drafting = np.zeros(max_batch_size, dtype=bool)
         self._host_remaining = np.zeros(max_batch_size, dtype=np.int64)
         self._running = np.zeros(max_batch_size, dtype=bool)
-        self._without_draft = np.zeros(max_batch_size, dtype=bool)
+        self._cap = np.full(max_batch_size, _NO_CAP)  # of the depth of the next round's drafts
         self._depth_is_set = np.zeros(max_batch_size, dtype=bool)  # on the host, not by counting down
         self._params: list[SamplingParams | None] = [None] * max_batch_size
         self._penalized: set[int] = set()  # slots whose requests have a repetition penalty
@@ -66,22 +68,41 @@ class SlotTable:
     def __len__(self) -> int:
         return len(self._params)
 
-    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams, *, speculate: bool) -> None:
-        """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet."""
+    def admit(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        speculate: bool,
+        remaining: int | None = None,
+        rounds: int = 0,
+    ) -> None:
+        """Give a slot to a request that has its seed and stream; nothing of it is in the cache yet.
+
+        Args:
+            slot: The slot.
+            tokens: The request's prompt, and its output so far.
+            sampling: Its parameters.
+            speculate: Whether it wants drafts.
+            remaining: Tokens still wanted; None for all.
+            rounds: The number of its rounds so far. It goes on counting, so that a request that was preempted draws
+                the same random numbers as one that was not.
+        """
         assert sampling.seed is not None and sampling.stream is not None, "the engine seeds requests"
         assert self._params[slot] is None, f"slot {slot} is taken"
         self._views.clear()
         self._params[slot] = sampling
-        self._host_tokens[slot, : len(prompt_ids)] = prompt_ids
+        self._host_tokens[slot, : len(tokens)] = tokens
         self._host_lengths[slot] = 0
         self._host_drafting[slot] = speculate
-        self._host_remaining[slot] = sampling.max_new_tokens
-        self._roots[slot] = prompt_ids[0]
+        self._host_remaining[slot] = sampling.max_new_tokens if remaining is None else remaining
+        self._roots[slot] = tokens[0]
         self._lengths[slot] = 0
         self._drafting[slot] = speculate
         self._keys[slot] = request_key(sampling.seed, sampling.stream)
-        self._rounds[slot] = 0
-        self._without_draft[slot] = False
+        self._rounds[slot] = rounds
+        self._cap[slot] = _NO_CAP
         self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
         self._top_k[slot] = 0 if sampling.greedy else sampling.top_k
         self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
@@ -97,7 +118,7 @@ class SlotTable:
                 self._seen = self._all_seen.zero_()
         if self._seen is not None:
             self._seen[slot] = False
-            self._seen[slot, torch.tensor(prompt_ids, device=self.device)] = True
+            self._seen[slot, torch.tensor(tokens, device=self.device)] = True
 
     def prefilled(self, slot: int, length: int) -> None:
         """Note that the cache holds ``length`` tokens of the slot's prompt."""
@@ -130,7 +151,7 @@ class SlotTable:
     @property
     def counts_by_itself(self) -> bool:
         """Whether the device knows how deep every row may draft, without being told by the host."""
-        return not (self._without_draft.any() or self._depth_is_set.any())
+        return not ((self._cap < _NO_CAP).any() or self._depth_is_set.any())
 
     def is_running(self, slot: int) -> bool:
         """Returns whether a slot takes part in rounds: its prompt is in the cache."""
@@ -156,17 +177,18 @@ class SlotTable:
     def _limit_depth(self, rows: Batch) -> None:
         """Deeper nodes would be beyond the tokens still wanted, or the row's last position.
 
-        The device counts down by itself (``advance``), except around a round in which a row goes without a draft.
+        The device counts down by itself (``advance``), except around a round whose drafts are capped.
         """
-        left = np.minimum(rows.host_remaining, self.max_length - rows.host_lengths) - 1
+        host = rows.on_host
+        left = np.minimum(host.remaining, self.max_length - host.lengths) - 1
         # A running request wants a token and has room for it, so that this is not negative.
-        np.multiply(left, rows.host_drafting, out=rows.host_max_depth)
+        np.multiply(left, host.drafting, out=host.max_depth)
         if not self.counts_by_itself:
-            now = self._without_draft[rows.host_index]
-            rows.host_max_depth[now] = 0
-            rows.max_depth.copy_(torch.from_numpy(rows.host_max_depth), non_blocking=True)
-            self._without_draft[rows.host_index] = False
-            self._depth_is_set[rows.host_index] = now
+            capped = self._cap[host.slots]
+            np.minimum(host.max_depth, capped, out=host.max_depth)
+            rows.max_depth.copy_(torch.from_numpy(host.max_depth), non_blocking=True)
+            self._depth_is_set[host.slots] = capped < _NO_CAP
+            self._cap[host.slots] = _NO_CAP
 
     def _slice(self, where: slice, host_index: np.ndarray) -> Batch:
         seen = None if self._seen is None else self._seen[where]
@@ -202,8 +224,7 @@ class SlotTable:
         params = [self._params[slot] for slot in host_index]
         alternatives = [each.logprobs for each in params if each is not None and each.logprobs is not None]
         return Batch(
-            index=index,
-            host_index=host_index,
+            slots=index,
             roots=take(self._roots),
             lengths=take(self._lengths),
             drafting=take(self._drafting),
@@ -220,14 +241,17 @@ class SlotTable:
                 seen=seen,
             ),
             processors=[() if each is None else each.processors for each in params],
-            host_tokens=self._host_tokens[where],
-            host_lengths=self._host_lengths[where],
-            host_drafting=self._host_drafting[where],
-            host_max_depth=np.zeros(len(host_index), dtype=np.int64),
-            host_remaining=self._host_remaining[where],
             vocab_size=self.vocab_size,
             alternatives=max(alternatives, default=None),
-            are_views=isinstance(where, slice),
+            host=HostBatch(
+                slots=host_index,
+                tokens=self._host_tokens[where],
+                lengths=self._host_lengths[where],
+                drafting=self._host_drafting[where],
+                max_depth=np.zeros(len(host_index), dtype=np.int64),
+                remaining=self._host_remaining[where],
+            ),
+            first_slot=int(host_index[0]) if isinstance(where, slice) else None,
         )
 
     def advance(
@@ -252,23 +276,26 @@ class SlotTable:
         if seen is not None:
             # Where nothing was decided, these are tokens that the row has seen.
             seen.scatter_(1, torch.cat([tokens.where(valid[:, None], rows.roots[:, None]), root[:, None]], dim=1), True)
-        if rows.are_views:
+        if rows.first_slot is not None:
             rows.lengths.add_(emitted)
             rows.roots.copy_(root)
             rows.rounds.add_(1)
             rows.max_depth.sub_(emitted * rows.drafting)
         else:
-            self._lengths[rows.index] = rows.lengths + emitted
-            self._roots[rows.index] = root
-            self._rounds[rows.index] = rows.rounds + 1
-            self._max_depth[rows.index] = rows.max_depth - emitted * rows.drafting
+            self._lengths[rows.slots] = rows.lengths + emitted
+            self._roots[rows.slots] = root
+            self._rounds[rows.slots] = rows.rounds + 1
+            self._max_depth[rows.slots] = rows.max_depth - emitted * rows.drafting
             if seen is not None:
                 assert self._seen is not None
-                self._seen[rows.index] = seen
+                self._seen[rows.slots] = seen
 
-    def undo(self, slot: int) -> int:
-        """Have the next round of a slot go without drafts; returns the slot's length, which is what it was."""
-        self._without_draft[slot] = True
+    def cap(self, slot: int, depth: int) -> None:
+        """Let the drafts of a slot's next round be no deeper than this."""
+        self._cap[slot] = depth
+
+    def length_of(self, slot: int) -> int:
+        """Return how many tokens of a slot are in the cache, as far as the host knows."""
         return int(self._host_lengths[slot])
 
     def advance_host(
@@ -282,7 +309,7 @@ class SlotTable:
             counts: How many they are; 0 where the round decided nothing.
         """
         row, step = np.nonzero(np.arange(emitted.shape[1]) < counts[:, None])
-        slots = rows.host_index
+        slots = rows.on_host.slots
         self._host_tokens[slots[row], self._host_lengths[slots[row]] + 1 + step] = emitted[row, step]
         self._host_lengths[slots] += counts
         self._host_remaining[slots] -= counts

@@ -14,16 +14,19 @@ from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
 from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 from tests.components import markov_head
 from tests.drafters.blocks import HIDDEN, VOCAB, dense_logits, head_for
-from tests.forwards import slots_of
+from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from tests.test_distribution import LEVEL, p_value
 from verifiers.rejection import RejectionVerifier
 
@@ -33,37 +36,26 @@ def target() -> Target:
     return Target(tiny_model("llama", vocab_size=VOCAB))
 
 
-def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> BlockDrafter:
-    drafter = BlockDrafter(head, tree, **options)
-    drafter.bind(target, max_batch_size=3, max_length=40)
-    return drafter
+def bound(target: Target, head: BlockHead, tree: Any = None, **options: Any) -> ScoredSession:
+    return BlockDrafter(head, tree, **options).bind(target, Sizes(max_batch_size=3, max_length=40))
 
 
-def committed(states: dict[int, Tensor], counts: list[int]) -> Committed:
-    batch, positions, _ = next(iter(states.values())).shape
-    return Committed(
-        slots=torch.arange(batch),
-        host_slots=np.arange(batch),
-        tokens=torch.zeros(batch, positions, dtype=torch.long),
-        starts=np.zeros(batch, dtype=np.int64),
-        counts=np.array(counts),
-        next_tokens=torch.zeros(batch, dtype=torch.long),
-        path=None,
-        hidden_states=states,
-    )
+def committed(states: dict[int, Tensor], counts: list[int]) -> Outcome:
+    shape = next(iter(states.values())).shape[:2]
+    return outcome_of(torch.zeros(shape, dtype=torch.long), counts, hidden_states=states)
 
 
-def states_for(target: Target, drafter: BlockDrafter, rows: int = 2, positions: int = 6) -> dict[int, Tensor]:
+def states_for(target: Target, drafter: ScoredSession, rows: int = 2, positions: int = 6) -> dict[int, Tensor]:
     generator = torch.Generator().manual_seed(4)
     return {layer: torch.randn(rows, positions, HIDDEN, generator=generator) for layer in drafter.hidden_layers}
 
 
-def reference_for(target: Target, drafter: BlockDrafter, states: dict[int, Tensor], row: int, root: int) -> Tensor:
+def reference_for(target: Target, drafter: ScoredSession, states: dict[int, Tensor], row: int, root: int) -> Tensor:
     """Logits of depth 1, 2, … in a row, of a head without a Markov head."""
     features = torch.cat([states[layer][row] for layer in drafter.hidden_layers], dim=-1)
-    tokens = [root, *[VOCAB - 1] * (drafter.block_size - 1)]
-    logits = dense_logits(drafter.head, target, features, tokens, causal=drafter.head.config.causal)
-    return logits if drafter.head.config.shifted else logits[1:]
+    tokens = [root, *[VOCAB - 1] * (drafter.drafter.block_size - 1)]
+    logits = dense_logits(drafter.drafter.head, target, features, tokens, causal=drafter.drafter.head.config.causal)
+    return logits if drafter.drafter.head.config.shifted else logits[1:]
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -71,7 +63,7 @@ def test_a_greedy_chain_takes_the_slots_best_tokens(target: Target, shifted: boo
     drafter = bound(target, head_for(target, shifted=shifted))
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
-    tree = drafter.propose(slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
+    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
     for row, root in enumerate((8, 9)):
         wanted = reference_for(target, drafter, states, row, root).argmax(-1)
         assert tree.tokens[row].tolist() == [root, *wanted.tolist()]
@@ -113,7 +105,7 @@ def test_trees_over_marginals_hold_the_best_paths_of_all(target: Target, nodes: 
     drafter = bound(target, head_for(target), ExpansionTree(nodes, 4, nodes))
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
-    tree = drafter.propose(slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
+    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
     for row, root in enumerate((8, 9)):
         log_probs = reference_for(target, drafter, states, row, root).log_softmax(-1).numpy()
         assert paths_of(tree, row) == best_first(log_probs, nodes)
@@ -132,7 +124,7 @@ def test_q_is_conditioned_on_the_branch(target: Target, kind: str, shape: Any) -
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
     params = [SamplingParams(temperature=1.0)] * 2
-    tree = drafter.propose(slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, params=params, max_length=40))
+    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, params=params, max_length=40))
     assert (tree.law == int(DraftSampling.WITHOUT_REPLACEMENT)).all()
     double = head.markov_head.double()
     bound_head = head.bound(target.model)
@@ -167,7 +159,7 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
     states = states_for(target, drafter)
     drafter.observe(committed(states, [6, 6]))
     slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-    drafter.propose(slots)
+    drafted(drafter, slots)
     scorer = drafter.scorer
     tokens = torch.tensor([[4, 5], [6, 7]])
     found = scorer.confidence(tokens, 1)
@@ -180,7 +172,7 @@ def test_confidence_is_known_before_a_token_is_drawn(target: Target) -> None:
             torch.testing.assert_close(found[row, column].double(), wanted[0], atol=1e-5, rtol=1e-5)
     plain = bound(target, head_for(target))
     plain.observe(committed(states, [6, 6]))
-    plain.propose(slots)
+    drafted(plain, slots)
     assert plain.scorer.confidence(tokens, 1) is None
 
 
@@ -201,7 +193,7 @@ def test_the_context_is_what_one_forward_of_the_whole_text_gives(recording: str)
     tokens: dict[int, list[int]] = {}
     for step in itertools.islice(stream, 12):
         tokens.setdefault(step.request, []).extend(step.token_ids)
-    cache, bound_head = drafter.runner.cache, head.bound(model)
+    cache, bound_head = engine.session.models[0].cache, head.bound(model)
     first = min(tokens)
     for slot, prompt in enumerate([[3, 4] * 4, [9] * 3]):
         text = prompt + tokens[first + slot]
@@ -213,20 +205,20 @@ def test_the_context_is_what_one_forward_of_the_whole_text_gives(recording: str)
         torch.testing.assert_close(values, fresh.layers[0].values[0], atol=1e-4, rtol=1e-4)
 
 
-class SaysTheMarginals(BlockDrafter):
+class SaysTheMarginals(Wrapped):
     """Mutant: draws with the Markov head, and says q without it."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
         if tree.draft_probs is not None:
             depth = tree.width - 1
-            tree.draft_probs[:, :depth] = self.scorer._logits[:, :depth].softmax(-1)  # type: ignore[attr-defined]
+            tree.draft_probs[:, :depth] = self.inner.scorer._logits[:, :depth].softmax(-1)  # type: ignore[attr-defined]
         return tree
 
 
 def test_q_without_the_markov_head_s_part_is_rejected() -> None:
     model = tiny_model("llama", vocab_size=5, scale=1.5, layers=2)
-    drafter = SaysTheMarginals(markov_head(model), 3)
+    drafter = Wrapping(BlockDrafter(markov_head(model), 3), SaysTheMarginals)
     assert p_value(model, drafter, RejectionVerifier(), SamplingParams(temperature=1.0)) < LEVEL
 
 
@@ -248,10 +240,10 @@ def test_a_head_on_an_inflated_target_drafts_what_it_did(kind: str) -> None:
             hidden = each(ids[:, :6], output_hidden_states=True).hidden_states
         drafter.observe(committed({layer: hidden[layer] for layer in drafter.hidden_layers}, [6, 6]))
         slots = slots_of(ids.tolist(), vocab_size=VOCAB, max_length=40)
-        drafter.propose(slots)
+        drafted(drafter, slots)
         drafts.append(drafter.scorer.root_logits(slots))
         sure.append(drafter.scorer.confidence(ids[:, :1], 2))
-    assert drafter.runner.facts.layers[0].key_heads == 3, "the larger target's head costs more"
+    assert drafter.models[0].facts.layers[0].key_heads == 3, "the larger target's head costs more"
     torch.testing.assert_close(drafts[0], drafts[1], atol=1e-3, rtol=1e-3)
     if kind:
         torch.testing.assert_close(sure[0], sure[1], atol=1e-3, rtol=1e-3)
@@ -261,7 +253,7 @@ def test_a_reduced_vocabulary_drafts_the_target_s_ids(target: Target) -> None:
     ids = torch.arange(3, VOCAB, 4)
     drafter = bound(target, head_for(target, draft_ids=ids), [3, 1])
     drafter.observe(committed(states_for(target, drafter), [6, 6]))
-    tree = drafter.propose(slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
+    tree = drafted(drafter, slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40))
     assert set(tree.tokens[:, 1:].flatten().tolist()) <= set(ids.tolist())
 
 
@@ -271,7 +263,7 @@ def test_a_root_that_the_head_s_embeddings_lack_is_drafted_for(target: Target) -
     drafter = bound(target, head)
     drafter.observe(committed(states_for(target, drafter), [6, 6]))
     slots = slots_of([[1] * 6 + [VOCAB - 1], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-    assert drafter.propose(slots).tokens[:, 1:].max() < VOCAB - 4
+    assert drafted(drafter, slots).tokens[:, 1:].max() < VOCAB - 4
 
 
 def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
@@ -279,10 +271,10 @@ def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
     drafter = bound(target, head)
     drafter.observe(committed(states_for(target, drafter), [6, 6]))
     slots = slots_of([[1] * 6 + [8], [2] * 6 + [9]], vocab_size=VOCAB, max_length=40)
-    before = drafter.propose(slots).tokens.clone()
+    before = drafted(drafter, slots).tokens.clone()
     with torch.no_grad():
         head.layers[1].mlp.down_proj.weight.neg_()
-    assert not torch.equal(drafter.propose(slots).tokens, before)
+    assert not torch.equal(drafted(drafter, slots).tokens, before)
     assert all(parameter.requires_grad for parameter in head.parameters())
 
 

@@ -19,8 +19,10 @@ from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
+from specdec.types import Outcome
 from tests.components import block_head, eagle3_head, medusa_heads, mtp_head, perturbed
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from verifiers import RejectionVerifier
 
 DEEP = 20
@@ -56,16 +58,20 @@ def test_long_rounds_lose_nothing(head: str, kind: type[CombinedDrafter]) -> Non
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 5, 6], [2, 2, 2, 2]]
     longest = 0
 
-    class Counting(kind):
-        def observe(self, committed: Any) -> None:
+    class Counting(Wrapped):
+        def observe(self, outcome: Outcome) -> None:
             nonlocal longest
-            if committed.path is not None:
-                longest = max(longest, int(committed.counts.max()))
-            super().observe(committed)
+            if outcome.path is not None:
+                longest = max(longest, int(outcome.counts.max()))
+            super().observe(outcome)
 
     sampling = [SamplingParams(max_new_tokens=64 - len(prompt)) for prompt in prompts]
     with Engine(
-        Target(model), combined(Counting, head, model), RejectionVerifier(), max_batch_size=4, max_length=64
+        Target(model),
+        Wrapping(combined(kind, head, model), Counting),
+        RejectionVerifier(),
+        max_batch_size=4,
+        max_length=64,
     ) as engine:
         done = [output.token_ids for output in engine.generate(prompts, sampling)]
         assert done == [output.token_ids for output in engine.generate(prompts, sampling, speculate=False)]

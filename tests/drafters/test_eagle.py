@@ -9,7 +9,9 @@ from drafters.eagle import EagleDrafter
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from specdec.drafting.builders import ExpansionTree, StaticTree
+from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -24,10 +26,9 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB)
 
 
-def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> EagleDrafter:
+def bind(head: EagleHead | Eagle3Head, target, **options: Any) -> ScoredSession:
     drafter = EagleDrafter(head, 2, name="H", **options)
-    drafter.bind(Target(target), max_batch_size=1, max_length=32)
-    return drafter
+    return drafter.bind(Target(target), Sizes(max_batch_size=1, max_length=32))
 
 
 def test_a_target_that_does_not_fit_is_refused(model) -> None:
@@ -76,20 +77,20 @@ def test_binding_changes_no_head_and_shares_its_weights(model) -> None:
     head = eagle3(model).train()
     before = (head.lm_head, head.model.embed_tokens, head.config.max_position_embeddings, head.training)
     drafter = bind(head, model)
-    bound = drafter.runner.model
+    bound = drafter.models[0].model
     assert (head.lm_head, head.model.embed_tokens, head.config.max_position_embeddings, head.training) == before
     shared = dict(bound.named_parameters())
     assert all(shared[name] is parameter for name, parameter in head.named_parameters())
-    version = drafter.version
+    version = drafter.models[0].version, drafter.scorer._fuse_version()
     with torch.no_grad():
         head.model.fusion.linear.weight.mul_(2.0)  # type: ignore[union-attr]
-    assert drafter.version != version
+    assert (drafter.models[0].version, drafter.scorer._fuse_version()) != version
 
 
 def test_a_head_of_another_dtype_is_cast_and_its_frequencies_are_not(model) -> None:
     head = eagle3(model)
     wanted = head.model.rotary_emb.inv_freq.clone()
-    half = bind(head, tiny_model("llama", vocab_size=VOCAB).to(torch.bfloat16)).runner.model
+    half = bind(head, tiny_model("llama", vocab_size=VOCAB).to(torch.bfloat16)).models[0].model
     assert half.lm_head.weight.dtype == torch.bfloat16
     assert torch.equal(half.model.rotary_emb.inv_freq, wanted)
     assert head.dtype == torch.float32

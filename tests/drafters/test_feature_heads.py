@@ -253,7 +253,7 @@ def test_a_head_drafts_the_same_for_an_inflated_target(model, name: str) -> None
         with Engine(target, drafter, TargetWalkVerifier(), max_batch_size=2, max_length=48) as engine:
             outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=12))
             found.append([(step.token_ids, step.accepted) for output in outputs for step in output.steps])
-            width = drafter.runner.model.config.hidden_size
+            width = engine.session.models[0].model.config.hidden_size
         assert width == target.model.config.hidden_size
     assert found[0] == found[1]
 
@@ -263,9 +263,9 @@ class Seldom(EagleDrafter):
 
     rounds = 0
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         self.rounds += 1
-        return DraftTree.root_only(slots.roots) if self.rounds % 6 else super().propose(slots)
+        return DraftTree.root_only(batch.roots) if self.rounds % 6 else super().propose(batch)
 
 
 def test_pairs_of_rounds_without_drafts_are_not_lost(model, tmp_path) -> None:
@@ -313,9 +313,9 @@ def test_nothing_of_a_request_is_left_in_its_slot(model, between: bool) -> None:
         requests = [engine.submit(PROMPTS[3], SamplingParams(max_new_tokens=20)) for _ in range(2)]
         for _ in range(4):
             engine.step()
-        for tensor in drafter.runner.cache.tensors:
+        for tensor in engine.session.models[0].cache.tensors:
             tensor[:, :, :10] = float("nan")
-        drafter.scorer.tensors[0].fill_(float("nan"))
+        engine.session.scorer._features.fill_(float("nan"))
         for request in requests:
             engine.abort(request)
         if between:

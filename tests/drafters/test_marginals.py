@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +13,13 @@ from drafters.medusa import DEFAULT_SHAPE
 from specdec.batch import Batch
 from specdec.drafter_checks import assert_conforms
 from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
-from specdec.types import Committed
 from tests.components import TREE
-from tests.forwards import slots_of
+from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
 from tests.test_distribution import LEVEL, p_value
 from verifiers.rejection import RejectionVerifier
@@ -64,21 +63,9 @@ def estimated(
 def tell(scorer: MarginalScorer) -> None:
     """Report the prompts, all but their last tokens."""
     widest = max(map(len, SEQUENCES)) - 1
-    counts = np.array([len(sequence) - 1 for sequence in SEQUENCES])
-    scorer.observe(
-        Committed(
-            slots=torch.arange(2),
-            host_slots=np.arange(2),
-            tokens=torch.tensor([[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]),
-            starts=np.zeros(2, dtype=np.int64),
-            counts=counts,
-            next_tokens=torch.tensor([s[-1] for s in SEQUENCES]),
-            path=None,
-            hidden_states={},
-        ),
-        None,
-        in_place=False,
-    )
+    counts = [len(sequence) - 1 for sequence in SEQUENCES]
+    tokens = [[*s[:-1], *[0] * (widest + 1 - len(s))] for s in SEQUENCES]
+    scorer.observe(outcome_of(tokens, counts, next_tokens=[s[-1] for s in SEQUENCES]), None, in_place=False)
 
 
 def refuted(target: Target, laws: Tensor, knows_root: bool, temperature: float = 1.0) -> bool:
@@ -113,22 +100,22 @@ class NotAveraged(MarginalScorer):
 class OneTooEarly(MarginalScorer):
     """Gives every depth the law of the one above."""
 
-    def all_logits(self, slots: Batch, depth: int) -> Tensor:
-        laws = super().all_logits(slots, depth)
+    def all_logits(self, batch: Batch, depth: int) -> Tensor:
+        laws = super().all_logits(batch, depth)
         return torch.cat([laws[:, :1], laws[:, :-1]], dim=1)
 
 
 class SameNumbers(MarginalScorer):
     """Draws the tokens of all levels with the numbers of the first."""
 
-    def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
-        return super()._drawn(law, slots, 0)
+    def _drawn(self, law: Tensor, batch: Batch, level: int) -> Tensor:
+        return super()._drawn(law, batch, 0)
 
 
 class Crowned(MarginalScorer):
     """Continues with the most probable tokens."""
 
-    def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
+    def _drawn(self, law: Tensor, batch: Batch, level: int) -> Tensor:
         return law.argmax(-1).expand(-1, SAMPLES)
 
 
@@ -148,8 +135,8 @@ def test_the_first_unknown_tokens_are_stratified(target: Target) -> None:
     seen = []
 
     class Watched(MarginalScorer):
-        def _drawn(self, law: Tensor, slots: Batch, level: int) -> Tensor:
-            drawn = super()._drawn(law, slots, level)
+        def _drawn(self, law: Tensor, batch: Batch, level: int) -> Tensor:
+            drawn = super()._drawn(law, batch, level)
             if level == 0:
                 seen.append((law[:, 0], drawn))
             return drawn
@@ -201,10 +188,9 @@ def test_greedy_text_is_foreseen(knows_root: bool) -> None:
 
 
 def test_rows_without_a_committed_token_propose_nothing(target: Target) -> None:
-    drafter = MarginalDrafter(2, samples=4)
-    drafter.bind(target, max_batch_size=2, max_length=20)
-    assert drafter.propose(slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
-    tree = drafter.propose(slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
+    session = MarginalDrafter(2, samples=4).bind(target, Sizes(max_batch_size=2, max_length=20))
+    assert drafted(session, slots_of([[1], [2]], vocab_size=VOCAB, max_length=20)).width == 1
+    tree = drafted(session, slots_of([[1], [2, 3]], vocab_size=VOCAB, max_length=20))
     assert tree.valid.tolist() == [[True, False, False], [True, True, True]]
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,14 +10,16 @@ from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
+from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.inflate import inflate
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import TreeShape
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 from tests.drafters.medusa_heads import HIDDEN, VOCAB, random_heads
-from tests.forwards import slots_of
+from tests.forwards import drafted, outcome_of, slots_of
 from tests.models import tiny_model
 from verifiers import TargetWalkVerifier
 
@@ -28,29 +29,18 @@ def target() -> Target:
     return Target(tiny_model(vocab_size=VOCAB))
 
 
-def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None = None, batch: int = 3) -> MedusaDrafter:
+def bound(target: Target, shape: object = (2, 2), *, heads: MedusaHeads | None = None, batch: int = 3) -> ScoredSession:
     drafter = MedusaDrafter(heads or random_heads(), shape)  # type: ignore[arg-type]
-    drafter.bind(target, max_batch_size=batch, max_length=50)
-    return drafter
+    return drafter.bind(target, Sizes(max_batch_size=batch, max_length=50))
 
 
 def running(batch: int = 3, *, max_depth: int = 10) -> Batch:
-    return slots_of([[row + 10] for row in range(batch)], vocab_size=VOCAB, max_depth=max_depth, max_length=50)
+    return slots_of([[0, row + 10] for row in range(batch)], vocab_size=VOCAB, max_depth=max_depth, max_length=50)
 
 
-def committed(hidden: Tensor, counts: list[int], *, slots: list[int] | None = None) -> Committed:
-    batch, positions, _ = hidden.shape
-    host_slots = np.arange(batch) if slots is None else np.array(slots)
-    return Committed(
-        slots=torch.from_numpy(host_slots),
-        host_slots=host_slots,
-        tokens=torch.zeros(batch, positions, dtype=torch.long),
-        starts=np.zeros(batch, dtype=np.int64),
-        counts=np.array(counts),
-        next_tokens=torch.zeros(batch, dtype=torch.long),
-        path=None,
-        hidden_states={-1: hidden},
-    )
+def committed(hidden: Tensor, counts: list[int], *, slots: list[int] | None = None) -> Outcome:
+    tokens = torch.zeros(hidden.shape[:2], dtype=torch.long)
+    return outcome_of(tokens, counts, slots=slots, hidden_states={-1: hidden})
 
 
 def expected(heads: MedusaHeads, hidden: Tensor, shape: TreeShape) -> list[int]:
@@ -69,7 +59,7 @@ def test_every_node_takes_its_rank_of_its_head(target: Target, shape: object) ->
     drafter = bound(target, shape, heads=heads)
     hidden = torch.randn(3, 4, HIDDEN)
     drafter.observe(committed(hidden, [4, 1, 2]))
-    tree = drafter.propose(running())
+    tree = drafted(drafter, running())
     static = TreeShape.of(shape)  # type: ignore[arg-type]
     assert tree.tokens[:, 0].tolist() == [10, 11, 12]
     last = [hidden[0, 3], hidden[1, 0], hidden[2, 1]]
@@ -86,53 +76,45 @@ def test_the_hidden_state_of_the_latest_commit_counts(target: Target) -> None:
     first, second = torch.randn(3, 2, HIDDEN), torch.randn(2, 3, HIDDEN)
     drafter.observe(committed(first, [2, 2, 2]))
     drafter.observe(committed(second, [3, 1], slots=[2, 0]))
-    tokens = drafter.propose(running()).tokens[:, 1].tolist()
+    tokens = drafted(drafter, running()).tokens[:, 1].tolist()
     states = [second[1, 0], first[1, 1], second[0, 2]]
     assert tokens == [int(heads.heads[0](state).argmax()) for state in states]
 
 
 def test_rows_without_a_hidden_state_propose_nothing(target: Target) -> None:
     drafter = bound(target)
-    assert drafter.propose(running()).width == 1
+    assert drafted(drafter, slots_of([[10], [11], [12]], vocab_size=VOCAB, max_length=50)).width == 1
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
-    tree = drafter.propose(running())
+    tree = drafted(drafter, slots_of([[10], [0, 11], [12]], vocab_size=VOCAB, max_length=50))
     assert tree.valid.tolist() == [[True] + [False] * 6, [True] * 7, [True] + [False] * 6]
     assert (tree.children[0] == -1).all() and tree.children[1, 0].tolist() == [1, 2]
-
-
-def test_admission_forgets_the_slot_s_last_request(target: Target) -> None:
-    drafter = bound(target, batch=1)
-    drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
-    assert drafter.propose(running(1)).width == 7
-    drafter.admit(0, [1], SamplingParams())
-    assert drafter.propose(running(1)).width == 1
 
 
 def test_no_deeper_than_any_row_may_go(target: Target) -> None:
     drafter = bound(target, [2, 1, 1])
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
     slots = running(max_depth=1)
-    assert drafter.propose(slots).width == 3
-    slots.host_max_depth[1] = 2
-    assert drafter.propose(slots).max_depth == 2
-    slots.host_drafting[:] = False
-    assert drafter.propose(slots).width == 1
+    assert drafted(drafter, slots).width == 3
+    slots.on_host.max_depth[1] = 2
+    assert drafted(drafter, slots).max_depth == 2
+    slots.on_host.drafting[:] = False
+    assert drafted(drafter, slots).width == 1
 
 
 def test_heads_that_know_fewer_tokens_than_the_target(target: Target) -> None:
     drafter = bound(target, [2], heads=random_heads(vocab_size=VOCAB - 4))
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
-    assert drafter.propose(running()).tokens.max() < VOCAB
+    assert drafted(drafter, running()).tokens.max() < VOCAB
 
 
 def test_heads_compute_in_the_target_s_dtype_unless_told(target: Target) -> None:
     heads = random_heads().to(torch.bfloat16)
-    assert {parameter.dtype for parameter in bound(target, heads=heads)._bound.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in bound(target, heads=heads).models[0].parameters()} == {torch.float32}
     drafter = MedusaDrafter(heads, 2, dtype="bfloat16")
-    drafter.bind(target, max_batch_size=1, max_length=9)
-    assert {parameter.dtype for parameter in drafter._bound.parameters()} == {torch.bfloat16}
+    drafter = drafter.bind(target, Sizes(max_batch_size=1, max_length=9))
+    assert {parameter.dtype for parameter in drafter.models[0].parameters()} == {torch.bfloat16}
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1]))
-    assert drafter.propose(running(1)).width == 3
+    assert drafted(drafter, running(1)).width == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -143,24 +125,24 @@ def test_the_caller_s_heads_stay_as_they_are(target: Target, dtype: torch.dtype)
     before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in heads.parameters()]
     drafter = bound(target, heads=heads)
     drafter.observe(committed(torch.randn(3, 1, HIDDEN), [1, 1, 1]))
-    assert drafter.propose(running()).width > 1
+    assert drafted(drafter, running()).width > 1
     assert heads.training and all(module.training for module in heads.modules())
     for now, (parameter, value, gradient) in zip(heads.parameters(), before, strict=True):
         assert now is parameter and now.requires_grad and now.grad is gradient is not None
         assert now.dtype is dtype and torch.equal(now, value)
-    assert all(p.grad is None and not p.requires_grad for p in drafter._bound.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in drafter.models[0].parameters())
 
 
 def test_heads_that_fit_are_used_without_a_copy(target: Target) -> None:
     heads = random_heads().train()
-    assert bound(target, heads=heads)._bound is heads
+    assert bound(target, heads=heads).models[0] is heads
     assert heads.training and all(parameter.requires_grad for parameter in heads.parameters())
 
 
 def test_what_it_tells_the_engine() -> None:
     drafter = MedusaDrafter(random_heads(), [(0,), (1,), (0, 0)])
     assert (drafter.max_nodes, drafter.max_depth, drafter.is_chain) == (3, 2, False)
-    assert drafter.laws == {DraftSampling.DETERMINISTIC} and drafter.hidden_layers == (-1,)
+    assert drafter.laws == {DraftSampling.DETERMINISTIC}
     assert MedusaDrafter(random_heads(), 2).is_chain
 
 
@@ -170,11 +152,11 @@ def test_a_sampled_head_s_q_is_its_softmax_at_the_request_s_temperature(target: 
     heads = random_heads()
     drafter = MedusaDrafter(heads, [2, 1], sampling=sampling)
     assert drafter.laws == {DraftSampling[sampling.upper()]} and drafter.has_leaf_probs
-    drafter.bind(target, max_batch_size=3, max_length=50, leaf_probs=True)
+    drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50, leaf_probs=True))
     hidden = torch.randn(3, 1, HIDDEN)
     drafter.observe(committed(hidden, [1, 1, 1]))
     params = [SamplingParams(temperature=t) for t in (0.5, 1.0, 2.0)]
-    tree = drafter.propose(slots_of([[10], [11], [12]], vocab_size=VOCAB, params=params, max_length=50))
+    tree = drafted(drafter, slots_of([[0, 10], [0, 11], [0, 12]], vocab_size=VOCAB, params=params, max_length=50))
     depths = [0, 1, 1, 2, 2]
     for row, temperature in enumerate((0.5, 1.0, 2.0)):
         for node, depth in enumerate(depths):  # leaves included
@@ -191,10 +173,10 @@ def test_a_leaf_s_law_takes_one_more_head() -> None:
 def test_a_tree_of_the_best_paths_of_all(target: Target) -> None:
     heads = random_heads(2)
     drafter = MedusaDrafter(heads, ExpansionTree(9, 2, 9))
-    drafter.bind(target, max_batch_size=3, max_length=50)
+    drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50))
     hidden = torch.randn(3, 1, HIDDEN)
     drafter.observe(committed(hidden, [1, 1, 1]))
-    tree = drafter.propose(running())
+    tree = drafted(drafter, running())
     for row in range(3):
         first, second = (head(hidden[row, 0]).log_softmax(-1) for head in heads.heads)
         scores = {(a,): float(first[a]) for a in range(VOCAB)}
@@ -208,10 +190,10 @@ def test_a_tree_of_the_best_paths_of_all(target: Target) -> None:
 
 def test_a_row_that_is_not_ready_has_no_q_at_the_leaves(target: Target) -> None:
     drafter = MedusaDrafter(random_heads(), 2, sampling="iid")
-    drafter.bind(target, max_batch_size=3, max_length=50, leaf_probs=True)
+    drafter = drafter.bind(target, Sizes(max_batch_size=3, max_length=50, leaf_probs=True))
     drafter.observe(committed(torch.randn(1, 1, HIDDEN), [1], slots=[1]))
     params = [SamplingParams(temperature=1.0)] * 3
-    tree = drafter.propose(slots_of([[10], [11], [12]], vocab_size=VOCAB, params=params, max_length=50))
+    tree = drafted(drafter, slots_of([[10], [0, 11], [12]], vocab_size=VOCAB, params=params, max_length=50))
     assert tree.valid[:, 1:].tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert not tree.draft_probs[[0, 2]].any() and tree.draft_probs[1].any()
 

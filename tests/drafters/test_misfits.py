@@ -21,6 +21,7 @@ from drafters.medusa_heads import MedusaHeads
 from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import block_head, eagle_head, markov_head, medusa_heads
@@ -248,7 +249,7 @@ def test_a_markov_head_of_another_vocabulary(model: PreTrainedModel) -> None:
         other = Target(tiny_model(vocab_size=vocabulary), name="other")
         words = rf"drafts 64 tokens and the target other has {vocabulary}: give a head that was trained on this target"
         with pytest.raises(ValueError, match=words):
-            drafter.bind(other, max_batch_size=1, max_length=32)
+            drafter.bind(other, Sizes(max_batch_size=1, max_length=32))
 
 
 def test_a_module_of_another_width(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_a_module_of_another_width(model: PreTrainedModel, tmp_path: Path) -> No
     save_mtp(MTPHead.for_target(type(model)(type(model.config)(**narrow))), tmp_path)
     drafter = MTPDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is 16 wide and the target's hidden states are 32 wide: give a module that"):
-        drafter.bind(Target(model, name="target"), max_batch_size=1, max_length=32)
+        drafter.bind(Target(model, name="target"), Sizes(max_batch_size=1, max_length=32))
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +275,7 @@ def test_heads_that_borrow_from_a_target_of_another_vocabulary(
     SAVED[kind][0](model, tmp_path)
     drafter = (BlockDrafter if kind == "block" else EagleDrafter).from_pretrained(tmp_path, **options)
     with pytest.raises(ValueError, match="64 tokens and the target larger has 2064: give a head that was trained"):
-        drafter.bind(larger, max_batch_size=1, max_length=32)
+        drafter.bind(larger, Sizes(max_batch_size=1, max_length=32))
 
 
 def test_a_module_of_another_vocabulary(model: PreTrainedModel, larger: Target, tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_a_module_of_another_vocabulary(model: PreTrainedModel, larger: Target, 
     with pytest.raises(
         ValueError, match="is for a vocabulary of 64 tokens and the target's has 2064: give a module that"
     ):
-        MTPDrafter.from_pretrained(tmp_path).bind(larger, max_batch_size=1, max_length=32)
+        MTPDrafter.from_pretrained(tmp_path).bind(larger, Sizes(max_batch_size=1, max_length=32))
 
 
 def test_marks_of_another_vocabulary(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def test_marks_of_another_vocabulary(model: PreTrainedModel, tmp_path: Path) -> 
             tmp_path / "model.safetensors",
         )
         with pytest.raises(ValueError, match="2064"):
-            EagleDrafter.from_pretrained(tmp_path).bind(Target(model, name="t"), max_batch_size=1, max_length=32)
+            EagleDrafter.from_pretrained(tmp_path).bind(Target(model, name="t"), Sizes(max_batch_size=1, max_length=32))
 
 
 def test_a_module_that_is_not_there(model: PreTrainedModel, tmp_path: Path) -> None:

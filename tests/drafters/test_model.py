@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafters.model import ModelDrafter
-from specdec.batch import Batch
+from specdec.interfaces import Sizes
 from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.sampling import adjust, distribution
@@ -14,7 +14,7 @@ from specdec.target.target import Target
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import perturbed
-from tests.forwards import slots_of
+from tests.forwards import drafted, slots_of
 from tests.models import tiny_model
 
 VOCAB = 24
@@ -30,7 +30,7 @@ def model():
     return tiny_model("llama", vocab_size=VOCAB, layers=2)
 
 
-def ready(
+def proposed(
     drafter: ModelDrafter,
     model,
     params: list[SamplingParams],
@@ -38,14 +38,16 @@ def ready(
     room: int = 9,
     plain: bool = False,
     leaf_probs: bool = False,
-) -> Batch:
-    """Batch whose prompts nobody has prefilled yet: the drafter catches up with them."""
-    drafter.bind(Target(model), max_batch_size=2, max_length=32, leaf_probs=leaf_probs)
+) -> DraftTree:
+    """The drafts behind prompts that nobody has prefilled yet: the session catches up with them."""
+    session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32, leaf_probs=leaf_probs))
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
-        drafter.admit(slot, prompt, sampling)
-        drafter.scorer._last_token[slot] = prompt[-2]
+        session.admit(slot, prompt, sampling)
+        session.scorer._last_token[slot] = prompt[-2]
+    session.scorer._behind = True
     drafting = [True, not plain]
-    return slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
+    batch = slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
+    return drafted(session, batch)
 
 
 @torch.inference_mode()
@@ -67,33 +69,31 @@ def path(tree: DraftTree, row: int, node: int) -> list[int]:
 
 def test_coupled_children_are_the_first_in_the_race(model) -> None:
     twin = perturbed(model, 0.3)
-    tree = ModelDrafter(twin, SHAPE, sampling="coupled")
-    slots = ready(tree, model, [SAMPLED, SAMPLED])
-    drafted = tree.propose(slots)
-    assert drafted.draft_probs is None
-    assert (drafted.law == DraftSampling.COUPLED).all()
+    tree = proposed(ModelDrafter(twin, SHAPE, sampling="coupled"), model, [SAMPLED, SAMPLED])
+    assert tree.draft_probs is None
+    assert (tree.law == DraftSampling.COUPLED).all()
     for row, prompt in enumerate(PROMPTS):
         for node in (0, 1, 2):
-            children = [child for child in range(6) if drafted.parents[row, child] == node]
-            above = path(drafted, row, node)
+            children = [child for child in range(6) if tree.parents[row, child] == node]
+            above = path(tree, row, node)
             position = torch.tensor([[len(prompt) + len(above)]])
             noise = shared_noise(torch.tensor([request_key(3, row)]), position, VOCAB)[0, 0]
             q = law_after(twin, prompt + above, SAMPLED)
             expected = (q.log() - noise.log()).topk(len(children)).indices
-            assert drafted.tokens[row, children].tolist() == expected.tolist()
+            assert tree.tokens[row, children].tolist() == expected.tolist()
 
 
 def test_coupled_siblings_have_positive_probability(model) -> None:
     """top-k leaves one token: second children, and what is below them, do not exist."""
     drafter = ModelDrafter(perturbed(model, 0.3), SHAPE, sampling="coupled")
-    tree = drafter.propose(ready(drafter, model, [FILTERED, SAMPLED]))
+    tree = proposed(drafter, model, [FILTERED, SAMPLED])
     assert tree.valid.tolist() == [[True, True, False, True, False, False], [True] * 6]
 
 
 def test_greedy_rows_beside_coupled_ones_get_the_top_k(model) -> None:
     twin = perturbed(model, 0.3)
     drafter = ModelDrafter(twin, SHAPE, sampling="coupled")
-    tree = drafter.propose(ready(drafter, model, [GREEDY, SAMPLED]))
+    tree = proposed(drafter, model, [GREEDY, SAMPLED])
     assert tree.law[:, 1:].tolist() == [[DraftSampling.DETERMINISTIC] * 5, [DraftSampling.COUPLED] * 5]
     with torch.inference_mode():
         top = twin(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(2).indices
@@ -108,8 +108,8 @@ def test_q_stands_at_every_node_with_leaf_probs(model, sampling: str, shape: Any
     twin = perturbed(model, 0.3)
     params = [GREEDY, SAMPLED]
     drafter = ModelDrafter(twin, shape, sampling=sampling)
-    without = drafter.propose(ready(drafter, model, params))
-    tree = drafter.propose(ready(drafter, model, params, leaf_probs=True))
+    without = proposed(drafter, model, params)
+    tree = proposed(drafter, model, params, leaf_probs=True)
     assert torch.equal(tree.tokens, without.tokens) and torch.equal(tree.law, without.law)
     assert tree.draft_probs is not None
     for row, prompt in enumerate(PROMPTS):
@@ -122,7 +122,7 @@ def test_leaf_probs_where_nothing_may_be_drafted_and_nobody_drafts(model) -> Non
     """The last token of a request has a q, too; a row that decodes plainly has none."""
     twin = perturbed(model, 0.3)
     drafter = ModelDrafter(twin, 2)
-    tree = drafter.propose(ready(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True, leaf_probs=True))
+    tree = proposed(drafter, model, [SAMPLED, SAMPLED], room=0, plain=True, leaf_probs=True)
     assert tree.draft_probs is not None
     torch.testing.assert_close(tree.draft_probs[0, 0], law_after(twin, PROMPTS[0], SAMPLED), atol=1e-5, rtol=1e-4)
     assert (tree.draft_probs[1] == 0).all()

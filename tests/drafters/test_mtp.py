@@ -17,6 +17,7 @@ from drafters.mtp import MTPDrafter
 from specdec.drafting.builders import ExpansionTree
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.types import DraftSampling
@@ -130,9 +131,10 @@ def test_a_module_is_found_in_the_targets_own_shards(name: str, tmp_path: Path) 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").float().eval()
     for number, head in enumerate(heads):
         drafter = MTPDrafter.from_pretrained(module=number)
-        drafter.bind(Target(loaded), max_batch_size=1, max_length=32)
-        assert isinstance(drafter.head, MTPHead)
-        torch.testing.assert_close(logits(drafter.head, target), logits(head, target))
+        drafter.bind(Target(loaded), Sizes(max_batch_size=1, max_length=32))
+        read = drafter.head_for(Target(loaded))
+        assert isinstance(read, MTPHead)
+        torch.testing.assert_close(logits(read, target), logits(head, target))
     with pytest.raises(ValueError, match=rf"has no MTP module 2 for a target of {layers} layers: no tensor begins"):
         load_mtp(tmp_path, loaded, module=2)
 

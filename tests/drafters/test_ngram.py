@@ -68,10 +68,10 @@ def check(sequences: list[list[int]], drafter: NGramDrafter, max_depth: list[int
     assert tree.max_children == max(fanouts)
 
 
-def well_formed(tree: DraftTree, drafter: NGramDrafter, slots: Batch) -> None:
+def well_formed(tree: DraftTree, drafter: NGramDrafter, batch: Batch) -> None:
     assert tree.draft_probs is None and (tree.law == int(DraftSampling.DETERMINISTIC)).all()
     assert tree.width - 1 <= drafter.max_nodes and tree.max_depth <= drafter.max_depth
-    assert torch.equal(tree.tokens[:, 0], slots.roots)
+    assert torch.equal(tree.tokens[:, 0], batch.roots)
     assert (tree.parents[:, 0] == -1).all() and tree.valid[:, 0].all()
     assert (tree.parents[:, 1:] < torch.arange(1, tree.width)).all() and (tree.parents[:, 1:] >= 0).all()
     assert tree.valid.gather(1, tree.parents.clamp(min=0))[tree.valid].all(), "closed under ancestors"

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 import torch
 
-from drafters.recycling import TEMPLATES, TokenRecyclingDrafter
+from drafters.recycling import TEMPLATES, RecyclingSession, TokenRecyclingDrafter
 from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import TreeShape
-from specdec.types import Decided
-from tests.forwards import slots_of
+from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
@@ -21,30 +21,20 @@ TARGET = Target(tiny_model(vocab_size=VOCAB, layers=1))
 SHAPE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 
 
-def bound(shape=SHAPE, slots: int = 2, **options: object) -> TokenRecyclingDrafter:
-    drafter = TokenRecyclingDrafter(shape, **options)
-    drafter.bind(TARGET, max_batch_size=slots, max_length=64)
-    return drafter
+def bound(shape=SHAPE, slots: int = 2, **options: object) -> RecyclingSession:
+    return TokenRecyclingDrafter(shape, **options).bind(TARGET, Sizes(max_batch_size=slots, max_length=64))
 
 
-def tell(drafter: TokenRecyclingDrafter, nodes: list[list[int]], told: list[bool] | None = None) -> torch.Tensor:
+def tell(drafter: RecyclingSession, nodes: list[list[int]], told: list[bool] | None = None) -> torch.Tensor:
     """Let a round of made-up successors be followed; returns them."""
     batch, width = len(nodes), len(nodes[0])
     generator = torch.Generator().manual_seed(len(nodes[0]))
     orders = torch.rand(batch, width, VOCAB, generator=generator).argsort(-1)[..., : drafter.top_tokens]
     slots = torch.arange(batch)
-    drafter.follow(
-        Decided(
-            slots=slots,
-            lengths=slots,
-            tokens=slots[:, None],
-            counts=torch.ones(batch, dtype=torch.long),
-            next_tokens=slots,
-            path=torch.full((batch, 1), -1),
-            told=torch.ones(batch, dtype=torch.bool) if told is None else torch.tensor(told),
-            hidden_states={},
-            node_tokens=torch.tensor(nodes),
-            top_tokens=orders,
+    counts = torch.ones(batch, dtype=torch.long) if told is None else torch.tensor(told).long()
+    drafter.observe(
+        outcome_of(
+            slots[:, None], counts.tolist(), path=[[-1]] * batch, node_tokens=torch.tensor(nodes), top_tokens=orders
         )
     )
     return orders
@@ -55,7 +45,7 @@ def test_the_templates_are_those_that_were_meant() -> None:
     assert paper.num_nodes == 80 and [Counter(paper.depths)[depth] for depth in range(1, 7)] == [8, 21, 25, 15, 8, 3]
     assert {(0, 7), (1, 3), (2, 2), (3, 1), (7, 0), (0, 0, 7), (0, 2, 1), (5, 0, 0)} <= set(paper.paths)
     assert {(0, 0, 1, 1), (3, 0, 0, 0), (0, 0, 0, 2, 0), (0, 0, 0, 1, 0, 0)} <= set(paper.paths)
-    assert TokenRecyclingDrafter("paper").top_tokens == 8
+    assert TokenRecyclingDrafter("paper").successors == 8
     assert TEMPLATES["small"].num_nodes == 21
 
 
@@ -90,7 +80,7 @@ def test_nothing_is_drafted_from_an_empty_table() -> None:
         assert drafter.propose(slots_of([[1, 2], [3, 4]])).valid.sum() == 2
 
 
-def successors(drafter: TokenRecyclingDrafter, tokens: list[int]) -> list[list[int]]:
+def successors(drafter: RecyclingSession, tokens: list[int]) -> list[list[int]]:
     """What each row drafts behind such a root; empty where nothing is known."""
     with shapes_unchecked():
         tree = drafter.propose(slots_of([[1, token] for token in tokens]))

@@ -1,20 +1,19 @@
 """Suffix drafts against counting by hand, and what is shared between requests."""
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.suffix import SuffixDrafter
+from drafters.suffix import SuffixDrafter, SuffixSession
 from specdec.batch import Batch
 from specdec.drafter_checks import check_drafter
 from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed, DraftSampling
-from tests.forwards import slots_of
+from specdec.types import DraftSampling, Outcome
+from tests.forwards import outcome_of, slots_of
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from verifiers.rejection import RejectionVerifier
@@ -22,13 +21,11 @@ from verifiers.rejection import RejectionVerifier
 TARGET = Target(tiny_model(vocab_size=8, layers=1))
 
 
-def bound(slots: int = 1, **options: object) -> SuffixDrafter:
-    drafter = SuffixDrafter(**{"factor": 1.0, **options})
-    drafter.bind(TARGET, max_batch_size=slots, max_length=200)
-    return drafter
+def bound(slots: int = 1, **options: object) -> SuffixSession:
+    return SuffixDrafter(**{"factor": 1.0, **options}).bind(TARGET, Sizes(max_batch_size=slots, max_length=200))
 
 
-def drafted(drafter: SuffixDrafter, sequences: list[list[int]], **options: object) -> tuple[DraftTree, Batch]:
+def drafted(drafter: SuffixSession, sequences: list[list[int]], **options: object) -> tuple[DraftTree, Batch]:
     for slot, sequence in enumerate(sequences):
         drafter.admit(slot, sequence[:1], SamplingParams())
     slots = slots_of(sequences, **options)
@@ -46,8 +43,9 @@ def occurrences(sequence: list[int], string: list[int]) -> list[int]:
     return [end for end in range(size, len(sequence) + 1) if sequence[end - size : end] == string]
 
 
-def reference(sequence: list[int], drafter: SuffixDrafter, deepest: int) -> tuple[list[int], float]:
+def reference(sequence: list[int], session: SuffixSession, deepest: int) -> tuple[list[int], float]:
     """The best path, by the words of the drafter's docstring, with its score."""
+    drafter = session._drafter
     best: tuple[float, int, list[int]] = (0.0, 0, [])
     for match in range(1, min(drafter.tree_depth, len(sequence) + 1)):
         string, drawn, probability, score = sequence[-match:], [], 1.0, 0.0
@@ -141,18 +139,10 @@ def test_rows_are_drafted_by_their_own_sequences() -> None:
     assert alone[0] == [3, 1] and alone[1] == [] and alone[2] == [5, 5]
 
 
-def committed(slot: int, start: int, tokens: list[int]) -> Committed:
-    return Committed(
-        slots=torch.tensor([slot]),
-        host_slots=np.array([slot]),
-        tokens=torch.tensor([tokens]),
-        starts=np.array([start]),
-        counts=np.array([len(tokens)]),
-        next_tokens=torch.tensor([0]),
-        path=torch.tensor([[1] * (len(tokens) - 1)]),
-        hidden_states={},
-        host_emitted=np.array([[*tokens[1:], 1, 7]]),  # 7 is padding
-    )
+def committed(slot: int, start: int, tokens: list[int]) -> Outcome:
+    path = [[1] * (len(tokens) - 1)]
+    padded = [[*tokens[1:], 1, 7]]  # 7 is padding
+    return outcome_of([tokens], [len(tokens)], slots=[slot], starts=[start], path=path, emitted=padded)
 
 
 def test_outputs_are_shared_and_prompts_are_not() -> None:

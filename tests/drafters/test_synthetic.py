@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from scipy.stats import binomtest
 
-from drafters.synthetic import SyntheticDrafter
+from drafters.synthetic import SyntheticDrafter, SyntheticSession
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.interfaces import Sizes
 from specdec.physics.speculation import tokens_per_round
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -62,9 +63,10 @@ def test_other_rates_are_refuted(steps: list[Step], rates: tuple[float, ...]) ->
 class OffByOne(SyntheticDrafter):
     """Drafts what comes one token later: what a drafter does that forgets that the root is in the sequence."""
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        super().bind(target, max_batch_size=max_batch_size, max_length=max_length)
-        self._steps += 1
+    def bind(self, target: Target, sizes: Sizes) -> SyntheticSession:
+        session = super().bind(target, sizes)
+        session._steps += 1
+        return session
 
 
 def test_a_drafter_that_looks_at_the_wrong_place_is_refuted() -> None:

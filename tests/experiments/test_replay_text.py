@@ -22,7 +22,7 @@ from experiments.results.texts import Rounds, look_up, over
 from specdec.exactness.reference import reference_decode
 from specdec.interfaces import Drafter
 from specdec.requests import SamplingParams
-from specdec.types import Committed
+from specdec.types import Outcome
 from tests.components import block_head
 from tests.experiments.conftest import byte_tokenizer
 from tests.models import tiny_model
@@ -66,7 +66,7 @@ def test_a_look_up_and_another_one_in_one_tree() -> None:
 
 def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
     """The root and the accepted path, with their positions; the device's state of the next round follows."""
-    seen: list[Committed] = []
+    seen: list[Outcome] = []
     roots: list[int] = []
 
     class Listens(NGramDrafter):
@@ -74,11 +74,11 @@ def test_a_drafter_is_told_what_an_engine_would_tell_it() -> None:
 
         def propose(self, slots):
             roots.append(int(slots.roots[0]))
-            assert slots.lengths.tolist() == slots.host_lengths.tolist()
+            assert slots.lengths.tolist() == slots.on_host.lengths.tolist()
             return super().propose(slots)
 
-        def observe(self, committed: Committed) -> None:
-            seen.append(committed)
+        def observe(self, outcome: Outcome) -> None:
+            seen.append(outcome)
 
     prompt, answer = [1, 2, 3, 4, 9], [1, 2, 3, 8, 8, 8]
     replayed(Listens(max_draft_tokens=3, branches=1), (prompt, answer))
@@ -118,8 +118,9 @@ def test_drafters_that_need_the_target_are_refused(make, words: str) -> None:
 class SelfDrafter(NGramDrafter):
     """Would draft with the target's own model."""
 
-    def bind(self, target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target, sizes):
         self.model = target.model
+        return self
 
 
 def test_a_small_model_may_draft_too() -> None:

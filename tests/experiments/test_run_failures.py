@@ -61,10 +61,10 @@ def test_a_crash_keeps_finished_prompts(
 class WrongRoot(NGramDrafter):
     """Puts another token where the sequence's last one belongs: the output is another sequence's."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
         tokens = tree.tokens.clone()
-        tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size
+        tokens[:, 0] = (tokens[:, 0] + 1) % batch.vocab_size
         return replace(tree, tokens=tokens)
 
 

@@ -5,24 +5,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drafters.model import ModelDrafter
-from specdec.drafting.scored import ScoredDrafter
+from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
 from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.host import without_looking
 from specdec.interfaces import Drafter
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 
 
 def state_of(engine: Engine) -> list[Tensor]:
     """Every tensor that a stage may change: the target's cache, the slots' state, the drafter's cache and state."""
     found = [*engine.runner.cache.tensors, *tensors_in(engine._slots)]
-    drafter = engine.drafter
-    if isinstance(drafter, ModelDrafter):
-        found += [*drafter.runner.cache.tensors, drafter.scorer._last_token]
-    if isinstance(drafter, ScoredDrafter):
-        found += drafter.scorer.tensors
-    return found + ([] if drafter is None else tensors_in(drafter))
+    session = engine.session
+    if session is None:
+        return found
+    for model in session.models:
+        if isinstance(model, ModelRunner):
+            found += model.cache.tensors
+    if isinstance(session, ScoredSession):
+        found += tensors_in(session.scorer)
+    return found + tensors_in(session)
 
 
 def tensors_in(owner: object) -> list[Tensor]:

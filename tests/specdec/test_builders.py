@@ -15,6 +15,7 @@ from specdec.drafting.drawing import Drawing
 from specdec.drafting.scorer import Scorer
 from specdec.drafting.vocabulary import VocabularyMap
 from specdec.engine.engine import Engine
+from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.topology import Topology
@@ -45,12 +46,12 @@ class Table(Scorer):
         logits[torch.rand(VOCAB, generator=generator) < self.missing] = -torch.inf
         return logits.log_softmax(-1)
 
-    def root_logits(self, slots: Batch) -> Tensor:
-        self.paths = [[()] for _ in range(len(slots))]
-        return torch.stack([self.law(row, ()) for row in range(len(slots))])[:, None]
+    def root_logits(self, batch: Batch) -> Tensor:
+        self.paths = [[()] for _ in range(len(batch))]
+        return torch.stack([self.law(row, ()) for row in range(len(batch))])[:, None]
 
-    def level_logits(self, slots: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
-        parents = topology.parents.expand(len(slots), -1)[:, -tokens.shape[1] :]
+    def level_logits(self, batch: Batch, tokens: Tensor, topology: Topology, depth: int) -> Tensor:
+        parents = topology.parents.expand(len(batch), -1)[:, -tokens.shape[1] :]
         rows = []
         for row, (given, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             new = [(*self.paths[row][parent], token) for token, parent in zip(given, above, strict=True)]
@@ -59,9 +60,9 @@ class Table(Scorer):
             rows.append(torch.stack([self.law(row, path) for path in new]))
         return torch.stack(rows)[:, :1] if self.per_depth else torch.stack(rows)
 
-    def all_logits(self, slots: Batch, depth: int) -> Tensor:
-        self.paths = [[()] for _ in range(len(slots))]
-        return torch.stack([torch.stack([self.law(row, (0,) * d) for d in range(depth)]) for row in range(len(slots))])
+    def all_logits(self, batch: Batch, depth: int) -> Tensor:
+        self.paths = [[()] for _ in range(len(batch))]
+        return torch.stack([torch.stack([self.law(row, (0,) * d) for d in range(depth)]) for row in range(len(batch))])
 
     @property
     def version(self) -> Hashable:
@@ -171,8 +172,8 @@ def test_impossible_tokens_are_not_drafted() -> None:
 
 def test_a_row_without_numbers_drafts_nothing() -> None:
     class Broken(Table):
-        def root_logits(self, slots: Batch) -> Tensor:
-            logits = super().root_logits(slots)
+        def root_logits(self, batch: Batch) -> Tensor:
+            logits = super().root_logits(batch)
             logits[0, 0, 2] = torch.nan
             return logits
 
@@ -209,7 +210,7 @@ def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
     sequence = list(prompt)
     for step, tree in zip(done.steps[:-4], seen, strict=False):
         fresh = ModelDrafter(twin, builder, sampling="deterministic")
-        fresh.bind(target, max_batch_size=1, max_length=100)
+        fresh.bind(target, Sizes(max_batch_size=1, max_length=100))
         fresh.admit(0, sequence, params)
         fresh.scorer._last_token[0] = sequence[-2]  # type: ignore[attr-defined]
         drafted = fresh.propose(slots_of([sequence], vocab_size=24, max_length=100))

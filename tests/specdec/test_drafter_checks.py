@@ -13,11 +13,11 @@ import torch
 import specdec.drafter_checks.suite
 from drafters.medusa import MedusaScorer
 from specdec.drafter_checks import Finding, Status, assert_conforms, check_drafter
-from specdec.drafter_checks.watched import Watched
+from specdec.drafter_checks.watched import WatchedSession
 from specdec.interfaces import Drafter, why_unfit
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import Committed, DraftSampling
+from specdec.types import DraftSampling, Outcome
 from tests import mutants
 from tests.components import DRAFTERS, VERIFIERS, fitting
 from tests.honest import Honest, HonestTop
@@ -128,9 +128,7 @@ def test_a_failure_names_the_line_of_the_drafter(target: Target) -> None:
 
 def test_missing_attributes_end_it(target: Target) -> None:
     class Bare(Drafter):
-        def bind(self, target, *, max_batch_size, max_length): ...
-
-        def propose(self, slots): ...
+        def bind(self, target, sizes): ...
 
     (finding,) = check(Bare, target)
     assert finding.failed and "Bare has no max_nodes and no max_depth and no laws and no is_chain" in finding.detail
@@ -138,10 +136,10 @@ def test_missing_attributes_end_it(target: Target) -> None:
 
 def test_a_class_without_methods_ends_it(target: Target) -> None:
     class Unfinished(Drafter):
-        def bind(self, target, *, max_batch_size, max_length): ...
+        pass
 
     (finding,) = check(Unfinished, target)
-    assert finding.failed and "Unfinished has no propose: write propose(self, slots)" in finding.detail
+    assert finding.failed and "Unfinished has no bind: write bind(self, target, sizes)" in finding.detail
 
 
 def test_a_drafter_that_adapts_says_so(target: Target) -> None:
@@ -228,17 +226,17 @@ def test_nan_harms_no_honest_drafter_and_leaves_the_target_alone(wide: Target) -
 
 def test_wrong_successors_are_noticed(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that tells of other nodes than those that were verified."""
-    told = Watched.observe
+    told = WatchedSession.observe
 
-    def elsewhere(watched: Watched, committed: Committed) -> None:
-        if committed.top_tokens is not None:
-            committed = replace(committed, top_tokens=(committed.top_tokens + 1) % 96)
-        told(watched, committed)
+    def elsewhere(watched: WatchedSession, outcome: Outcome) -> None:
+        if outcome.top_tokens is not None:
+            outcome = replace(outcome, top_tokens=(outcome.top_tokens + 1) % 96)
+        told(watched, outcome)
 
     def make() -> Drafter:
         return DRAFTERS["recycling"](wide.model)
 
-    monkeypatch.setattr(Watched, "observe", elsewhere)
+    monkeypatch.setattr(WatchedSession, "observe", elsewhere)
     assert "is not among its successors" in failing(check(make, wide, **FEW))["top tokens"]
 
 

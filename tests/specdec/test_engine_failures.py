@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,15 +10,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-import specdec.engine.engine
 from drafters import ModelDrafter, NGramDrafter
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
+from specdec.engine.scheduler import Scheduler, View, Work
 from specdec.engine.text import Detokenizer
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree
-from specdec.types import Committed
+from specdec.types import Outcome
 from tests.components import perturbed
 from tests.models import tiny_model
 from tests.specdec.gapped import PROMPTS, SAMPLING, VOCAB, Gapped
@@ -53,12 +52,12 @@ class Fragile(NGramDrafter):
     def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         self._fail("admit")
 
-    def observe(self, committed: Committed) -> None:
-        self._fail("prefill" if committed.path is None else "observe")
+    def observe(self, outcome: Outcome) -> None:
+        self._fail("prefill" if outcome.path is None else "observe")
 
-    def propose(self, slots: Batch) -> DraftTree:
+    def propose(self, batch: Batch) -> DraftTree:
         self._fail("propose")
-        return super().propose(slots)
+        return super().propose(batch)
 
     def release(self, slot: int) -> None:
         self._fail("release")
@@ -240,25 +239,14 @@ def test_an_engine_built_in_inference_mode(target: Target, wanted: list[tuple[in
         assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
 
 
-def test_closing_a_stream_looks_at_each_request_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(target, max_batch_size=2, max_length=64)
-    removed: list[int] = []
-    remove = engine._scheduler.remove
-    monkeypatch.setattr(engine._scheduler, "remove", lambda ids: removed.append(len(ids)) or remove(ids))
-    stream = engine.stream([[1, 2]] * 50, SAMPLING)
-    next(stream)
-    stream.close()
-    assert removed == [50] and engine.unfinished == 0
-
-
 def test_a_policy_of_admission(target: Target, wanted: list[tuple[int, ...]]) -> None:
     """Last come, first served: outputs are the same, the order is another."""
 
-    class Stack(specdec.engine.engine.FirstComeFirstServed):
-        def admit(self, free_slots: list[int]) -> Any:
-            for slot in free_slots:
-                if self._waiting:
-                    yield slot, self._waiting.popitem()[1]
+    class Stack(Scheduler):
+        def plan(self, view: View) -> Work:
+            chosen = [*view.waiting][::-1][: view.free_slots]
+            prefill = [(request, request.to_prefill) for request in [*view.prefilling, *chosen]]
+            return Work(prefill=prefill, decode=[*view.running, *chosen])
 
     engine = Engine(target, max_length=64, scheduler=Stack())
     ended = [step.request for step in engine.stream(PROMPTS, SAMPLING) if step.finish_reason]

@@ -28,7 +28,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
 
     def watched(scorer: FeatureScorer, slots: object) -> torch.Tensor:
         logits = original(scorer, slots)  # type: ignore[arg-type]
-        found[int(slots.host_lengths[0])] = logits[0, -1].clone()  # type: ignore[attr-defined]
+        found[int(slots.on_host.lengths[0])] = logits[0, -1].clone()  # type: ignore[attr-defined]
         return logits
 
     monkeypatch.setattr(FeatureScorer, "root_logits", watched)

@@ -40,7 +40,7 @@ def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy | None, *, t
     law = "without_replacement" if isinstance(shape, SampledTree) else "deterministic"
     drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law)
     if policy is not None:
-        drafter.prune_by(policy)
+        drafter.pruned_by(policy)
     trees: list[DraftTree] = []
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, check=True) as engine:
         engine.on_round = lambda played: trees.append(played.tree)
@@ -156,10 +156,10 @@ def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
     seen: list[Tensor] = []
     prune = policy.prune
 
-    def spying(grown: Grown, slots: Batch, drafting: Tensor) -> Grown:
+    def spying(grown: Grown, batch: Batch, drafting: Tensor) -> Grown:
         assert grown.rated is not None
         seen.append(grown.rated.survival.clone())
-        return prune(grown, slots, drafting)
+        return prune(grown, batch, drafting)
 
     policy.prune = spying
     trees = trees_of(target, StaticTree(4), policy)
@@ -194,7 +194,7 @@ def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
         drafter = ModelDrafter(
             perturbed(target.model, 0.05), SampledTree(9, 3, 3, power=1.0), sampling="without_replacement"
         )
-        drafter.prune_by(policy)
+        drafter.pruned_by(policy)
         if recording == "rounds":
             engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
         else:
@@ -210,11 +210,11 @@ def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
 
 def test_a_confidence_head_is_asked(target: Target) -> None:
     head = block_head(target.model, shifted=True, markov_rank=24, confidence=True)
-    drafter = BlockDrafter(head, 3).prune_by(ConfidenceNodes(0.2))
+    drafter = BlockDrafter(head, 3).pruned_by(ConfidenceNodes(0.2))
     with Engine(target, drafter, RejectionVerifier()) as engine:
         engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8))
     assert drafter.policy is not None and drafter.policy._used == "head"
-    without = BlockDrafter(block_head(target.model), 3).prune_by(ConfidenceNodes(0.2, source="head"))
+    without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
     with pytest.raises(ValueError, match="this drafter has none: give source=top"):
         Engine(target, without, RejectionVerifier())
 
@@ -238,7 +238,7 @@ def test_nodes_in_another_order() -> None:
 def test_node_costs_are_measured_and_kept(target: Target, tmp_path: Path) -> None:
     assert node_sizes(5) == (0, 1, 2, 3, 4, 5) and node_sizes(20) == (0, 1, 2, 3, 4, 6, 8, 12, 16, 20)
     mine = ConfidenceNodes()
-    drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").prune_by(mine)
+    drafter = ModelDrafter(target.model, ExpansionTree(3, 2, 2), sampling="deterministic").pruned_by(mine)
     found = measure_node_costs(target, drafter, RejectionVerifier(), [[1, 2, 3]], rows=(2, 1), rounds=2)
     assert drafter.policy is mine
     assert (found.rows, found.nodes, found.drafter) == ((1, 2), (0, 1, 2, 3), "ModelDrafter")
@@ -270,4 +270,4 @@ def test_what_does_not_fit(target: Target) -> None:
     few = RoundCosts(rows=(1,), table=((1.0, 2.0),), nodes=(0, 1))
     for costs, said in ((None, "needs to know how long rounds take"), (few, "with up to 1 nodes, and trees have 3")):
         with pytest.raises(ValueError, match=said):
-            Engine(target, ModelDrafter(target.model, 3).prune_by(CostAwareNodes(costs)), RejectionVerifier())
+            Engine(target, ModelDrafter(target.model, 3).pruned_by(CostAwareNodes(costs)), RejectionVerifier())

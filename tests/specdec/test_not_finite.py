@@ -9,7 +9,7 @@ import specdec.engine.engine
 from drafters import ModelDrafter
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter
+from specdec.interfaces import Drafter, Session, Sizes
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -55,8 +55,8 @@ class Poisoned(Gapped):
     is_chain = False
     bad = VOCAB - 1
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
         tokens = tree.tokens.clone()
         tokens[:, 1] = self.bad
         return DraftTree.build(tokens, tree.parents, max_children=2)
@@ -102,16 +102,16 @@ class Guessing(Drafter):
     def __init__(self, law: DraftSampling, vocab: int):
         self.laws, self.law, self.vocab = frozenset([law]), law, vocab
 
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target: Target, sizes: Sizes) -> Session:
         """It fits everything."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        drafted = torch.full_like(slots.roots, self.bad)
+    def propose(self, batch: Batch) -> DraftTree:
+        drafted = torch.full_like(batch.roots, self.bad)
         q = None
         if self.law is DraftSampling.IID:
-            drafted = (uniforms(slots.keys, slots.rounds, Purpose.DRAFT, 1)[:, 0] * self.vocab).long()
-            q = torch.full((len(slots), 2, self.vocab), 1 / self.vocab)
-        tokens = torch.stack([slots.roots, drafted], dim=1)
+            drafted = (uniforms(batch.keys, batch.rounds, Purpose.DRAFT, 1)[:, 0] * self.vocab).long()
+            q = torch.full((len(batch), 2, self.vocab), 1 / self.vocab)
+        tokens = torch.stack([batch.roots, drafted], dim=1)
         return DraftTree.from_shape(TreeShape.chain(1), tokens, sampling=self.law, draft_probs=q)
 
 

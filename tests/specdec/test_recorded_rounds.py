@@ -22,9 +22,10 @@ from specdec.execution.recorder import Recorder, Recording, Stage, TapeRecorder
 from specdec.host import without_looking
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
-from specdec.types import Decided
+from specdec.types import Outcome
 from tests.components import DRAFTERS, VERIFIERS, learns, perturbed, skip_unfit, tried
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from tests.specdec.recorded import recorded
 from tests.test_lossless import SAMPLING, VOCAB, prompts
 from tests.verifiers.cases import complete
@@ -214,25 +215,25 @@ def test_a_request_that_is_dropped_while_its_round_is_in_flight_leaves_nothing_b
 
 @pytest.mark.parametrize(
     "unrepeatable",
-    [lambda decided: torch.tensor([1, 2]), lambda decided: decided.counts.tolist(), lambda decided: torch.rand(2)],
+    [lambda outcome: torch.tensor([1, 2]), lambda outcome: outcome.counts.tolist(), lambda outcome: torch.rand(2)],
     ids=["the host's numbers", "a look at values", "random numbers"],
 )
 def test_a_stage_that_cannot_be_repeated_is_done_once(target, unrepeatable) -> None:
     """It has moved keys in the caches by the time this is found out; to move them again would spoil the output."""
 
-    class Mine(ModelDrafter):
-        def follow(self, decided: Decided) -> None:
-            unrepeatable(decided)
-            super().follow(decided)
+    class Mine(Wrapped):
+        def observe(self, outcome: Outcome) -> None:
+            unrepeatable(outcome)
+            super().observe(outcome)
 
     prompts, params = [[1, 2, 3], [4, 5, 6, 7]], SamplingParams(max_new_tokens=30)
     wanted = Engine(target, max_batch_size=2, max_length=64).generate(prompts, params)
-    drafter = Mine(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic")
+    drafter = Wrapping(ModelDrafter(perturbed(target.model, 0.05), [2, 2, 1], sampling="deterministic"), Mine)
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64, recording="rounds") as engine:
         found = engine.generate(prompts, params)
         refused = {key[0] for key in engine._rounds.recordings._refused}
         assert engine._rounds.recordings.replays > 0
-    assert refused == {"settle"}
+    assert refused == {"commit"}
     assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
     assert sum(step.accepted for done in found for step in done.steps) > 20
 

@@ -20,10 +20,11 @@ from specdec.random import request_key, shared_noise
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import Committed, DraftSampling, Exactness, Noise
+from specdec.types import DraftSampling, Exactness, Noise
 from tests.changed_rule import ChangedRule, accept_the_first
 from tests.components import DRAFTERS, TREE, perturbed
 from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
 from tests.verifiers.cases import DIGITS, IID, KINDS, SHAPES, SWOR, TOP, complete, needs_tables
 from verifiers import SharedNoiseVerifier, TargetWalkVerifier
 
@@ -179,25 +180,11 @@ def expected(model) -> list[list[int]]:
     return [reference_decode(model, prompt, s.seeded(i), noise=Noise.SHARED) for i, (prompt, s) in pairs]
 
 
-class Selects(Drafter):
+class Selects(Wrapped):
     """Draws with the shared noise and then does what biases every other rule: sorts siblings, and drops drawn ones."""
 
-    def __init__(self, drafter: ModelDrafter):
-        self.drafter = drafter
-        self.max_nodes, self.max_depth = drafter.max_nodes, drafter.max_depth
-        self.laws, self.is_chain = drafter.laws, False
-
-    def bind(self, target: Target, *, max_batch_size: int, max_length: int) -> None:
-        self.drafter.bind(target, max_batch_size=max_batch_size, max_length=max_length)
-
-    def admit(self, slot: int, prompt_ids, sampling) -> None:
-        self.drafter.admit(slot, prompt_ids, sampling)
-
-    def observe(self, committed: Committed) -> None:
-        self.drafter.observe(committed)
-
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = self.drafter.propose(slots)
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
         if tree.width == 1:
             return tree
         dropped = (tree.tokens % 3 == 0) | (tree.tokens == tree.tokens.amin(1, keepdim=True))
@@ -221,7 +208,7 @@ def drafters(model) -> dict[str, Drafter]:
     return made | {
         "another model": ModelDrafter(perturbed(model, 2.0), TREE, sampling="coupled"),
         "its own temperature": ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled", temperature=0.5),
-        "selected": Selects(ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled")),
+        "selected": Wrapping(ModelDrafter(perturbed(model, 0.3), TREE, sampling="coupled"), Selects),
         "ngram": DRAFTERS["ngram"](model),
         "medusa": DRAFTERS["medusa"](model),
         "iid": ModelDrafter(perturbed(model, 0.3), TREE, sampling="iid"),

@@ -54,14 +54,14 @@ class ExpansionTree(BeamTree):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Expand ``depth`` levels, and keep the best nodes of all that were offered."""
-        slots = drawing.slots
-        marginals = scorer.all_logits(slots, depth) if scorer.per_depth else None
-        logits = scorer.root_logits(slots) if marginals is None else marginals[:, :1]
+        rows = drawing.batch
+        marginals = scorer.all_logits(rows, depth) if scorer.per_depth else None
+        logits = scorer.root_logits(rows) if marginals is None else marginals[:, :1]
         children = min(self.width, logits.shape[-1])
         score, token = _children(logits, drawing, children)  # of the root
         scores, tokens = [score[:, 0]], [token[:, 0]]
         parents = [torch.zeros_like(tokens[0])]  # candidate i is number i + 1, and the root is number 0
-        front = torch.arange(1, children + 1, device=slots.device).expand(len(slots), -1)
+        front = torch.arange(1, children + 1, device=rows.device).expand(len(rows), -1)
         front_scores, front_tokens = scores[0], tokens[0]
         # The scorer numbers the nodes of a front one after another, the root being 0.
         shown = [torch.full_like(front[:, :1], -1), torch.zeros_like(front)]
@@ -70,13 +70,13 @@ class ExpansionTree(BeamTree):
         for level in range(1, depth):
             if marginals is None:
                 topology = Topology(torch.cat(shown, dim=1), level, self.width)
-                logits = scorer.level_logits(slots, front_tokens, topology, level)
+                logits = scorer.level_logits(rows, front_tokens, topology, level)
             else:
                 logits = marginals[:, level : level + 1]
             log_probs, token = _children(logits, drawing, children)
             size = front.shape[1]
             # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
-            room = (slots.max_depth > level)[:, None, None]
+            room = (rows.max_depth > level)[:, None, None]
             scores.append((front_scores[:, :, None] + log_probs).where(room, -torch.inf).flatten(1))
             tokens.append(token.expand(-1, size, -1).flatten(1))
             parents.append(front.repeat_interleave(children, dim=1))
@@ -109,16 +109,16 @@ class ExpansionTree(BeamTree):
             drawing: How this round draws.
             bounds: The bounds on the depth and on the number of children.
         """
-        slots, count = drawing.slots, min(self.max_nodes, score.shape[1])
+        rows, count = drawing.batch, min(self.max_nodes, score.shape[1])
         kept = score.topk(count, dim=-1).indices.sort(dim=-1).values
         root = torch.zeros_like(kept[:, :1])
         place = torch.cat([root, 1 + kept], dim=1)  # the kept candidates' numbers, ascending
         above = torch.searchsorted(place, parent.gather(1, kept))
         # Impossible tokens, which only fill up, may have lost their parents.
-        above = above.minimum(torch.arange(count, device=slots.device))
+        above = above.minimum(torch.arange(count, device=rows.device))
         valid = torch.cat([root == 0, score.gather(1, kept) > -torch.inf], dim=1)
         tree = DraftTree.build(
-            torch.cat([slots.roots[:, None], token.gather(1, kept)], dim=1),
+            torch.cat([rows.roots[:, None], token.gather(1, kept)], dim=1),
             torch.cat([root - 1, above], dim=1),
             valid=valid,
             max_depth=min(bounds[0], count),

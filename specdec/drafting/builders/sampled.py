@@ -77,14 +77,14 @@ class SampledTree(BeamTree):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draw ``depth`` levels, and keep the best slots of all."""
-        slots, marginals = drawing.slots, None
+        rows, marginals = drawing.batch, None
         if scorer.per_depth:
-            marginals = scorer.all_logits(slots, depth)
-        batch, device = len(slots), slots.device
+            marginals = scorer.all_logits(rows, depth)
+        batch, device = len(rows), rows.device
         zero = torch.zeros(batch, 1, dtype=torch.long, device=device)
         uniform = drawing.uniforms(self.offered(depth)) if drawing.fresh else None
         worth = torch.ones(batch, 1, dtype=torch.float64, device=device)  # of the nodes that are expanded
-        tokens, above, numbers = [slots.roots[:, None]], [zero - 1], [zero]  # of these, as the scorer was shown them
+        tokens, above, numbers = [rows.roots[:, None]], [zero - 1], [zero]  # of these, as the scorer was shown them
         levels: list[_Level] = []
         offered = 0  # candidates so far; candidate i is number i + 1, and the root is number 0
         for level in range(depth):
@@ -92,12 +92,12 @@ class SampledTree(BeamTree):
             if marginals is not None:
                 logits = marginals[:, level : level + 1]
             elif level == 0:
-                logits = scorer.root_logits(slots)
+                logits = scorer.root_logits(rows)
             else:
-                logits = scorer.level_logits(slots, tokens[-1], topology, level)
+                logits = scorer.level_logits(rows, tokens[-1], topology, level)
             found = self._level(logits, drawing, torch.cat(tokens, dim=1), topology, worth, uniform, offered)
             # Where a row ends, other rows may go on: what is too deep for it must not take the place of what is not.
-            found.slot = found.slot.where((slots.max_depth > level)[:, None], 0.0)
+            found.slot = found.slot.where((rows.max_depth > level)[:, None], 0.0)
             confidence = None
             if drawing.rater is not None:
                 confidence = drawing.rater.confidence(tokens[-1], found.scores, level).expand(-1, worth.shape[1])
@@ -194,7 +194,7 @@ class SampledTree(BeamTree):
             shown: The numbers of those that the scorer was shown, in this order.
             drawing: How this round draws.
         """
-        slots, vocabulary = drawing.slots, drawing.vocabulary
+        rows, vocabulary = drawing.batch, drawing.vocabulary
         slot, token, parent = (
             torch.cat([getattr(level, name) for level in levels], dim=1) for name in ("slot", "token", "parent")
         )
@@ -210,7 +210,7 @@ class SampledTree(BeamTree):
         parents = torch.cat([root - 1, above], dim=1)
         numbers = torch.full_like(place, -1).scatter_(1, shown, index[:, : shown.shape[1]])
         nodes = numbers.gather(1, place[:, : count + 1])
-        tokens = torch.cat([slots.roots[:, None], token.gather(1, kept)], dim=1)
+        tokens = torch.cat([rows.roots[:, None], token.gather(1, kept)], dim=1)
         tree = DraftTree.build(
             tokens,
             parents,

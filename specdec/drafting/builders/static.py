@@ -41,10 +41,10 @@ class StaticTree(TreeBuilder):
 
     def grow(self, scorer: Scorer, drawing: Drawing, depth: int) -> Grown:
         """Draft level by level, one call of the scorer for each."""
-        slots, vocabulary = drawing.slots, drawing.vocabulary
-        plan = self._plans[slots.device, drawing.leaves][depth]
-        shape, batch = plan.shape, len(slots)
-        marginals = scorer.all_logits(slots, len(plan.levels)) if scorer.per_depth else None
+        rows, vocabulary = drawing.batch, drawing.vocabulary
+        plan = self._plans[rows.device, drawing.leaves][depth]
+        shape, batch = plan.shape, len(rows)
+        marginals = scorer.all_logits(rows, len(plan.levels)) if scorer.per_depth else None
         rater = drawing.rater
         plainly = not drawing.sampled and not drawing.leaves and drawing.sampling.seen is None and rater is None
         if marginals is not None and plainly:
@@ -52,17 +52,17 @@ class StaticTree(TreeBuilder):
         if rater is not None:
             rater.begin(shape.num_nodes + 1)
         uniform = drawing.uniforms(shape.num_nodes) if drawing.fresh else None
-        tokens = slots.roots.new_zeros(batch, shape.num_nodes + 1)
-        tokens[:, 0] = slots.roots
+        tokens = rows.roots.new_zeros(batch, shape.num_nodes + 1)
+        tokens[:, 0] = rows.roots
         draft_probs = drawing.room(shape.num_nodes + 1) if drawing.fresh or drawing.leaves else None
         valid = None
         for number, level in enumerate(plan.levels):
             if marginals is not None:
                 logits = marginals[:, number : number + 1]
             elif number == 0:
-                logits = scorer.root_logits(slots)
+                logits = scorer.root_logits(rows)
             else:
-                logits = scorer.level_logits(slots, tokens[:, level.start : level.stop], level.topology, number)
+                logits = scorer.level_logits(rows, tokens[:, level.start : level.stop], level.topology, number)
             if level.rows is not None and logits.shape[1] > 1:
                 logits = logits.index_select(1, level.rows)
             above = None
@@ -90,12 +90,8 @@ class StaticTree(TreeBuilder):
                 valid[:, level.children_at] = exists & valid[:, level.parent_of]
             elif valid is not None:
                 valid[:, level.children_at] = valid[:, level.parent_of]
-        if (
-            drawing.leaves
-            and draft_probs is not None
-            and (slots.key_bound is not None or not slots.host_drafting.all())
-        ):
-            draft_probs *= slots.drafting[:, None, None]
+        if drawing.leaves and draft_probs is not None and (rows.host is None or not rows.host.drafting.all()):
+            draft_probs *= rows.drafting[:, None, None]
         law = drawing.law_of(tokens)
         tree = DraftTree.from_shape(shape, tokens, sampling=law, draft_probs=draft_probs, valid=valid)
         return Grown(tree, rated=None if rater is None else rater.rated)
@@ -112,7 +108,7 @@ def _until(
 ) -> Grown:
     """Returns trees that end at a depth, because nothing deeper is worth drafting."""
     if depth == 0:
-        tree = DraftTree.root_only(drawing.slots.roots)
+        tree = DraftTree.root_only(drawing.batch.roots)
     else:
         shape = shape.cut(depth)
         count = shape.num_nodes + 1
@@ -131,7 +127,7 @@ def _at_once(plan: LevelPlan, logits: Float[Tensor, "batch depth vocab"], drawin
     """Returns trees of the most probable tokens of every depth, chosen for all nodes together."""
     best = drawing.scores(logits).topk(plan.width, dim=-1).indices
     tokens = drawing.vocabulary.to_target(best[:, plan.level_of, plan.rank_of])
-    tokens = torch.cat([drawing.slots.roots[:, None], tokens], dim=1)
+    tokens = torch.cat([drawing.batch.roots[:, None], tokens], dim=1)
     return Grown(DraftTree.from_shape(plan.shape, tokens))
 
 
@@ -145,6 +141,6 @@ def _drawn(
     if uniform is not None:
         mine = uniform[:, level.children_at.start - 1 : level.children_at.stop - 1]
         return drawn(q, level, mine, drawing.law)
-    slots = drawing.slots
-    positions = slots.lengths[:, None] + (level.depth + 1)
-    return first_arrivals(q, level, shared_noise(slots.keys, positions, q.shape[2]))
+    rows = drawing.batch
+    positions = rows.lengths[:, None] + (level.depth + 1)
+    return first_arrivals(q, level, shared_noise(rows.keys, positions, q.shape[2]))

@@ -52,7 +52,7 @@ class ConfidenceNodes(NodePolicy):
         """Differs after a change of the threshold, too."""
         return self.learn, self.explore, self.threshold
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the nodes that reach the threshold; what is behind them on a path never reaches more."""
         return survival >= self.threshold
 

@@ -86,10 +86,10 @@ class CostAwareNodes(NodePolicy):
                 seconds = torch.from_numpy(self.costs.by_nodes(rows, self._builder.max_nodes)).to(self._device)
                 self._seconds[self.costs, rows] = seconds
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the first nodes of every row, as many as pay."""
         assert self.costs is not None, "checked by bind"
-        seconds = self._seconds[self.costs, len(slots)][: survival.shape[1]]
+        seconds = self._seconds[self.costs, len(batch)][: survival.shape[1]]
         emitted = survival.clamp(min=0).sum(0).cumsum(0)  # the root, which is certain, stands for the token after it
         speed = emitted / seconds
         pays = (speed[1:] > speed[:-1]).long().cumprod(0) > 0
@@ -112,7 +112,7 @@ class FirstNodes(NodePolicy):
         """Differs after a change of the number."""
         return (self.nodes,)
 
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Returns the first nodes of every row."""
         count = survival.shape[1] if self.nodes is None else self.nodes + 1
         return (torch.arange(survival.shape[1], device=survival.device) < count).expand_as(survival)

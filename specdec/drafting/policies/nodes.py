@@ -27,7 +27,7 @@ class NodePolicy(ABC):
     (DSpark, arXiv 2607.05147, appendix A); where no token was drawn at random, nothing is forbidden. Everything is done
     with tensors: no loop over nodes or rows, and a recorded round may contain it.
 
-    A drafter that is made of a scorer and a tree builder takes one (``ScoredDrafter.prune_by``).
+    A drafter that is made of a scorer and a tree builder takes one (``ScoredDrafter.pruned_by``).
 
     Args:
         source: Where confidence comes from (``Rater``): ``"head"``, ``"top"``, ``"entropy"``, or ``"auto"`` for the
@@ -97,34 +97,34 @@ class NodePolicy(ABC):
     def prepare(self, rows: int) -> None:  # noqa: B027
         """Do on the host what must come before the drafts of so many rows."""
 
-    def rater(self, scorer: Scorer, slots: Batch, *, may_stop: bool) -> Rater:
+    def rater(self, scorer: Scorer, batch: Batch, *, may_stop: bool) -> Rater:
         """Returns what rates the nodes of a round's trees.
 
         Args:
             scorer: Scores them.
-            slots: The rows.
+            batch: The rows.
             may_stop: Whether trees may end early; not in a recorded round, or where q is wanted at every node.
         """
-        return Rater(scorer, self._used, self.calibration, slots, self._least() if may_stop else None)
+        return Rater(scorer, self._used, self.calibration, batch, self._least() if may_stop else None)
 
-    def prune(self, grown: Grown, slots: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
+    def prune(self, grown: Grown, batch: Batch, drafting: Bool[Tensor, " batch"]) -> Grown:
         """Returns the trees with the nodes to be verified first, and the others made invalid.
 
         It notes what is verified, for ``count``.
 
         Args:
             grown: The trees, whose nodes are rated.
-            slots: The rows.
+            batch: The rows.
             drafting: Rows whose drafts are verified at all.
         """
         tree, rated = grown.tree, grown.rated
         assert rated is not None, "builders rate the nodes when they are asked to"
-        there = tree.valid & drafting[:, None] & (tree.depth <= slots.max_depth[:, None])
+        there = tree.valid & drafting[:, None] & (tree.depth <= batch.max_depth[:, None])
         there[:, 0].fill_(True)  # (an assignment would make a tensor on the host)
         survival, order = rated.survival.where(there, -1.0), None
         if not (self._builder.ordered or tree.in_line):
             survival, order = survival.sort(dim=-1, descending=True, stable=True)
-        kept = self.kept(survival, slots) & (survival >= 0)
+        kept = self.kept(survival, batch) & (survival >= 0)
         if self.explores:
             kept |= spared(self._played, self.explore) & (survival >= 0)
         kept[:, 0].fill_(True)
@@ -141,20 +141,20 @@ class NodePolicy(ABC):
         if not self._builder.is_chain:
             nodes = index if nodes is None else nodes.gather(1, index)
         width = tree.width
-        self._cells.index_fill_(0, slots.index, -1)
-        self._cells[slots.index, :width] = cells
-        self._parents[slots.index, :width] = tree.parents
-        self._survival[slots.index, :width] = survival
+        self._cells.index_fill_(0, batch.slots, -1)
+        self._cells[batch.slots, :width] = cells
+        self._parents[batch.slots, :width] = tree.parents
+        self._survival[batch.slots, :width] = survival
         return Grown(tree, nodes, Rated(cells, survival))
 
     @abstractmethod
-    def kept(self, survival: Float[Tensor, "batch node"], slots: Batch) -> Bool[Tensor, "batch node"]:
+    def kept(self, survival: Float[Tensor, "batch node"], batch: Batch) -> Bool[Tensor, "batch node"]:
         """Returns which nodes are verified; whether one is may not depend on those behind it.
 
         Args:
             survival: The probability that a node is accepted, in the order in which nodes may be left out: from the
                 end. Negative where there is no node.
-            slots: The rows.
+            batch: The rows.
         """
 
     def skip(self, slots: Int[Tensor, " batch"]) -> None:

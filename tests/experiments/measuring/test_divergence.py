@@ -159,10 +159,10 @@ def test_a_true_tie_is_a_tie(invariant: bool) -> None:
 class WrongRoot(NGramDrafter):
     """Puts another token where the sequence's last one belongs, so that another sequence is verified."""
 
-    def propose(self, slots: Batch) -> DraftTree:
-        tree = super().propose(slots)
+    def propose(self, batch: Batch) -> DraftTree:
+        tree = super().propose(batch)
         tokens = tree.tokens.clone()
-        tokens[:, 0] = (tokens[:, 0] + 1) % slots.vocab_size
+        tokens[:, 0] = (tokens[:, 0] + 1) % batch.vocab_size
         return replace(tree, tokens=tokens)
 
 

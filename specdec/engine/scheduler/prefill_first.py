@@ -1,0 +1,17 @@
+"""Prompts before rounds."""
+
+from specdec.engine.scheduler.base import Scheduler, View, Work, admitted
+
+
+class PrefillFirst(Scheduler):
+    """Prefills as long as there is a prompt to prefill and a slot for it, and decodes only then.
+
+    First tokens come soonest, and the running requests wait for it.
+    """
+
+    def plan(self, view: View) -> Work:
+        """Return prefill alone, or a round for all."""
+        prefill = admitted(view)
+        if any(tokens for _, tokens in prefill):
+            return Work(prefill=prefill)
+        return Work(prefill=prefill, decode=[*view.running, *(request for request, _ in prefill)])
