@@ -104,7 +104,7 @@ def check_drafter_attributes(drafter: Drafter) -> None:
         )
 
 
-def check_session(session: Session, drafter: Drafter, *, layers: int | None = None) -> None:
+def check_session(session: Any, drafter: Drafter, *, layers: int | None = None) -> None:
     """Refuse a session that is none, that lacks an attribute, or has a wrong one.
 
     Args:

@@ -106,20 +106,20 @@ def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
     if not isinstance(tree, DraftTree):
         yield f"propose returned {type(tree).__name__}: return a DraftTree"
         return
-    batch, width = len(batch), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
-    if width == 0 or tree.tokens.shape[0] != batch:
-        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {batch} batch"
+    rows, width = len(batch), tree.tokens.shape[1] if tree.tokens.ndim == 2 else 0
+    if width == 0 or tree.tokens.shape[0] != rows:
+        yield f"tokens has the shape {_dims(tree.tokens)}: give [batch, node], with a row for each of the {rows} slots"
         return
     parents = tree.topology.parents
-    if parents.ndim != 2 or parents.shape[0] not in (1, batch) or parents.shape[1] != width:
+    if parents.ndim != 2 or parents.shape[0] not in (1, rows) or parents.shape[1] != width:
         yield f"parents has the shape {_dims(parents)} and tokens {_dims(tree.tokens)}: give a parent for every node"
         return
     wanted = {
-        "tokens": (tree.tokens, (batch, width), (torch.int64,)),
+        "tokens": (tree.tokens, (rows, width), (torch.int64,)),
         "parents": (parents, tuple(parents.shape), (torch.int64,)),
-        "valid": (tree.valid, (batch, width), (torch.bool,)),
-        "law": (tree.law, (batch, width), (torch.int8,)),
-        "draft_probs": (tree.draft_probs, (batch, width, batch.vocab_size), (torch.float32, torch.float64)),
+        "valid": (tree.valid, (rows, width), (torch.bool,)),
+        "law": (tree.law, (rows, width), (torch.int8,)),
+        "draft_probs": (tree.draft_probs, (rows, width, batch.vocab_size), (torch.float32, torch.float64)),
     }
     for name, (tensor, shape, dtypes) in wanted.items():
         if tensor is None:
@@ -129,7 +129,7 @@ def _tensors(tree: DraftTree, batch: Batch) -> Iterator[str]:
         elif tensor.dtype not in dtypes:
             yield f"{name} is {_short(tensor.dtype)}: give {_short(dtypes[0])}"
         elif tensor.device != batch.device:
-            yield f"{name} is on {tensor.device} and the batch are on {batch.device}: build the tree on batch.device"
+            yield f"{name} is on {tensor.device} and the slots are on {batch.device}: build the tree on batch.device"
 
 
 def structure(tree: DraftTree) -> Iterator[Flaw]:

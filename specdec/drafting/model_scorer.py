@@ -12,18 +12,19 @@ from specdec.drafting.scorer import Reach, Scorer
 from specdec.forward import LOGITS, ForwardBatch, Wants
 from specdec.target.runner import ModelRunner
 from specdec.topology import Topology
-from specdec.types import Outcome
+from specdec.types import HostOutcome, Outcome
 
 _LAST = Wants(logits=1)
+_IN_STEP = np.iinfo(np.int64).max
+"""Stands for a row that lacks the last committed token at most."""
 
 
 class ModelScorer(Scorer):
     """Scores with a model whose cache is kept in step with what the target has committed.
 
-    It keeps, for every slot, the position up to which keys and values are right. The last committed token may be
-    missing, because it was a leaf of the tree and never forwarded; ``root_logits`` forwards it together with the root.
-    More is missing after rounds in which it grew no tree, or in which nodes of another drafter were accepted;
-    ``prepare`` forwards that.
+    The last committed token may be missing there, because it was a leaf of the tree and never forwarded;
+    ``root_logits`` forwards it together with the root. More is missing after rounds in which it grew no tree for a row,
+    or in which nodes of another drafter were accepted; ``prepare`` forwards that.
 
     Args:
         runner: The drafting model.
@@ -37,16 +38,18 @@ class ModelScorer(Scorer):
         self.model = self.runner = runner
         self._to_model = to_model
         with torch.inference_mode(False):
-            self._known = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
             self._last_token = torch.zeros(max_batch_size, dtype=torch.long, device=runner.device)
         self._pair = Topology.chain(2, runner.device)
         self._reach = Reach(max_batch_size, runner.cache.positions - runner.cache.max_length + 1)
-        self._behind = False  # whether more than the last token may be missing in a row
+        # On the host, by slot: the position up to which keys and values are right, and whether a tree was grown since
+        # the last round.
+        self._known = np.full(max_batch_size, _IN_STEP)
+        self._grown = np.zeros(max_batch_size, dtype=bool)
         self._every = False  # whether every row has a committed token
 
     def admit(self, slot: int) -> None:
         """Begin with an empty row."""
-        self._known[slot] = 0
+        self._known[slot], self._grown[slot] = _IN_STEP, False
 
     def release(self, slot: int) -> None:
         """Forget a row, whose entries are cleared."""
@@ -54,39 +57,48 @@ class ModelScorer(Scorer):
 
     def observe(self, outcome: Outcome, nodes: Int[Tensor, "batch depth"] | None, *, in_place: bool) -> None:
         """Prefill a piece of a prompt; commit an accepted path."""
-        slots, starts = outcome.slots, outcome.starts
+        slots, host = outcome.slots, outcome.host
         if nodes is None:
-            assert outcome.host is not None, "pieces of prompts come with the host's numbers"
-            host = outcome.host
+            assert host is not None, "pieces of prompts come with the host's numbers"
             tokens = self._to_model(outcome.tokens)
             self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=host.starts))
-            self._known[slots] = starts + outcome.counts
             self._reach.note(host.slots, host.starts + tokens.shape[1])
-        else:
-            if not in_place:
-                self.runner.cache.commit(slots, starts, nodes)
-            # All but the last node had children, so they were forwarded. Behind the scorer's own nodes, the path may go
-            # on with another drafter's, which it was not shown.
-            known = self._known[slots]
-            self._known[slots] = torch.where(known >= starts, starts + (nodes >= 0).long().cumprod(1).sum(1), known)
-            self._behind |= outcome.host is not None  # another session decides who drafts
+        elif not in_place:
+            self.runner.cache.commit(slots, outcome.starts, nodes)
         self._last_token[slots] = outcome.last_tokens.where(outcome.counts > 0, self._last_token[slots])
+        if host is not None and host.path is not None:  # another session decides who drafts
+            self._follow(host, host.path)
+
+    def _follow(self, host: HostOutcome, path: Int[np.ndarray, "batch depth"]) -> None:
+        """Note how far the cache of every row is right after a round in which others may have drafted.
+
+        All but the last node of its own had children, so they were forwarded. Behind them, the path may go on with
+        another drafter's nodes, which this model was not shown.
+        """
+        known, grown = self._known[host.slots], self._grown[host.slots]
+        shown = (path >= 0).cumprod(1).sum(1)
+        after = np.where(shown >= host.counts - 1, _IN_STEP, host.starts + shown)
+        idle = np.where(known == _IN_STEP, np.maximum(host.starts - 1, 0), known)
+        self._known[host.slots] = np.where(grown, after, idle)
+        self._grown[host.slots] = False
 
     def skip(self, batch: Batch) -> None:
         """Note that the root was not forwarded."""
-        self._behind = True
+        host = batch.on_host
+        known = self._known[host.slots]
+        self._known[host.slots] = np.where(known == _IN_STEP, np.maximum(host.lengths - 1, 0), known)
+        self._grown[host.slots] = False
 
     def prepare(self, batch: Batch) -> Hashable:
         """Prefill what was committed while this model drafted nothing."""
         host = batch.on_host
         self._reach.note(host.slots, host.lengths)
         self._every = bool((host.lengths > 0).all())
-        if self._behind:
-            self._behind = False
-            missing = np.where(host.drafting, host.lengths - self._known[batch.slots].cpu().numpy(), 0)
-            rows = np.flatnonzero(missing > 1)
-            if len(rows):
-                self._catch_up(batch.rows(rows), missing[rows])
+        missing = np.where(host.drafting, host.lengths - np.minimum(self._known[host.slots], host.lengths), 0)
+        rows = np.flatnonzero(missing > 1)
+        if len(rows):
+            self._catch_up(batch.rows(rows), missing[rows])
+        self._known[host.slots], self._grown[host.slots] = _IN_STEP, True
         return self.runner.version, self._every
 
     def _catch_up(self, batch: Batch, missing: Int[np.ndarray, " batch"]) -> None:
@@ -96,7 +108,6 @@ class ModelScorer(Scorer):
         tokens = torch.from_numpy(np.take_along_axis(host.tokens, index, axis=1).astype(np.int64))
         tokens = self._to_model(tokens.to(self.runner.device))
         self.runner.run(ForwardBatch.of_chunk(tokens, host_slots=host.slots, host_lengths=starts))
-        self._known[batch.slots] = batch.lengths
 
     def root_logits(self, batch: Batch) -> Float[Tensor, "batch 1 vocab"]:
         """Return logits at the root, after forwarding the last committed token again."""
@@ -116,7 +127,6 @@ class ModelScorer(Scorer):
                 wants=_LAST if again is None else LOGITS,
             )
         )
-        self._known[batch.slots] = batch.lengths
         if again is None:
             return output.scores
         return output.scores.gather(1, again.long()[:, None, None].expand(-1, 1, output.scores.shape[2]))

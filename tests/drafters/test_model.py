@@ -43,8 +43,7 @@ def proposed(
     session = drafter.bind(Target(model), Sizes(max_batch_size=2, max_length=32, leaf_probs=leaf_probs))
     for slot, (prompt, sampling) in enumerate(zip(PROMPTS, params, strict=True)):
         session.admit(slot, prompt, sampling)
-        session.scorer._last_token[slot] = prompt[-2]
-    session.scorer._behind = True
+        session.scorer._last_token[slot], session.scorer._known[slot] = prompt[-2], 0
     drafting = [True, not plain]
     batch = slots_of(PROMPTS, vocab_size=VOCAB, params=params, drafting=drafting, max_depth=room, max_length=32)
     return drafted(session, batch)

@@ -19,9 +19,7 @@ def target() -> Target:
 
 
 class Methods(Drafter):
-    def bind(self, target, *, max_batch_size, max_length): ...
-
-    def propose(self, slots): ...
+    def bind(self, target, sizes): ...
 
 
 class NoLaws(Methods):
@@ -135,10 +133,10 @@ def test_a_rule_that_lacks_something_is_not_recommended() -> None:
 
 def test_missing_methods_are_named_with_what_to_write() -> None:
     class Half(Drafter):
-        def propose(self, slots): ...
+        pass
 
     assert missing_methods(Half) == (
-        "Half has no bind: write bind(self, target, *, max_batch_size, max_length), which checks the target and makes "
-        "room for state"
+        "Half has no bind: write bind(self, target, sizes), which checks the target and returns a Session with the state "
+        "of one engine"
     )
     assert missing_methods(Honest) is None

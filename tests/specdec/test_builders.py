@@ -22,6 +22,7 @@ from specdec.topology import Topology
 from specdec.tree import DraftTree
 from specdec.types import DraftSampling
 from tests.components import perturbed
+from tests.forwards import drafted as proposed
 from tests.forwards import slots_of
 from tests.models import tiny_model
 from verifiers.rejection import RejectionVerifier
@@ -210,10 +211,10 @@ def test_drafts_do_not_drift(builder: ExpansionTree | StaticTree) -> None:
     sequence = list(prompt)
     for step, tree in zip(done.steps[:-4], seen, strict=False):
         fresh = ModelDrafter(twin, builder, sampling="deterministic")
-        fresh.bind(target, Sizes(max_batch_size=1, max_length=100))
-        fresh.admit(0, sequence, params)
-        fresh.scorer._last_token[0] = sequence[-2]  # type: ignore[attr-defined]
-        drafted = fresh.propose(slots_of([sequence], vocab_size=24, max_length=100))
+        session = fresh.bind(target, Sizes(max_batch_size=1, max_length=100))
+        session.admit(0, sequence, params)
+        session.scorer._last_token[0], session.scorer._known[0] = sequence[-2], 0
+        drafted = proposed(session, slots_of([sequence], vocab_size=24, max_length=100))
         assert torch.equal(drafted.tokens, tree.tokens)
         assert torch.equal(drafted.parents, tree.parents)
         sequence += step.token_ids

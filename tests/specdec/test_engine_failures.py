@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -174,28 +175,29 @@ class Reckless(Gapped):
 
 def test_more_nodes_than_announced_are_refused(target: Target, wanted: list[tuple[int, ...]]) -> None:
     engine = Engine(target, Reckless(wanted), RejectionVerifier(), max_batch_size=3, max_length=64)
-    with pytest.raises(ValueError, match="Reckless proposed 3 nodes and announced max_nodes=1"):
+    with pytest.raises(ValueError, match="Reckless proposed 3 nodes and its drafter announced max_nodes=1"):
         engine.generate(PROMPTS, SAMPLING)
 
 
-def test_a_drafter_in_two_engines_is_refused(target: Target, wanted: list[tuple[int, ...]]) -> None:
+def test_a_drafter_serves_several_engines_at_once(target: Target, wanted: list[tuple[int, ...]]) -> None:
     drafter = ModelDrafter(perturbed(target.model, 0.1), 3)
-    engine = Engine(target, drafter, RejectionVerifier(), max_batch_size=2, max_length=64)
-    with pytest.raises(ValueError, match=r"this ModelDrafter serves another engine.* make a drafter for each engine"):
-        Engine(target, drafter, RejectionVerifier(), max_batch_size=1, max_length=32)
-    assert [o.token_ids for o in engine.generate(PROMPTS, SAMPLING)] == wanted
+    engines = [Engine(target, drafter, RejectionVerifier(), max_batch_size=size, max_length=64) for size in (1, 2, 3)]
+    streams = [engine.stream(PROMPTS, SAMPLING) for engine in engines]
+    found: list[dict[int, list[int]]] = [{} for _ in engines]
+    for steps in zip_longest(*streams):
+        for number, step in enumerate(steps):
+            if step is not None:
+                found[number].setdefault(step.request, []).extend(step.token_ids)
+    assert [[tuple(each[request]) for request in sorted(each)] for each in found] == [wanted] * 3
+
+
+def test_a_closed_engine_takes_no_requests(target: Target) -> None:
+    engine = Engine(target, max_length=64)
     engine.close()
     with pytest.raises(ValueError, match="this engine was closed"):
         engine.generate(PROMPTS, SAMPLING)
-    with pytest.raises(ValueError, match="this engine was closed"):
-        engine.submit(PROMPTS[0], SAMPLING)
-    second = Engine(target, drafter, RejectionVerifier(), max_length=64)
-    assert [o.token_ids for o in second.generate(PROMPTS, SAMPLING)] == wanted
-    del second  # an engine that is gone holds nothing, without a call
-    Engine(target, drafter, RejectionVerifier(), max_length=64)
 
 
-@pytest.mark.parametrize("sampling", ["iid", "without_replacement", "deterministic"])
 def test_a_narrower_drafter_under_a_repetition_penalty(sampling: str) -> None:
     model = tiny_model(vocab_size=VOCAB, scale=2.0)
     draft = tiny_model(vocab_size=VOCAB - 16, scale=2.0)

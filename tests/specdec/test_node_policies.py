@@ -213,7 +213,7 @@ def test_a_confidence_head_is_asked(target: Target) -> None:
     drafter = BlockDrafter(head, 3).pruned_by(ConfidenceNodes(0.2))
     with Engine(target, drafter, RejectionVerifier()) as engine:
         engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8))
-    assert drafter.policy is not None and drafter.policy._used == "head"
+        assert engine.session.policy._used == "head"
     without = BlockDrafter(block_head(target.model), 3).pruned_by(ConfidenceNodes(0.2, source="head"))
     with pytest.raises(ValueError, match="this drafter has none: give source=top"):
         Engine(target, without, RejectionVerifier())

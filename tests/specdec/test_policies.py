@@ -137,7 +137,7 @@ def test_drafts_are_no_deeper_than_the_policy_says(target: Target, shape: object
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2) as engine:
         engine.on_round = lambda played: trees.append(played.tree)
         speculated = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
-        policy.depth = 0
+        engine.session.policy.depth = 0
         plain = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=20))
     assert [done.token_ids for done in speculated] == [done.token_ids for done in plain]
     assert {step.proposed_depth for step in speculated[0].steps[:4]} == {2}
