@@ -136,7 +136,7 @@ def test_missing_methods_are_named_with_what_to_write() -> None:
         pass
 
     assert missing_methods(Half) == (
-        "Half has no bind: write bind(self, target, sizes), which checks the target and returns a Session with the state "
-        "of one engine"
+        "Half has no bind: write bind(self, target, sizes), which checks the target and returns a Session with the "
+        "state of one engine"
     )
     assert missing_methods(Honest) is None

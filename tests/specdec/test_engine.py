@@ -285,7 +285,7 @@ class ChainsOnly(RejectionVerifier):
 
 
 class IidOnly(RejectionVerifier):
-    laws = frozenset([DraftSampling.IID])
+    samplings = frozenset([DraftSampling.IID])
     exactness = Exactness.EXACT
 
 

@@ -40,7 +40,7 @@ def trees_of(target: Target, shape: TreeBuilder, policy: NodePolicy | None, *, t
     law = "without_replacement" if isinstance(shape, SampledTree) else "deterministic"
     drafter = ModelDrafter(perturbed(target.model, 0.05), shape, sampling=law)
     if policy is not None:
-        drafter.pruned_by(policy)
+        drafter = drafter.pruned_by(policy)
     trees: list[DraftTree] = []
     with Engine(target, drafter, RejectionVerifier(), max_batch_size=2, check=True) as engine:
         engine.on_round = lambda played: trees.append(played.tree)
@@ -194,7 +194,7 @@ def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
         drafter = ModelDrafter(
             perturbed(target.model, 0.05), SampledTree(9, 3, 3, power=1.0), sampling="without_replacement"
         )
-        drafter.pruned_by(policy)
+        drafter = drafter.pruned_by(policy)
         if recording == "rounds":
             engine, recorder = recorded(target, drafter, RejectionVerifier(), max_batch_size=1)
         else:

@@ -120,7 +120,7 @@ def test_the_time_of_making_text_is_a_stage(model) -> None:
 
 def test_an_error_has_a_time_and_an_abort_has_none(model, monkeypatch) -> None:
     engine = make(model)
-    monkeypatch.setattr(engine.drafter, "propose", lambda slots: {}["broken"])
+    monkeypatch.setattr(engine.session, "propose", lambda batch: {}["broken"])
     engine.submit(PROMPTS[0], GREEDY)
     with pytest.raises(KeyError, match="broken"):
         engine.step()
