@@ -137,7 +137,7 @@ class Fake(Drafter):
         self.laws = frozenset(laws)
         self.is_chain = chain
 
-    def bind(self, target, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target, sizes):
         raise NotImplementedError
 
     def propose(self, slots) -> DraftTree:

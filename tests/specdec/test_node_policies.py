@@ -152,16 +152,15 @@ def test_a_draft_that_ends_early_is_the_same_draft(
 
 def test_the_threshold_is_on_the_product_of_confidences(target: Target) -> None:
     """In a chain without counts, the depth follows from the drafter's largest probabilities."""
-    policy = ConfidenceNodes(0.02, learn=False)
     seen: list[Tensor] = []
-    prune = policy.prune
 
-    def spying(grown: Grown, batch: Batch, drafting: Tensor) -> Grown:
-        assert grown.rated is not None
-        seen.append(grown.rated.survival.clone())
-        return prune(grown, batch, drafting)
+    class Spying(ConfidenceNodes):
+        def prune(self, grown: Grown, batch: Batch, drafting: Tensor) -> Grown:
+            assert grown.rated is not None
+            seen.append(grown.rated.survival.clone())
+            return super().prune(grown, batch, drafting)
 
-    policy.prune = spying
+    policy = Spying(0.02, learn=False)
     trees = trees_of(target, StaticTree(4), policy)
     for tree, survival in zip(trees, seen, strict=False):
         for row in range(len(tree.tokens)):

@@ -38,7 +38,7 @@ class Drafts(Drafter):
         self.laws, self.has_leaf_probs = frozenset(laws), leaf_probs
         self.is_chain, self.is_paths = form == "chain", form in ("chain", "paths")
 
-    def bind(self, target: object, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target, sizes):
         raise NotImplementedError
 
     def propose(self, slots: object) -> DraftTree:

@@ -146,7 +146,7 @@ class Paths(Drafter):
     def __init__(self, law: DraftSampling, *, is_paths: bool):
         self.laws, self.is_paths = frozenset({law}), is_paths
 
-    def bind(self, target: object, *, max_batch_size: int, max_length: int) -> None:
+    def bind(self, target, sizes):
         raise NotImplementedError
 
     def propose(self, slots: object) -> DraftTree:

@@ -51,7 +51,7 @@ class Misshapen(NGramDrafter):
 
 
 class Unbound(NGramDrafter):
-    def bind(self, target, **sizes):
+    def bind(self, target, sizes):
         self.width = target.width  # LINE Unbound.bind AttributeError: 'Target' object has no attribute 'width'
 
 
