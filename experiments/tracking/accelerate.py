@@ -36,6 +36,7 @@ class AccelerateTracker(Tracker):
         self._project, self._options = project, dict(options or {})
         self._guard = Guard(service, timeout)
         self._tracker: Any = None
+        self._settings: dict[str, Any] = {}
         self._prompts = 0
 
     def start(self, run: TrackedRun) -> None:
@@ -45,12 +46,12 @@ class AccelerateTracker(Tracker):
             folder = {"logging_dir": str(run.folder)} if self._class.requires_logging_directory else {}
             self._tracker = self._class(self._project, **{**folder, **self._options})
             self._tracker.start()
-            settings = dotted(run.config) | {"name": run.name, "group": run.group, "command": run.command}
-            known = {
-                name: value if isinstance(value, bool | int | float) else str(value) for name, value in settings.items()
-            }
-            self._tracker.store_init_configuration(known)
+            self._tracker.store_init_configuration(self._settings)
 
+        settings = dotted(run.config) | {"name": run.name, "group": run.group, "command": run.command}
+        self._settings = {
+            name: value if isinstance(value, bool | int | float) else str(value) for name, value in settings.items()
+        }
         self._prompts = 0
         self._guard.is_open = True
         self._guard.call(begin, self._guard.timeout * 10)
@@ -66,8 +67,10 @@ class AccelerateTracker(Tracker):
             self._log({name: line[place] for name, line in lines.items() if place in line}, place)
 
     def summary(self, figures: Figures) -> None:
-        """Log the figures at the last step."""
-        self._log(figures, self._prompts)
+        """Log the numbers at the last step, and the words beside the configuration: most services log no words."""
+        words = {name: value for name, value in figures.items() if isinstance(value, str)}
+        self._log({name: value for name, value in figures.items() if name not in words}, self._prompts)
+        self._guard.call(lambda: self._tracker.store_init_configuration(self._settings | _allowed(words)))
 
     def finish(self, exit_code: int) -> None:
         """End the run."""
@@ -76,9 +79,12 @@ class AccelerateTracker(Tracker):
         self._tracker = None
 
     def _log(self, figures: Figures, step: int) -> None:
-        # MLflow refuses some characters: model/T=0/speedup becomes model/T_0/speedup.
-        allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
-        self._guard.call(lambda: self._tracker.log(allowed, step=step))
+        self._guard.call(lambda: self._tracker.log(_allowed(figures), step=step))
+
+
+def _allowed(figures: Figures) -> dict[str, float | str]:
+    """Figures under names that MLflow takes: ``model/T=0/speedup`` becomes ``model/T_0/speedup``."""
+    return {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
 
 
 def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
