@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.export import without_kinds
 from experiments.exporting.kinds import kind_of
 from tests.experiments.exporting.heads import VOCAB, Export
 from tests.models import tiny_model
@@ -84,12 +83,6 @@ def test_a_folder_that_holds_no_drafter(exported: Export, tmp_path: Path) -> Non
     torch.save({"some.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"holds no drafter that is known here, its tensors are some\.weight …: give"):
         exported(folder, "native")
-
-
-def test_the_kind_is_not_to_be_chosen() -> None:
-    assert without_kinds(["drafter.name=a", "out=b"]) == ["drafter.name=a", "out=b"]
-    with pytest.raises(ValueError, match=r"^drafter=eagle: its files tell what kind of drafter it is, give"):
-        without_kinds(["drafter=eagle", "drafter.name=a"])
 
 
 def test_what_is_said(written: Callable[[str], Path], exported: Export, capsys: pytest.CaptureFixture[str]) -> None:
