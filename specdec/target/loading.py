@@ -163,7 +163,7 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
     try:
         return AutoTokenizer.from_pretrained(bundled.resolve(name_or_path), **hub_options(options))
     except (OSError, ValueError) as error:
-        message = f"no tokenizer for {name_or_path!r}: {first_sentence(error).rstrip('.')}"
+        message = f"no tokenizer for {name_or_path!r}: {first_sentence(error).rstrip('.,')}"
         raise ValueError(f"{message}; a target takes another one as tokenizer=FOLDER") from error
 
 

@@ -124,6 +124,9 @@ def test_a_sweep_goes_on_after_a_bad_job(
     assert "error: branches=0: give at least 1" in capsys.readouterr().err
     assert not (tmp_path / "sweep" / "0" / "summary.json").exists()
     assert summary_file(tmp_path / "sweep" / "1")["complete"]
+    again = invoke("-m", *kept, "drafter=ngram", *sweep, monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert again == 1 and "holds the results of another run" in capsys.readouterr().err
+    assert [path.parent.name for path in (tmp_path / "sweep").glob("*/error.txt")] == ["0"], "1 is as good as it was"
 
 
 def test_from_the_shell(saved: Path, tiny: list[str], tmp_path: Path) -> None:

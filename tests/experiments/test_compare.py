@@ -216,7 +216,7 @@ def test_a_folder_of_jobs_a_pattern_and_a_list_are_the_same_runs(
     ("words", "message"),
     [
         (["outputs/a", "outputs/b"], "error: 'outputs/a' has no name: give folders as 'runs=[outputs/a,outputs/b]'"),
-        ([], "error: runs has no value: give 'runs=[FOLDER,FOLDER]'"),
+        ([], "error: runs has no value: give runs=…, folders of runs"),
         (["run=a"], "error: there is no run: did you mean runs?"),
         (["runs=a", "allow_mixed=maybe"], "error: allow_mixed='maybe': give true or false"),
         (["runs=a", "format=pdf"], "error: format='pdf': give one or several of md, csv, latex, html, parquet"),

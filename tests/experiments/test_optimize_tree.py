@@ -160,7 +160,7 @@ def test_bad_settings(chosen: Configure, overrides: list[str], words: str) -> No
 
 
 def test_no_trace_is_given(configure: Configure) -> None:
-    with pytest.raises(ValueError, match=r"^trace has no value: give experiments\.optimize_tree FOLDER"):
+    with pytest.raises(ValueError, match=r"^trace has no value: give trace=…, the folder of a run"):
         optimize_tree(configure("optimize_tree", "out=found"))
 
 

@@ -199,7 +199,7 @@ def test_the_application(configure: Configure, saved: Path, tiny: list[str], tmp
     ("overrides", "message"),
     [
         (["trace={tmp}/nothing"], "is not the folder of a run"),
-        ([], "trace has no value: give trace=FOLDER"),
+        ([], "trace has no value: give trace=…, the folder of a run"),
         (["trace={tmp}", "verifiers=[magic]"], "there is no verifier 'magic': choose among block, "),
         (["trace={tmp}", "baseline=rejecton"], "baseline: there is no verifier 'rejecton': did you mean rejection?"),
         (["trace={tmp}", "threads=0"], "threads=0: give an integer of at least 1, or null"),

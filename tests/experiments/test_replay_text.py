@@ -229,7 +229,7 @@ def test_texts_without_answers_are_refused(configure: Configure, saved: Path, tm
     file = written(tmp_path / "some.jsonl", [{"turns": ["a"]}])
     with pytest.raises(ValueError, match=r"^texts: no line of .*some.jsonl has an answer: give rows with turns"):
         replay_text(configure("replay_text", f"texts={file}", f"tokenizer={saved / 'target'}", f"out={tmp_path}"))
-    with pytest.raises(ValueError, match=r"^texts has no value: give texts=FILE"):
+    with pytest.raises(ValueError, match=r"^texts has no value: give texts=…, a file"):
         replay_text(configure("replay_text", f"out={tmp_path}"))
 
 

@@ -99,7 +99,7 @@ def test_folders_that_cannot_be_shown(
         write_run(tmp_path / "sweep" / name, trace=False)
     assert "is a sweep of 2 jobs: give the folder of one" in shown(monkeypatch, capsys, str(tmp_path / "sweep"))[1]
     assert "has no manifest.json" in shown(monkeypatch, capsys, str(tmp_path))[1]
-    assert "run has no value: give experiments.show FOLDER" in shown(monkeypatch, capsys)[1]
+    assert "run has no value: give run=…, the folder of a run" in shown(monkeypatch, capsys)[1]
     assert "give one folder, not 2" in shown(monkeypatch, capsys, "a", "b")[1]
     words = (str(tmp_path / "sweep" / "0"), "prompt=0")
     out, _ = shown(monkeypatch, capsys, *words)

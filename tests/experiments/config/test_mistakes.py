@@ -190,7 +190,7 @@ BAD = {
     "drafter=none drafter._target_=own_parts.Lokup": "drafter._target_='own_parts.Lokup': there is no 'Lokup' in "
     "own_parts: did you mean Lookup?",
     "drafter=none drafter._target_=own_parts": "drafter._target_='own_parts' is a module: name a class or function",
-    "drafter=none drafter._target_=own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int: name a class",
+    "drafter=none drafter._target_=own_parts.NUMBER": "drafter._target_='own_parts.NUMBER' is of type int: name a",
     "drafter=none drafter._target_=3": "drafter._target_=3: give the dotted name of a class",
     "drafter=none drafter._target_=nowhere.X": "drafter._target_='nowhere.X': there is no module 'nowhere'",
     "drafter=none drafter._target_=own_parts.Needy": "drafter.depth is missing: give drafter.depth=…",

@@ -1,0 +1,96 @@
+"""Settings are checked by their annotations, paths may begin with ``~``, and no other package stands in for ours."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.config import stranger
+from experiments.config.checking import Wanted, check_arguments
+from experiments.config.sections import build, check_settings, typed
+from experiments.config.settings import Count, OneOrMore
+
+from tests.models import tiny_model
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    sizes: OneOrMore[Count] = 1
+    mode: Literal["a", "b"] | None = None
+    even: Annotated[int, Wanted("an even number", lambda value: value % 2 == 0)] = 0
+    flag: bool = True
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"inner": {"size": 0}}, "inner.size=0: give an integer of at least 1"),
+        ({"inner": {"size": True}}, "inner.size=True: give an integer of at least 1"),
+        ({"inner": {"sise": 1}}, "there is no inner.sise: did you mean inner.size?"),
+        ({"inner": {}}, "inner.size is missing"),
+        ({"inner": 3}, "inner=3: give a section"),
+        ({"sizes": []}, "sizes=[]: give an integer of at least 1, or a list of them"),
+        ({"sizes": [1, 0]}, "sizes=[1, 0]: give an integer of at least 1, or a list of them"),
+        ({"mode": "c"}, "mode='c': give one of a, b, or null"),
+        ({"even": 3}, "even=3: give an even number"),
+        ({"flag": 1}, "flag=1: give true or false"),
+        ({"flg": True}, "there is no flg: did you mean flag?"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        check_arguments(Outer, {"inner": {"size": 1}} | options)
+    assert sentence in str(raised.value)
+
+
+def test_settings_become_a_dataclass() -> None:
+    made = typed(Outer, {"inner": {"size": 2}, "sizes": [1, 2], "mode": "a"})
+    assert made == Outer(inner=Inner(size=2), sizes=[1, 2], mode="a")
+
+
+def test_paths_of_a_file_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Paths:
+        one: dict
+        several: list[str]
+        other: str
+
+    monkeypatch.setenv("HOME", "/home/me")
+    config = OmegaConf.create({"one": {"name": "~/m"}, "several": ["~/a", "b"], "other": "a~/b"})
+    check_settings(config, Paths)
+    assert config == {"one": {"name": "/home/me/m"}, "several": ["/home/me/a", "b"], "other": "a~/b"}
+
+
+def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    """A package of the working directory stands before ours with ``python -m``; an installed one may as well."""
+    assert stranger() is None
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    words = [sys.executable, "-m", "experiments.run", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: Python finds another package 'verifiers' before the one of specdec-research")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_target_may_borrow_a_tokenizer(configure: Callable[..., DictConfig], saved: Path, tmp_path: Path) -> None:
+    tiny_model(vocab_size=257).save_pretrained(tmp_path / "bare")
+    named = f"target.name={tmp_path / 'bare'}"
+    with pytest.raises(InstantiationException, match="takes another one as tokenizer=FOLDER"):
+        build(configure("run", named), "target")
+    target = build(configure("run", named, f"target.tokenizer={saved / 'target'}"), "target")
+    assert target.tokenizer is not None and target.name == str(tmp_path / "bare")
