@@ -24,6 +24,7 @@ def test_methods_are_measured_together(
     configure: Configure, saved: Path, tiny: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     more = [f"methods.drawn.name={saved / 'drafter'}", "methods.drawn.shape=2", "temperatures=[0,1]"]
+    more.append("study={_target_:experiments.session.temperatures.temperatures,_partial_:true}")
     run(configure("run", *tiny, *TWO, *more, "compared_with=copied", "dataset.count=2", "sampling.max_new_tokens=8"))
     summary = summary_file(tmp_path / "out")
     found = [(method["temperature"], method["method"]) for method in summary["methods"]]
@@ -31,8 +32,11 @@ def test_methods_are_measured_together(
     assert summary["complete"]
     assert summary["methods"][2]["gain"]["over"] == "copied"
     assert load_run(tmp_path / "out").summary.methods[5].gain is not None, "read back, it is compared again"
-    assert {"methods.png", "nodes.png", "tables.txt"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"methods.png", "nodes.png", "tables.txt", "temperatures.png"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     shown = capsys.readouterr().out
+    assert "What drafting brings by temperature" in shown, "the study"
     assert "prompt lookup" in shown and "model: chain" in shown and "difference" in shown
 
 
