@@ -9,11 +9,11 @@ class Room(Protocol):
     """Whatever can say how many rows, or how long ones, fit into a memory."""
 
     def most_rows(self, memory: float, *, length: int) -> int:
-        """Returns how many slots of a length there is room for; 0 if there is none."""
+        """Return how many slots of a length there is room for; 0 if there is none."""
         ...
 
     def longest(self, memory: float, *, rows: int) -> int:
-        """Returns how long so many slots can be; 0 if there is no room."""
+        """Return how long so many slots can be; 0 if there is no room."""
         ...
 
 
@@ -32,11 +32,11 @@ class SlotMemory:
     per_row: float = 0.0
 
     def bytes(self, *, rows: int, length: int) -> float:
-        """Returns what so many rows of this length take."""
+        """Return what so many rows of this length take."""
         return rows * (self.per_row + (length + self.drafted) * self.per_position)
 
     def beside(self, other: "SlotMemory") -> "SlotMemory":
-        """Returns both caches as one, if every row has a slot in each."""
+        """Return both caches as one, if every row has a slot in each."""
         per_position = self.per_position + other.per_position
         drafted = min(self.drafted, other.drafted)
         more = (self.drafted - drafted) * self.per_position + (other.drafted - drafted) * other.per_position
@@ -52,7 +52,7 @@ class SlotMemory:
 
 
 def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1, within: str = "") -> str:
-    """Returns in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps.
+    """Return in words what to give instead of sizes that do not fit: fewer rows, shorter ones, or neither helps.
 
     Args:
         room: What has to fit.
@@ -72,5 +72,5 @@ def remedy(room: Room, memory: float, *, rows: int, length: int, least: int = 1,
 
 
 def written_bytes(size: float) -> str:
-    """Returns a number of bytes as text: ``"1.50 GiB"``, ``"300 MiB"``."""
+    """Return a number of bytes as text: ``"1.50 GiB"``, ``"300 MiB"``."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"

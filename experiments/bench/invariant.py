@@ -84,7 +84,7 @@ def main() -> None:
     given = read_options(Options, __doc__)
     set_threads(given.threads)
     models = {
-        "110M Llama": llama_110m().to(getattr(torch, given.dtype)),  # pyright: ignore
+        "110M Llama": llama_110m().to(getattr(torch, given.dtype)),
         "bundled target": bundled_target(dtype=given.dtype).model,
     }
     rows = []

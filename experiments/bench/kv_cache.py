@@ -77,8 +77,10 @@ def closeness(name: str, dtype: str, prompts: int, tokens: int) -> list[dict[str
 
 def times(model: PreTrainedModel, keys: int, nodes: Sequence[int], repeats: int, dtype: str) -> list[dict[str, str]]:
     """Return a row per number of nodes: milliseconds of a forward behind ``keys`` entries, for every cache."""
-    sizes = {"max_batch_size": 1, "max_length": keys + 1, "max_nodes": max(nodes)}
-    runners = [ModelRunner(model, kv_cache=cache, **sizes) for cache in CACHES]
+    runners = [
+        ModelRunner(model, max_batch_size=1, max_length=keys + 1, max_nodes=max(nodes), kv_cache=cache)
+        for cache in CACHES
+    ]
     prompt = torch.randint(0, model.config.vocab_size, (1, keys), generator=torch.Generator().manual_seed(0))
     for runner in runners:
         for start in range(0, keys, 512):
@@ -104,7 +106,7 @@ def main() -> None:
     show(title, [row for name in names for row in closeness(name, given.dtype, given.prompts, given.tokens)])
     if not given.keys:
         return
-    model = llama_110m().to(getattr(torch, given.dtype))  # pyright: ignore
+    model = llama_110m().to(getattr(torch, given.dtype))
     model.config.max_position_embeddings = max(*given.keys, 0) + 1 + max(given.nodes)
     rows = [row for keys in given.keys for row in times(model, keys, given.nodes, given.repeats, given.dtype)]
     show(f"One forward of a random 110M Llama, {where()}, median of {given.repeats}", rows)

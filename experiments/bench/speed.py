@@ -49,7 +49,8 @@ def beside_plain(options: Options, device: torch.device) -> Iterator[tuple[str, 
         if workload.method != "plain":
             play = Player(workload, str(device)).play
             sides = [play, lambda p=play: p(speculate=False)]
-            yield f"{name} / plain", *in_turns(sides, options.repeats, device, warm_up=2)
+            ours, theirs = in_turns(sides, options.repeats, device, warm_up=2)
+            yield f"{name} / plain", ours, theirs
 
 
 def beside_checkout(options: Options, device: torch.device) -> Iterator[tuple[str, list[float], list[float]]]:

@@ -38,7 +38,7 @@ class Planned:
 def plan_drafter(
     options: Mapping[str, Any], target: ModelShape, formats: Formats, *, target_name: str
 ) -> Planned | None:
-    """Returns what a drafter costs; None without one.
+    """Return what a drafter costs; None without one.
 
     A head's sizes are read from its files if they are on this machine. Otherwise they are those that such heads usually
     have for this target.
@@ -123,7 +123,7 @@ def plan_drafter(
 
 
 def drafter_class(options: Mapping[str, Any]) -> str | None:
-    """Returns the name of the class that a section ``drafter`` makes; None without a drafter."""
+    """Return the name of the class that a section ``drafter`` makes; None without a drafter."""
     kind = options.get("_target_")
     return None if kind is None else str(kind).removesuffix(".from_pretrained").rpartition(".")[2]
 
@@ -139,7 +139,7 @@ def _layer_of(own: Mapping[str, Any], name: str) -> Any:
 
 
 def _own_config(name: str) -> dict[str, Any] | None:
-    """Returns a head's configuration if it is on this machine; None if it is not, which is no error."""
+    """Return a head's configuration if it is on this machine; None if it is not, which is no error."""
     path = Path(bundled.resolve(name))
     if path.exists():
         return read_config(name)
@@ -153,7 +153,7 @@ def _own_config(name: str) -> dict[str, Any] | None:
 
 
 def short_count(count: float) -> str:
-    """Returns a number of parameters in words: ``"8.03 billion"``."""
+    """Return a number of parameters in words: ``"8.03 billion"``."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if count >= size:
             return f"{count / size:.3g} {word}"

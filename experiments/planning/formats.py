@@ -29,7 +29,7 @@ class Formats:
 
 
 def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str | None, kv_cache: str | None) -> Formats:
-    """Returns the bytes of a target's numbers.
+    """Return the bytes of a target's numbers.
 
     Quantized weights are expanded before they are multiplied, so that products compute in the model's own type.
 
@@ -67,7 +67,7 @@ def choose_formats(config: Mapping[str, Any], *, dtype: str, quantization: str |
 
 
 def inflated(config: Mapping[str, Any], inflate: str | Mapping[str, int] | None) -> dict[str, Any]:
-    """Returns the configuration of a target that is inflated; as it is if it is not.
+    """Return the configuration of a target that is inflated; as it is if it is not.
 
     Args:
         config: The content of its ``config.json``.

@@ -27,11 +27,11 @@ class ChainCosts:
     rounds: CalibratedRounds
 
     def verify(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns the seconds of the target's forward."""
+        """Return the seconds of the target's forward."""
         return self.rounds.verify(batch=batch, drafted=drafted, context=context)
 
     def draft(self, *, batch: int, drafted: int, context: float) -> float:
-        """Returns what a chain adds to a round besides the target's forward."""
+        """Return what a chain adds to a round besides the target's forward."""
         return self.rounds.draft(batch=batch, drafted=drafted, context=context, depth=drafted)
 
     @property
@@ -50,7 +50,7 @@ class ChainCosts:
         return self.rounds.box.batch[1]
 
     def prefill(self, *, batch: int, prompt: int, chunk: int) -> float:
-        """Returns the seconds of a batch's prompts, chunk by chunk.
+        """Return the seconds of a batch's prompts, chunk by chunk.
 
         Pieces of prompts are measured in one row, so that those of several rows count as one piece that is as long.
 
@@ -72,7 +72,7 @@ class ChainCosts:
 
 
 def device_of(costs: CalibratedRounds, devices: Mapping[str, Device], *, memory: float) -> Device:
-    """Returns the device that costs were measured on: its row of the table, or what the file says of it.
+    """Return the device that costs were measured on: its row of the table, or what the file says of it.
 
     Args:
         costs: The content of the file.

@@ -42,7 +42,7 @@ class RunMemory:
     own_rows: Mapping[str, int] = field(default_factory=dict)
 
     def memory(self, *, rows: int, length: int) -> Memory:
-        """Returns what the run takes with slots of this number and length, copies left out."""
+        """Return what the run takes with slots of this number and length, copies left out."""
         parts = {
             name: served.memory(rows=self.own_rows.get(name, rows), length=length)
             for name, served in self.methods.items()
@@ -60,11 +60,11 @@ class RunMemory:
         return self.memory(rows=self.rows, length=self.length)
 
     def most_rows(self, memory: float, *, length: int) -> int:
-        """Returns how many slots of a length fit; 0 if none does."""
+        """Return how many slots of a length fit; 0 if none does."""
         return largest(lambda rows: self.memory(rows=rows, length=length).total <= memory)
 
     def longest(self, memory: float, *, rows: int) -> int:
-        """Returns how long so many slots can be; 0 if there is no room."""
+        """Return how long so many slots can be; 0 if there is no room."""
         return largest(lambda length: self.memory(rows=rows, length=length).total <= memory)
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class RunMemory:
         return remedy(self, self.free, rows=self.rows, length=self.length, least=2, within="engine.")
 
     def _in_fewer_bits(self, scheme: str) -> float:
-        """Returns the bytes of the weights if they were quantized."""
+        """Return the bytes of the weights if they were quantized."""
         served = next(iter(self.methods.values()))
         bits = {"int8": 1.0, "int4": 0.53125}[scheme]
         if served.precision.weights <= bits:

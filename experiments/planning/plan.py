@@ -133,7 +133,7 @@ class Plan:
         return [self._speculation(batch) for batch in self.asked.batches]
 
     def requests(self, *, speculate: bool) -> list[Request | None]:
-        """Returns what a request takes, by batch; None where that is outside of what was measured.
+        """Return what a request takes, by batch; None where that is outside of what was measured.
 
         The prompts of a batch are prefilled together, and all rows have the length that they have halfway.
         """
@@ -182,7 +182,7 @@ class Plan:
         return Map(batches, contexts, best, fits, tuple(batch for _, batch in even), tuple(k for k, _ in even), most)
 
     def _break_even(self, context: int, most: int) -> tuple[bool, int | None]:
-        """Returns whether anything is known about a context, and the batch at which a fixed draft breaks even."""
+        """Return whether anything is known about a context, and the batch at which a fixed draft breaks even."""
         try:
             batch = break_even_batch(self.cost, self.asked.acceptance, drafted=self.fixed, context=context, most=most)
         except ValueError:
@@ -190,7 +190,7 @@ class Plan:
         return True, batch
 
     def critical_context(self, drafted: int) -> float | None:
-        """Returns the context from which a step is bound by memory at every batch; None if there is none.
+        """Return the context from which a step is bound by memory at every batch; None if there is none.
 
         Args:
             drafted: Drafted nodes of a row.
@@ -214,7 +214,7 @@ class Plan:
         return next((float(2**power) for power in range(24) if bound_by_memory(2**power)), None)
 
     def _best(self, batch: int, context: float) -> BestLength | None:
-        """Returns the fastest length; None outside of what was measured."""
+        """Return the fastest length; None outside of what was measured."""
         if self.asked.costs is None:
             return self._least_best(batch, context)
         try:
@@ -227,7 +227,7 @@ class Plan:
         return best_length(self.bound, self.asked.acceptance, batch=batch, context=context, longest=self.longest)
 
     def _predicted(self, batch: int, drafted: int, *, draft: bool = False) -> float | None:
-        """Returns the seconds of verifying, or of drafting, by measured costs; None if they do not say."""
+        """Return the seconds of verifying, or of drafting, by measured costs; None if they do not say."""
         costs, size = self.asked.costs, {"batch": batch, "drafted": drafted, "context": self.asked.context}
         try:
             return None if costs is None else costs.draft(**size) if draft else costs.verify(**size)
@@ -235,7 +235,7 @@ class Plan:
             return None
 
     def _prefill_seconds(self, batch: int) -> float | None:
-        """Returns the seconds of a batch's prompts; None outside of what was measured."""
+        """Return the seconds of a batch's prompts; None outside of what was measured."""
         asked = self.asked
         if asked.costs is None:
             return self._prefill(batch).by_parts(asked.roof) + asked.overhead
@@ -264,7 +264,7 @@ class Plan:
         )
 
     def _prefill(self, batch: int) -> StepWork:
-        """Returns the work of a batch's prompts, chunk by chunk: every chunk reads the weights again."""
+        """Return the work of a batch's prompts, chunk by chunk: every chunk reads the weights again."""
         asked, work, done = self.asked, StepWork(), 0
         while done < asked.prompt:
             tokens = min(asked.prefill_chunk, asked.prompt - done)

@@ -13,7 +13,7 @@ FILE = "config.json"
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Returns the content of a model's ``config.json``.
+    """Return the content of a model's ``config.json``.
 
     Args:
         name: A file, a folder that holds one, ``bundled/…``, or a name on the hub, whose file is downloaded if it is
@@ -41,7 +41,7 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Returns the shape of a model.
+    """Return the shape of a model.
 
     A configuration may leave out what its class in transformers has a default for. Only then transformers is imported,
     which takes seconds.
@@ -65,7 +65,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _completed(config: Mapping[str, Any]) -> Any:
-    """Returns the configuration as transformers completes it; None if it does not know the type."""
+    """Return the configuration as transformers completes it; None if it does not know the type."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return None

@@ -161,7 +161,7 @@ def _device(name: str, row: Any, path: Path) -> Device:
         raise ValueError(f"{where}.measured is not a section: give bandwidth, flops or both")
     if chip is not None and (not isinstance(chip, Mapping) or not set(_CHIP) <= set(chip) <= {*_CHIP, "link"}):
         raise ValueError(f"{where}.chip={chip!r}: give {', '.join(_CHIP)}, and link if there is one")
-    found = {key: _number(chip[key], f"{where}.chip.{key}") for key in chip or ()}
+    found = {key: _number(chip[key], f"{where}.chip.{key}") for key in chip} if chip is not None else {}
     return Device(
         name=name,
         title=str(row.get("title") or name),

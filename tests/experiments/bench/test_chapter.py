@@ -2,18 +2,15 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jinja2
 import numpy as np
 import pytest
 from matplotlib import __version__ as matplotlib_version
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from PIL import Image
 
-from experiments.bench.chapter import hook, page
+from experiments.bench.chapter import page
 from experiments.bench.chapter import tables as formats
 from experiments.bench.chapter.pictures import PICTURES, Picture
 
@@ -143,33 +140,3 @@ def test_other_figures_are_another_picture() -> None:
     assert picture.digest() == before, "the last digit is the machine's"
     drawn["rows"][1] = 2.001
     assert picture.digest() != before
-
-
-def test_mkdocs_renders_the_chapter_and_leaves_other_pages_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def shown(name: str) -> str:
-        return hook.on_page_markdown("what stands in docs/", page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
-
-    assert shown("why-decoding-is-slow.md") == CHAPTER
-    assert shown("plan.md") == "what stands in docs/"
-    monkeypatch.setattr(page, "TEMPLATE", tmp_path / "template")
-    page.TEMPLATE.write_text("Loading takes {{ f.load | s }}.\n")
-    assert shown("why-decoding-is-slow.md") == page.NOTE + "Loading takes 20 s.\n"
-    assert "hooks: [experiments/bench/chapter/hook.py]" in (page.ROOT / "mkdocs.yml").read_text()
-
-
-def test_mkdocs_draws_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config: Any = MkDocsConfig()
-    docs, site = tmp_path / "docs", str(tmp_path / "site")
-    docs.mkdir()
-    config.load_dict({"site_name": "test", "docs_dir": str(docs), "site_dir": site})
-    assert config.validate() == ([], [])
-    monkeypatch.setattr(config.plugins, "_current_plugin", "the hook", raising=False)  # as mkdocs does before it calls
-    old = File("images/chapter_kv.png", str(docs), site, use_directory_urls=False)
-    kept = File("images/other.png", str(docs), site, use_directory_urls=False)
-    monkeypatch.setattr(hook, "pictures", lambda: {"chapter_kv": b"drawn now"})
-    files = hook.on_files(Files([old, kept]), config=config)
-    assert len(files) == 2 and files.get_file_from_path("images/other.png") is kept
-    found = files.get_file_from_path("images/chapter_kv.png")
-    assert found is not None and found.content_bytes == b"drawn now"
