@@ -7,6 +7,7 @@ from specdec.exports import on_first_use
 if TYPE_CHECKING:
     from verifiers.block import BlockVerifier, TraversalVerifier
     from verifiers.cascade import CascadeVerifier
+    from verifiers.fly import FLyVerifier
     from verifiers.greedy_multipath import GreedyMultiPathVerifier
     from verifiers.kseq import KSeqVerifier
     from verifiers.longest_path import RelaxedTopKVerifier, TypicalVerifier
@@ -23,6 +24,7 @@ else:  # a type checker would take any name for defined
         {
             "BlockVerifier": "verifiers.block",
             "CascadeVerifier": "verifiers.cascade",
+            "FLyVerifier": "verifiers.fly",
             "FuzzyVerifier": "verifiers.lossy",
             "GreedyMultiPathVerifier": "verifiers.greedy_multipath",
             "KSeqVerifier": "verifiers.kseq",
@@ -43,6 +45,7 @@ else:  # a type checker would take any name for defined
 __all__ = [
     "BlockVerifier",
     "CascadeVerifier",
+    "FLyVerifier",
     "FuzzyVerifier",
     "GreedyMultiPathVerifier",
     "KSeqVerifier",
