@@ -18,6 +18,7 @@ from experiments.reporting import terminal
 from experiments.reporting.run_plots import RUN_PLOTS
 from experiments.reporting.run_tables import comparison_table
 from experiments.reporting.tokens import show_race
+from experiments.results.metrics import distinct_n_gram_rate
 from experiments.results.origin import MANIFEST
 from experiments.results.summary import Summary
 from experiments.results.token_texts import token_bytes
@@ -33,6 +34,9 @@ WARM, COUNTED = 2, 3
 """How often they are decoded to warm up, and how often on the clock."""
 _PER_METHOD = 0.8
 """The time of a drafting method over plain decoding's, in the mean over temperatures; a guess on the safe side."""
+
+_TRIED, _TRIED_TOKENS = 4, 96
+"""Prompts among which the race's is chosen, and the tokens that are decoded of each for that."""
 
 
 def demo(config: DictConfig) -> Summary:
@@ -50,7 +54,7 @@ def demo(config: DictConfig) -> Summary:
 
     def opening(contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
         if config.race is not None:
-            _race(contenders, str(config.race), jobs[0], config.race_tokens)
+            _race(contenders, str(config.race), jobs, config.race_tokens)
 
     report = Report(tables=lambda summary, title: [comparison_table(summary, title)], plots=RUN_PLOTS, opening=opening)
     return measure_methods(config, methods=methods, report=report, temperatures=config.temperatures)
@@ -114,8 +118,21 @@ def _give_tree(config: DictConfig, methods: dict[str, str]) -> None:
                 OmegaConf.update(config, section, given, merge=True, force_add=True)
 
 
-def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -> None:
+def _least_repetitive(engine: Engine, jobs: Sequence[Job]) -> Job:
+    """The job whose plain output repeats itself least, of the first few: small models loop, which flatters drafters."""
+    tried = [job for job in jobs if job.sampling == jobs[0].sampling][:_TRIED]
+    room = engine.max_length - max(len(job.prompt_ids) for job in tried)
+    sampling = replace(jobs[0].sampling, max_new_tokens=min(_TRIED_TOKENS, room), n=1)
+    outputs = engine.generate([list(job.prompt_ids) for job in tried], sampling, speculate=False)
+    rates = [distinct_n_gram_rate(output.token_ids) or 0.0 for output in outputs]
+    return tried[rates.index(max(rates))]
+
+
+def _race(contenders: Sequence[Contender], method: str, jobs: Sequence[Job], tokens: int) -> None:
     """Show plain decoding and a method on one prompt, for as many tokens as were asked for and as there is room."""
+    first = contenders[0].engine
+    assert isinstance(first, Engine), "plain decoding runs on our engine"
+    job = _least_repetitive(first, jobs)
     room = contenders[0].engine.max_length - len(job.prompt_ids)
     sampling = replace(job.sampling, max_new_tokens=min(tokens, room))
     lanes = []
@@ -124,11 +141,9 @@ def _race(contenders: Sequence[Contender], method: str, job: Job, tokens: int) -
             engine = contender.engine
             assert isinstance(engine, Engine), "the methods of the demo are ours"
             lanes.append(run_lane(contender.method, engine, job.prompt_ids, sampling, speculate=contender.speculate))
-    plain = contenders[0].engine
-    assert isinstance(plain, Engine), "plain decoding runs on our engine"
-    target = plain.target
+    target = first.target
     assert target.tokenizer is not None, "assemble refuses a target without one"
     texts = token_bytes({token.token for lane in lanes for token in lane.tokens}, target.tokenizer)
     show_race(
-        terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=plain.runner.kv_cache)
+        terminal.console(), lanes, texts, title(target, [job.sampling], "one prompt", kv_cache=first.runner.kv_cache)
     )

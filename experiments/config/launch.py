@@ -23,6 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from experiments.config import job, ranks, words
 from experiments.config.checking import did_you_mean
 from experiments.config.sections import CONF, check_settings
+from experiments.reporting import style
 from specdec.origin import at, own_place, place
 
 ERROR = "error.txt"
@@ -93,6 +94,7 @@ def launch(
     def run_job(config: DictConfig) -> float | None:
         _import_from(HydraConfig.get().runtime.cwd)  # a launcher may have started another process
         note = _note_of_job()
+        style.TITLES.set(bool(config.get("title", True)))
         try:
             with ranks.in_silence(), ranks.taking_part(config):
                 result = task(config)

@@ -140,6 +140,7 @@ class MeasuringSettings:
     trace_dropped: Dropped
     chat_template: Options
     progress_every: Pace
+    title: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +209,7 @@ class CompareSettings:
     allow_mixed: bool
     format: OneOrMore[Format]
     out: Text
+    title: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +262,7 @@ class PlanSettings:
     chat_template: Options
     pictures: bool
     out: Folder
+    title: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +302,7 @@ class ReplaySettings:
     seed: Natural
     threads: Count | None
     out: Folder
+    title: bool = True
     bootstrap: Section
 
     def __post_init__(self):
@@ -319,6 +323,7 @@ class ReplayTextSettings:
     seed: Natural
     threads: Count | None
     out: Folder
+    title: bool = True
     bootstrap: Section
 
     def __post_init__(self):
@@ -348,6 +353,7 @@ class OptimizeTreeSettings:
     seed: Natural
     threads: Count | None
     out: Folder
+    title: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +385,7 @@ class CalibrateSettings:
     seed: Natural
     threads: Count | None
     out: Folder
+    title: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

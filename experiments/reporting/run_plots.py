@@ -31,8 +31,6 @@ FEW = 10
 """Rounds from which on a share of rounds is drawn in full: a share of fewer is faint, and says of how many."""
 _FAMILY = ": "
 """Stands in a label between the family, which is a line in pictures, and its member."""
-_MOST_LABELS = 24
-"""Points of a panel up to which each has its name beside it; more are told apart by the legend alone."""
 
 
 @style.styled()
@@ -69,7 +67,7 @@ def acceptance_plot(summary: Summary, path: Path, subtitle: str) -> Path | None:
     labels = [*names, "of rounds that accepted all tokens before it"]
     if few:
         handles.append(Line2D([], [], linestyle="none"))
-        labels.append(f"faint: of fewer than {FEW} rounds, n")
+        labels.append(f"faint, with their number: of fewer than {FEW} rounds")
     style.legend(figure, handles, labels)
     plot_title(figure, "Acceptance by position, of all rounds that drafted this far", subtitle, summary)
     return style.save(figure, path)
@@ -286,20 +284,22 @@ def _point_handle(index: int) -> object:
 def _nodes_panel(
     panel: "Axes", chosen: Sequence[tuple[str, MethodSummary]], names: Sequence[str], families: Sequence[str]
 ) -> None:
-    groups: dict[str, list[MethodSummary]] = {}
+    groups: dict[tuple[int, str], list[MethodSummary]] = {}
     points = []
     for label, method in chosen:
         x, y = method.proposed_nodes_per_round or 0.0, method.mean_acceptance_length or 0.0
-        index = families.index(label.partition(_FAMILY)[0])
+        family, _, member = label.partition(_FAMILY)
+        index = families.index(family)
         low, high = method.mean_acceptance_length_interval or (y, y)
         panel.vlines(x, low, high, color=style.color(index), linewidth=0.9)
         panel.plot([x], [y], linestyle="none", **style.looks(index))
         points.append((x, y, str(names.index(label) + 1), style.color(index)))
-        groups.setdefault(_kind(label), []).append(method)
-    for kind, methods in groups.items():
+        # Members that differ in their size alone are of one kind.
+        kind = "".join(letter for letter in member if not letter.isdigit())
+        groups.setdefault((index, kind), []).append(method)
+    for (index, _), methods in groups.items():
         methods.sort(key=lambda method: method.proposed_nodes_per_round or 0.0)
         places = [(m.proposed_nodes_per_round, m.mean_acceptance_length) for m in methods]
-        index = families.index(kind.partition(_FAMILY)[0])
         panel.plot(*zip(*places, strict=True), color=style.color(index), alpha=0.6, linewidth=0.9)
     panel.set_xscale("log", base=2)
     style.plain_log(panel.xaxis, [2**power for power in range(13)])
@@ -309,11 +309,6 @@ def _nodes_panel(
     for number, (x, y, text, color) in enumerate(sorted(points)):
         place, side = ((5, 4), "left") if number % 2 else ((-5, 4), "right")
         style.note(panel, text, (x, y), place, ha=side, color=color, bbox=None, fontweight="bold")
-
-
-def _kind(label: str) -> str:
-    """A label without its numbers: what is of one kind differs in its size alone."""
-    return "".join(letter for letter in label if not letter.isdigit())
 
 
 def _figure(found: MethodSummary | CategorySummary, field: str) -> tuple[float | None, Interval | None]:

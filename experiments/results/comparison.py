@@ -21,7 +21,7 @@ _SAME: dict[str, Callable[[Run], str]] = {
 }
 """What runs must share, unless they are mixed on purpose."""
 _SHOWN: dict[str, Callable[[Run], str]] = {**_SAME, "dataset": lambda run: dataset_name(run)}
-_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every")
+_NOT_SETTINGS = ("out=", "resume=", "hydra.", "experiment=", "tracker", "trace", "progress_every", "title=")
 """Overrides that name no row: they do not change what is measured, or the columns say it already."""
 
 

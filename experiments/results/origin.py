@@ -7,7 +7,7 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 
-_FREE = frozenset(["resume", "out", "progress_every"])
+_FREE = frozenset(["resume", "out", "progress_every", "title"])
 """Settings that may differ between the attempts at a run."""
 
 

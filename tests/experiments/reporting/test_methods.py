@@ -98,7 +98,7 @@ def test_the_pictures_name_families_and_methods(tmp_path: Path) -> None:
 def test_a_line_joins_what_differs_in_its_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Figure] = []
     monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure) or path)
-    for labels, lines in ((LABELS, 0), ({"fast": "model: chain of 3", "wide": "model: chain of 6"}, 1)):
+    for labels, lines in ((LABELS, 0), ({"fast": "EAGLE-3: chain of 3", "wide": "EAGLE-3: chain of 6"}, 1)):
         nodes_plot(summary(), tmp_path / "x.png", "", labels)
         (panel,) = kept.pop().axes
         assert sum(len(line.get_xydata()) > 1 for line in panel.lines) == lines  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The pictures of a replay: what can be told apart in them, and what is left out."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_gains_are_a_matrix_with_lossy_rules_apart(figures: list[Figure], tmp_pa
     assert "typical (lossy)" in texts
     assert {"4\niid", "[2,2]\niid", "T = 0.6", "T = 1"} <= set(texts)
     assert "gain over rejection" in " ".join(texts)
+
+
+def test_the_colours_reach_to_the_last_gain_and_loss(figures: list[Figure], tmp_path: Path) -> None:
+    drawn = drawn_on("drafter.shape=4", 1.0)
+    walk = rule("target_walk", "exact", (0.2, 0.1), -1.2)
+    gain_plot([replace(drawn, rows=(*drawn.rows, walk))], tmp_path / "x.png", "where", baseline="rejection")
+    norm = figures[0].axes[0].images[0].norm
+    assert (norm.vmin, norm.vmax) == (-1.2, 0.15)
+    assert float(norm(0.0)) == 0.5, "gains keep a half of the colours for themselves"
 
 
 def test_rules_that_accept_alike_share_a_line_and_lossy_ones_are_left_out(

@@ -1,5 +1,6 @@
 """Pictures can be read in a paper's column: no small letters, both formats, markers that belong to a method."""
 
+import contextvars
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from matplotlib.text import Text
 
 from experiments.reporting import style
 from experiments.reporting.run_plots import RUN_PLOTS, acceptance_plot, category_plot
+from experiments.results.metrics import AcceptanceByPosition
 from experiments.results.summary import Summary
 from tests.experiments.results.test_summary import PAIRS, summary_of
 
@@ -53,6 +55,42 @@ def test_svg_and_png_are_written_and_do_not_depend_on_the_time(tmp_path: Path) -
     assert first == second
     assert "position in the draft" in first  # text, not outlines
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_without_a_title_the_alarm_stays(figures: list[Figure], tmp_path: Path) -> None:
+    context = contextvars.copy_context()
+    context.run(style.TITLES.set, False)
+    made = style.new_figure(style.PAGE, 2)
+    made.subplots()
+    context.run(style.title, made, "a title", "conditions", alarm="NOT LOSSLESS: fast")
+    texts = " ".join(text.get_text() for text in made.findobj(Text))  # type: ignore[union-attr]
+    assert "NOT LOSSLESS: fast" in texts and "a title" not in texts and "conditions" not in texts
+    context.run(acceptance_plot, two_temperatures(), tmp_path / "x.png", "conditions")
+    assert not figures[0].get_suptitle()
+    style.title(made, "a title", "conditions")
+    assert made.get_suptitle() == "a title\nconditions", "only where it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("suffix tree or small model", ["suffix tree or", "small model"]),
+        ("drafter.shape=[3,2,1,1]", ["drafter.shape=", "[3,2,1,1]"]),
+        ("averyveryverylongname", ["averyveryverylongname"]),
+    ],
+)
+def test_a_label_is_broken_between_words(text: str, lines: list[str]) -> None:
+    assert style.wrapped(text, 14).splitlines() == lines
+
+
+def test_shares_of_few_rounds_say_so(figures: list[Figure], tmp_path: Path) -> None:
+    found = two_temperatures()
+    few = AcceptanceByPosition(rounds=(40, 8), unconditional=(0.5, 0.25), conditional=(0.5, 1.0))
+    methods = [replace(m, acceptance_by_position=few) for m in found.methods if m.acceptance_by_position.rounds]
+    acceptance_plot(replace(found, methods=tuple(methods[:1])), tmp_path / "x.png", "conditions")
+    panel = figures[0].axes[0]
+    assert [text.get_text() for text in panel.texts] == ["8"], "100 % of 8 rounds"
+    assert [bar.get_alpha() for bar in panel.patches] == [1.0, 0.4]
 
 
 def test_a_diamond_has_the_colour_of_its_bar(figures: list[Figure], tmp_path: Path) -> None:
