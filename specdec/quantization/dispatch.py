@@ -11,7 +11,7 @@ such a rounding falls the other way, in about one output of ten thousand, and no
 
 import sys
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from specdec.execution.few_rows import MOST_ROWS, QuantizedRows, takes
+from specdec.execution.frozen import epoch
 from specdec.execution.packing import PackedWeight, can_pack, packing_allowed
 from specdec.machine import native_bfloat16
 from specdec.quantization.base import QuantizedLinear
@@ -92,13 +93,12 @@ class DispatchedLinear(QuantizedLinear):
         keep_copy: bool,
     ):
         super().__init__()
-        self._replaced = 0  # how often other tensors took the place of the weights or scales
         self.in_features, self.out_features = in_features, stored.shape[0]
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         self.register_buffer("scale", scale)
         self.keep_copy = keep_copy
-        self._derived = _Derived()
+        self._forget()
 
     @abstractmethod
     def dequantized(self) -> Float[Tensor, "out in"]:
@@ -140,12 +140,7 @@ class DispatchedLinear(QuantizedLinear):
         # `plain_weights` forbids what is no torch operation, and a compiler could not look into it.
         if self.weight.device.type != "cpu" or not packing_allowed() or torch.compiler.is_compiling():
             return None
-        derived = self._fresh()
-        if derived.rows is None and derived.has_rows is not False:
-            with torch.inference_mode(False), torch.no_grad():
-                derived.rows = self.rows_form()
-            derived.has_rows = derived.rows is not None
-        return derived.rows
+        return self._once("rows", self.rows_form)
 
     def by_kernel(self, rows: Float[Tensor, "row in"], form: object) -> Float[Tensor, "row out"]:
         """Returns the layer's outputs through its kernel, on what ``form_for`` returned."""
@@ -168,11 +163,6 @@ class DispatchedLinear(QuantizedLinear):
         """Returns the bytes of the quantized weights and their scales, as the kernel reads them."""
         return self.weight.numel() * self.weight.element_size() + self.scale.numel() * self.scale.element_size()
 
-    def version(self) -> tuple[object, ...]:
-        tensors = (self.weight, self.scale)
-        written = tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-        return self._replaced, *written, *(tensor.data_ptr() for tensor in tensors), self.scale.dtype
-
     def _by_copy(self, inputs: Tensor) -> Tensor:
         """Returns full precision's product on the dequantized weights."""
         packed = None
@@ -193,50 +183,35 @@ class DispatchedLinear(QuantizedLinear):
 
     def form_for(self, rows: int) -> object | None:
         """Returns what the kernel reads; None if this many rows should not go through it."""
-        if not self._takes(rows):
-            return None
-        derived = self._fresh()
-        if derived.form is None and derived.has_form is not False:
-            # An inference tensor could not be used later where the model runs outside of inference mode.
-            with torch.inference_mode(False), torch.no_grad():
-                derived.form = self.kernel_form()
-            derived.has_form = derived.form is not None
-        return derived.form
+        return self._once("form", self.kernel_form) if self._takes(rows) else None
 
     def _packed(self) -> PackedWeight | None:
         """Returns the copy in oneDNN's layout; None if there is none, or if ``plain_weights`` forbids it."""
         if not self.keep_copy or not packing_allowed():
             return None
-        derived = self._fresh()
-        if derived.packed is None and derived.may_pack is not False:
-            derived.may_pack = can_pack(self.scale)
-            if derived.may_pack:
-                derived.packed = PackedWeight(self.dequantized())
-        return derived.packed
+        return self._once("packed", lambda: PackedWeight(self.dequantized()) if can_pack(self.scale) else None)
 
     def _plain(self) -> Float[Tensor, "out in"]:
         """Returns the dequantized weights, and keeps them if ``keep_copy``."""
         if not self.keep_copy or self.weight.device.type == "cuda":
             return self.dequantized()
-        derived = self._fresh()
-        if derived.plain is None:
-            # An inference tensor could not be multiplied later where gradients of the inputs are wanted.
+        return self._once("plain", self.dequantized)
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Returns what ``make`` makes of the present weights and scales when it is first needed."""
+        if self._epoch != epoch():
+            self._forget()
+        if name not in self._made:
+            # An inference tensor could not be used later where the model runs outside of inference mode.
             with torch.inference_mode(False), torch.no_grad():
-                derived.plain = self.dequantized()
-        return derived.plain
+                self._made[name] = make()
+        return self._made[name]
 
-    def _fresh(self) -> "_Derived":
-        """Returns what was made from the present weights and scales."""
-        version = self.version()
-        if self._derived.version != version:
-            self._derived = _Derived(version)
-        return self._derived
-
-    # What is derived can be made again from the weights and scales. So it is dropped when the layer is pickled, copied,
-    # or moved to another device or dtype, and when other numbers are loaded.
+    # Dropped when the layer is pickled, copied, or moved to another device or dtype, when other tensors or numbers are
+    # put in, and when somebody says that weights have changed (``specdec.execution.frozen``).
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_derived": _Derived()}
+        return vars(self) | {"_made": {}}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -252,31 +227,6 @@ class DispatchedLinear(QuantizedLinear):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _forget(self) -> None:
-        """Drop what is derived. A counter, as a new tensor may stand where a freed one stood, with its version."""
-        self._replaced += 1
-        self._derived = _Derived()
-
-
-@dataclass
-class _Derived:
-    """What is made from the weights of one layer when it is first needed.
-
-    Attributes:
-        version: ``DispatchedLinear.version`` of the numbers that it was made from.
-        has_rows: Whether this project's C multiplies a few rows; None if that was not asked yet.
-        rows: Its product.
-        has_form: Whether a kernel can be used; None if that was not asked yet.
-        form: What the kernel reads.
-        may_pack: Whether there is a packed kernel for the dequantized copy; None if that was not asked yet.
-        packed: The dequantized copy in oneDNN's layout, for the CPU.
-        plain: The dequantized copy as an ordinary weight, for everything else.
-    """
-
-    version: tuple[object, ...] = ()
-    has_rows: bool | None = None
-    rows: QuantizedRows | None = None
-    has_form: bool | None = None
-    form: object | None = None
-    may_pack: bool | None = None
-    packed: PackedWeight | None = None
-    plain: Tensor | None = None
+        """Drop what was made of the weights and scales."""
+        self._made: dict[str, Any] = {}
+        self._epoch = epoch()

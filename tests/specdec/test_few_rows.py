@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import specdec.execution.native as native
 from specdec.engine.engine import Engine
 from specdec.execution import few_rows as module
+from specdec.execution import frozen
 from specdec.execution.counting import counted
 from specdec.execution.few_rows import few_rows, int4_rows, int8_rows
 from specdec.execution.native import native_library
@@ -170,6 +171,7 @@ def test_weights_that_are_replaced_or_written_are_seen() -> None:
     before = layer(inputs)
     with torch.no_grad():
         layer.scale.mul_(2)
+    frozen.weights_changed()
     assert torch.equal(layer(inputs), 2 * before)
     layer.scale = layer.scale * 2
     assert torch.equal(layer(inputs), 4 * before)
