@@ -141,11 +141,10 @@ class WritesSlots(HonestTop):
 
 
 class TouchesTheTarget(HonestTop):
-    """Shares the target's output layer, and changes it when it drafts for the first time."""
+    """Shares the target's output layer, and changes it when it drafts, unseen by version counters."""
 
     def propose(self, batch: Batch) -> DraftTree:
-        with torch.no_grad():
-            self.target.model.get_output_embeddings().weight.abs_()
+        self.target.model.get_output_embeddings().weight.data.abs_()
         return super().propose(batch)
 
 

@@ -9,8 +9,7 @@
     assert_conforms(MyDrafter, target)  # in a test
 """
 
-from specdec.drafter_checks.check import check_drafter
+from specdec.drafter_checks.check import assert_conforms, check_drafter
 from specdec.drafter_checks.findings import Finding, Status
-from specdec.drafter_checks.suite import assert_conforms
 
 __all__ = ["Finding", "Status", "assert_conforms", "check_drafter"]

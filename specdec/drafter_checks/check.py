@@ -135,6 +135,23 @@ def check_drafter(
     return [*found[:3], *_looked_at(log), *found[3:]]
 
 
+def assert_conforms(make: Callable[[], Drafter], target: Target, **options: Any) -> None:
+    """Tries a drafter against the whole contract.
+
+    Args:
+        make: Makes a new drafter, every time it is called.
+        target: The target, in float32.
+        **options: More arguments of ``check_drafter``.
+
+    Raises:
+        AssertionError: A check failed. Names all that did, with what is wrong.
+        ValueError: See ``check_drafter``.
+    """
+    wrong = [finding for finding in check_drafter(make, target, **options) if finding.failed]
+    if wrong:
+        raise AssertionError("the drafter breaks its contract:\n" + "\n".join(map(str, wrong)))
+
+
 def _binds(stage: Stage) -> Finding:
     """Make an engine with the drafter."""
     stage.engine(slots=3, chunk=7)

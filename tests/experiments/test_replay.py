@@ -15,11 +15,10 @@ from experiments.commands.replay import named_verifiers
 from experiments.replay import _rewrite, replay
 from experiments.results.statistics import Bootstrap
 from experiments.run import run
-from experiments.tracing.bounds import sibling_bound
 from experiments.tracing.draft_sets import find_drafts, refusal
 from experiments.tracing.figures import figures
 from experiments.tracing.orderings import orderings
-from experiments.tracing.scoring import score
+from experiments.tracing.scoring import score, sibling_bound
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
 from specdec.exactness.tables import Tables

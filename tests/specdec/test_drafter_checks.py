@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import specdec.drafter_checks.suite
+import specdec.drafter_checks.check
 from drafters.medusa import MedusaScorer
 from specdec.drafter_checks import Finding, Status, assert_conforms, check_drafter
 from specdec.drafter_checks.watched import WatchedSession
@@ -287,7 +287,7 @@ def test_a_test_of_a_drafter_is_one_line(target: Target, monkeypatch: pytest.Mon
     with pytest.raises(AssertionError, match="breaks its contract:\\ntrees: distinct siblings: FAILED: node 2"):
         assert_conforms(mutants.Twins, target, verifier=RejectionVerifier(), rules=(), **FEW)
     fine = [Finding("one", Status.PASSED, ""), Finding("two", Status.NOT_APPLICABLE, "")]
-    monkeypatch.setattr(specdec.drafter_checks.suite, "check_drafter", lambda make, target, **options: fine)
+    monkeypatch.setattr(specdec.drafter_checks.check, "check_drafter", lambda make, target, **options: fine)
     assert_conforms(Honest, target)
 
 
