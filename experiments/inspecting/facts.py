@@ -13,7 +13,7 @@ from drafters.heads.files import INDICES, OURS, WEIGHTS, Checkpoint
 from drafters.heads.mtp import MTPHead
 from drafters.medusa import MedusaDrafter
 from drafters.model import ModelDrafter
-from experiments.inspecting.kinds import kind_of
+from experiments.inspecting.kinds import kind_of, layers_of
 from specdec import bundled
 from specdec.interfaces import Drafter
 from specdec.machine import dtype_name
@@ -37,11 +37,12 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
     """Returns facts by their subject.
 
     Args:
-        drafter: One trained model, bound to the target.
+        drafter: One trained model.
         target: The target.
         checkpoint: Its files; None if it was not loaded from any.
     """
-    module: Any = _module(drafter)
+    module: Any = _module(drafter, target)
+    reads = layers_of(drafter, target)
     head = getattr(module, "model", module)
     weights, layers = list(module.parameters()), getattr(head, "layers", ())
     size = sum(each.numel() for each in weights)
@@ -54,10 +55,10 @@ def facts_of(drafter: Drafter, target: Target, checkpoint: Checkpoint | None) ->
         if trained:
             other = "" if same_model(trained, target.name) else f"; here: {target.name}"
             facts["trained on"] = f"{trained}, as its files say{other}"
-    if drafter.hidden_layers == (-1,):
+    if reads == (-1,):
         facts["reads"] = "the last hidden state, after the final norm"
-    elif drafter.hidden_layers:
-        numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in drafter.hidden_layers)
+    elif reads:
+        numbers = ", ".join("the last one" if layer == -1 else str(layer) for layer in reads)
         facts["reads"] = (
             f"hidden states {numbers} (l is the input of layer l) of a target of {target.num_layers} layers"
         )
@@ -136,13 +137,15 @@ def _place(name: str) -> str:
     return str(path.resolve()) if path.is_dir() else name.rstrip("/")
 
 
-def _module(drafter: Drafter) -> nn.Module:
+def _module(drafter: Drafter, target: Target) -> nn.Module:
     """The module whose weights were trained."""
     if isinstance(drafter, MedusaDrafter):
         return drafter.heads
     if isinstance(drafter, ModelDrafter):
         return drafter.model
-    assert isinstance(drafter, FeatureDrafter | BlockDrafter)
+    if isinstance(drafter, FeatureDrafter):
+        return drafter.head_for(target)
+    assert isinstance(drafter, BlockDrafter)
     return drafter.head
 
 

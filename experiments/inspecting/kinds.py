@@ -7,6 +7,7 @@ from typing import Any
 
 from drafters.block import BlockDrafter
 from drafters.eagle import EagleDrafter
+from drafters.feature import FeatureDrafter
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head
 from drafters.medusa import MedusaDrafter
@@ -99,11 +100,24 @@ def kind_of(drafter: Drafter) -> str:
             )
 
 
+def layers_of(drafter: Drafter, target: Target) -> tuple[int, ...]:
+    """Returns the target's hidden states that a drafter reads; none for a small model."""
+    match drafter:
+        case FeatureDrafter():
+            return tuple(drafter.layers_for(drafter.head_for(target), target))
+        case BlockDrafter():
+            return tuple(drafter.hidden_layers)
+        case MedusaDrafter():
+            return (-1,)
+        case _:
+            return ()
+
+
 def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) -> Iterator[Alternative]:
     """Yields the likeliest other ways to load a drafter, at most three kinds of them.
 
     Args:
-        drafter: As it was loaded, and bound to the target.
+        drafter: As it was loaded.
         target: The target.
         given: Names of the settings that stand in place of what its files say, which are tried without.
     """
@@ -133,7 +147,7 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
             yield from _layers(drafter, target)
             yield from _masks(drafter, target)
         case MTPDrafter():
-            other = "after" if drafter.head.before_norm else "before"
+            other = "after" if drafter.head_for(target).before_norm else "before"
             yield Alternative(
                 f"the last state {other} the final norm",
                 Mistake.NORM,
@@ -156,7 +170,7 @@ def alternatives(drafter: Drafter, target: Target, given: Collection[str] = ()) 
 
 def _layers(drafter: EagleDrafter | BlockDrafter, target: Target) -> Iterator[Alternative]:
     """Yields other hidden states: the neighbours, the usual three, and in another order."""
-    count, layers = target.num_layers or 0, tuple(drafter.hidden_layers)
+    count, layers = target.num_layers or 0, layers_of(drafter, target)
     lists = [tuple(layer if layer < 0 else layer + shift for layer in layers) for shift in (1, -1)]
     if count >= 7 and len(layers) == 3:
         lists.append((2, count // 2, count - 3))

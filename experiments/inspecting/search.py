@@ -27,7 +27,7 @@ class Inspection:
     """The result of inspecting a drafter.
 
     Attributes:
-        drafter: As it was loaded, bound to the target.
+        drafter: As it was loaded.
         loaded: What is accepted of it.
         tried: The alternatives, best first.
         refused: Those that the drafter or the target refused, and why.

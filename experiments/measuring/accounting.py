@@ -129,10 +129,11 @@ class Accountant:
         drafter = _inner(engine.drafter) if speculate else None
         if costs is not None and drafter is not None and costs.conditions.drafter != drafter_name(drafter):
             costs = None  # nothing is known of what this one takes
-        runner = getattr(drafter, "_runner", None)
+        models = () if drafter is None or engine.session is None else engine.session.models
+        runner = next((model for model in models if isinstance(model, ModelRunner)), None)
         return cls(
             target=ModelWork.of(engine.runner),
-            drafter=ModelWork.of(runner) if isinstance(runner, ModelRunner) else None,
+            drafter=None if runner is None else ModelWork.of(runner),
             at_once=isinstance(drafter, BlockDrafter),
             chunk=engine.prefill_chunk,
             costs=costs,
