@@ -71,8 +71,7 @@ def greedy_outputs(stage: Stage, jobs: Sequence[Job], runs: Sequence[Run], plain
 def recorded_rounds(stage: Stage, jobs: Sequence[Job]) -> Finding:
     """Plays rounds as an engine records them, with the drafter itself, and compares them with rounds that are not.
 
-    On a GPU, whole rounds are recorded. A drafter that follows them on the device does so in methods of its own, which
-    no other check calls.
+    On a GPU, whole rounds are recorded, and replayed without the drafter's Python.
     """
     rounds: list[list[list[Step]]] = []
     for recording in ("off", "rounds"):
@@ -100,7 +99,7 @@ def recorded_rounds(stage: Stage, jobs: Sequence[Job]) -> Finding:
             return failed(
                 RECORDED,
                 f"in round {number} of a {kind} request, a recorded round gives {said[-1]}, and another one {said[0]} "
-                f"(is what was accepted followed on the device, too?)",
+                f"(is all of its state in the same tensors throughout?)",
             )
     return passed(RECORDED, f"{len(jobs)} requests go as in rounds that are not recorded")
 

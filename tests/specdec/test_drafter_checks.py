@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import specdec.drafter_checks.check
 from drafters.medusa import MedusaScorer
@@ -266,11 +267,17 @@ def test_a_biased_rule_is_named(target: Target, rule: type[RejectionVerifier]) -
     assert words in found[f"exact with {rule.__name__}"]
 
 
-def test_a_drafter_that_does_not_follow_on_the_device_is_noticed(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such methods are called in recorded rounds alone: in all others, it drafts what it should."""
-    monkeypatch.setattr(MedusaScorer, "follow", lambda scorer, decided, nodes, *, in_place: None)
-    found = failing(check(lambda: DRAFTERS["medusa"](wide.model), wide, **FEW))
-    assert list(found) == ["recorded rounds"] and "followed on the device" in found["recorded rounds"]
+def test_state_in_new_tensors_is_noticed_in_recorded_rounds(wide: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording goes on with the old ones; in all other rounds the drafter drafts what it should."""
+    observe = MedusaScorer.observe
+
+    def replaces(scorer: MedusaScorer, outcome: Outcome, nodes: Tensor | None, *, in_place: bool) -> None:
+        scorer._hidden = scorer._hidden.clone()
+        observe(scorer, outcome, nodes, in_place=in_place)
+
+    monkeypatch.setattr(MedusaScorer, "observe", replaces)
+    found = failing(check(lambda: DRAFTERS["medusa"](wide.model), wide, **FEW | {"tokens": 24}))
+    assert list(found) == ["recorded rounds"] and "in the same tensors" in found["recorded rounds"]
 
 
 def test_the_first_failure_ends_it(target: Target) -> None:
