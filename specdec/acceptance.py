@@ -19,7 +19,7 @@ parts. A rule makes a few tables of that size at most (k-seq ten), so its memory
 
 
 def parts_of(count: int, entries: int) -> list[slice]:
-    """Returns the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
+    """Return the parts in which a rule takes nodes, so that no table has more than ``MOST_ENTRIES`` entries.
 
     Args:
         count: The number of nodes.
@@ -61,7 +61,7 @@ def _accept(
     target_probs: Float[Tensor, "batch node vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Returns the verdict on some rows that are judged together."""
+    """Return the verdict on some rows that are judged together."""
     laws = verifier.laws(tree, target_probs)
     stop, total = draw_with_total(laws.stop, uniforms[:, 0])
     next_token, next_total = draw_with_total(laws.after(stop), uniforms[:, 1])
@@ -81,14 +81,14 @@ def _without_draft(
     target_probs: Float[Tensor, "batch 1 vocab"],
     uniforms: Float[Tensor, "batch 2"],
 ) -> Verdict:
-    """Returns the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
+    """Return the verdict on trees without drafted nodes, as in plain decoding: only the next token is drawn."""
     root = torch.zeros_like(tree.tokens[:, 0])
     next_token, total = draw_with_total(verifier.laws(tree, target_probs).after(root), uniforms[:, 1])
     return replace(certain(tree, next_token), valid=_finite(total))
 
 
 def certain(tree: DraftTree, next_token: Int[Tensor, " batch"]) -> Verdict:
-    """Returns the verdict that a tree without drafted nodes is followed by these tokens."""
+    """Return the verdict that a tree without drafted nodes is followed by these tokens."""
     batch, device = tree.tokens.shape[0], tree.tokens.device
     return Verdict(
         path=tree.tokens[:, :0],
@@ -112,18 +112,18 @@ def _path_and_depth(
 
 @lru_cache(maxsize=1024)
 def _depth_and_path(topology: Topology) -> Int[Tensor, "node column"]:
-    """Returns every node's depth and, in the columns after it, its path; made once per static shape."""
+    """Return every node's depth and, in the columns after it, its path; made once per static shape."""
     with torch.inference_mode(False):
         return torch.cat([topology.depth[0][:, None], topology.paths[0]], 1)
 
 
 def _finite(total: Float[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-    """Returns which sums of weights are finite, in one operation; ``isfinite`` takes four. None is negative."""
+    """Return which sums of weights are finite, in one operation; ``isfinite`` takes four. None is negative."""
     return total < torch.inf
 
 
 def path_to(tree: DraftTree, stop: Tensor) -> Tensor:
-    """Returns the nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
+    """Return the nodes from the root's child down to ``stop``, -1 padded: Int[batch] to Int[batch depth].
 
     In the chain 0 - 1 - 2 with a second child 3 of node 1, the path to 3 is ``[1, 3]`` and the path to 0 is
     ``[-1, -1]``.

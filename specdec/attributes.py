@@ -82,7 +82,7 @@ _METHODS: dict[str, str] = {
 
 
 def missing_methods(component: type) -> str | None:
-    """Returns a sentence on the methods that a class lacks, so that it cannot be made; None if it lacks none."""
+    """Return a sentence on the methods that a class lacks, so that it cannot be made; None if it lacks none."""
     missing: list[str] = sorted(getattr(component, "__abstractmethods__", ()))
     if not missing:
         return None
@@ -155,7 +155,7 @@ def _check(component: Drafter | Session | Verifier, wanted: Mapping[str, _Wanted
 
 
 def _unmade(component: Drafter | Session | Verifier, base: type) -> type | None:
-    """Returns the class whose constructor sets attributes of which this component has none; None if there is none."""
+    """Return the class whose constructor sets attributes of which this component has none; None if there is none."""
     for parent in type(component).__mro__[1:]:
         if parent is base:
             return None
@@ -166,7 +166,7 @@ def _unmade(component: Drafter | Session | Verifier, base: type) -> type | None:
 
 
 def _stored(parent: type) -> set[str]:
-    """Returns the names of the attributes that a class's own constructor assigns."""
+    """Return the names of the attributes that a class's own constructor assigns."""
     constructor = vars(parent).get("__init__")
     if constructor is None or not isfunction(unwrap(constructor)):
         return set()
@@ -174,7 +174,7 @@ def _stored(parent: type) -> set[str]:
 
 
 def _reads_of(component: Drafter | Session | Verifier, parent: type) -> list[str]:
-    """Returns which of the attributes that a class's constructor assigns are read by methods that are still in use."""
+    """Return which of the attributes that a class's constructor assigns are read by methods that are still in use."""
     stored = _stored(parent)
     reads: set[str] = set()
     for name in dir(type(component)):

@@ -58,7 +58,7 @@ class Flaw:
 
 
 def flaws(tree: DraftTree, drafter: Drafter, batch: Batch, *, leaf_probs: bool = False) -> list[Flaw]:
-    """Returns what is wrong with a drafter's proposal, at most one flaw per check.
+    """Return what is wrong with a drafter's proposal, at most one flaw per check.
 
     The list ends at the first ``FATAL`` flaw. Rows that do not draft may hold any valid tree, so only the structure of
     those is checked.
@@ -253,7 +253,7 @@ def _siblings(tree: DraftTree, drafted: Bool[Tensor, "batch node"]) -> list[Flaw
 def draft_probs_flaws(
     tree: DraftTree, drafted: Bool[Tensor, "batch node"], *, every: Bool[Tensor, "batch node"] | None = None
 ) -> list[Flaw]:
-    """Returns what is wrong with q, and with the tokens that were drawn from it.
+    """Return what is wrong with q, and with the tokens that were drawn from it.
 
     Args:
         tree: The tree.
@@ -294,13 +294,13 @@ def draft_probs_flaws(
 
 
 def distribution_flaw(rows: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
-    """Returns 0 for rows that are distributions, and another number for all others."""
+    """Return 0 for rows that are distributions, and another number for all others."""
     bad = ~torch.isfinite(rows).all(-1) | (rows < 0).any(-1)
     return (bad | ~((rows.double().sum(-1) - 1).abs() <= SUM_TOLERANCE)).long()
 
 
 def describe(row: Float[Tensor, " vocab"]) -> str:
-    """Returns why a row is no distribution, in words that follow its name."""
+    """Return why a row is no distribution, in words that follow its name."""
     if not torch.isfinite(row).all():
         return f"has an entry that is not finite (token {int((~torch.isfinite(row)).nonzero()[0])})"
     if (row < 0).any():
@@ -309,7 +309,7 @@ def describe(row: Float[Tensor, " vocab"]) -> str:
 
 
 def depths(parents: Int[Tensor, "batch node"]) -> Int[Tensor, "batch node"]:
-    """Returns the depth of every node from its parents alone, which must stand before it."""
+    """Return the depth of every node from its parents alone, which must stand before it."""
     depth, above = torch.zeros_like(parents), parents
     while (above >= 0).any():
         depth = depth + (above >= 0)
@@ -324,7 +324,7 @@ def _same_parent(tree: DraftTree, counted: Bool[Tensor, "batch node"]) -> Bool[T
 
 
 def _first(check: Form, wrong: Bool[Tensor, "batch node"], what: Callable[[int, int], str]) -> list[Flaw]:
-    """Returns the first node that is wrong as a flaw; ``what`` words it, from row and node."""
+    """Return the first node that is wrong as a flaw; ``what`` words it, from row and node."""
     where = wrong.nonzero()
     if not len(where):
         return []

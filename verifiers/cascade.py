@@ -13,49 +13,39 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.rejection import RejectionVerifier
 
+_Rows, _OfAll = Float[Tensor, "*rows vocab"], Float[Tensor, "*rows 1"]
+
 Deferral = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Decides from p, q, their total variation and alpha which tokens of the drafter are kept: for all tokens at once (the
 last axis has length 1) or token by token. The larger alpha, the more tokens are kept."""
 
 
-def chow(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows 1"]:
+def chow(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows 1"]:
     """Keep where the drafter is confident: max q ≥ 1 - alpha (equation 2)."""
     return q.amax(-1, keepdim=True) >= 1 - alpha
 
 
-def diff(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows 1"]:
+def diff(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows 1"]:
     """Keep where the target is hardly more confident: max q ≥ max p - alpha (equation 5)."""
     return q.amax(-1, keepdim=True) >= p.amax(-1, keepdim=True) - alpha
 
 
-def opt(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows 1"]:
+def opt(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows 1"]:
     """Keep where deferring is not worth its rejections: max q ≥ max p - alpha TV(p, q) (equation 10)."""
     return q.amax(-1, keepdim=True) >= p.amax(-1, keepdim=True) - alpha * distance
 
 
-def token_v1(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows vocab"]:
+def token_v1(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows vocab"]:
     """Keep token x if q(x) ≥ max p - alpha (equation 13)."""
     return q >= p.amax(-1, keepdim=True) - alpha
 
 
-def token_v2(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows vocab"]:
+def token_v2(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows vocab"]:
     """Keep token x if p(x) ≥ max p - alpha (equation 14)."""
     return p >= p.amax(-1, keepdim=True) - alpha
 
 
-def token_v3(
-    p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], distance: Float[Tensor, "*rows 1"], alpha: float
-) -> Bool[Tensor, "*rows vocab"]:
+def token_v3(p: _Rows, q: _Rows, distance: _OfAll, alpha: float) -> Bool[Tensor, "*rows vocab"]:
     """Keep token x if p(x) ≥ (1 - alpha) max p (equation 15)."""
     return p >= (1 - alpha) * p.amax(-1, keepdim=True)
 
@@ -106,10 +96,8 @@ class CascadeVerifier(Verifier):
         self.alpha = alpha
         self._rule = RejectionVerifier()
 
-    def stated_law(
-        self, target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Returns π of sampled rows; p where q is zero."""
+    def stated_law(self, target_probs: _Rows, draft_probs: _Rows) -> _Rows:
+        """Return π of sampled rows; p where q is zero."""
         return self._mixture(target_probs, draft_probs, target_probs, draft_probs)
 
     def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
@@ -119,7 +107,7 @@ class CascadeVerifier(Verifier):
     def _stated(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns π at every node; one-hot in greedy rows, whose nodes are all DETERMINISTIC."""
+        """Return π at every node; one-hot in greedy rows, whose nodes are all DETERMINISTIC."""
         if tree.draft_probs is None:
             return target_probs
         p, q = target_probs, tree.draft_probs.to(target_probs.dtype)
@@ -127,14 +115,8 @@ class CascadeVerifier(Verifier):
         drawn_p, drawn_q = (torch.where(greedy, one_hot_argmax(table), table) for table in (p, q))
         return self._mixture(p, q, drawn_p, drawn_q)
 
-    def _mixture(
-        self,
-        p: Float[Tensor, "*rows vocab"],
-        q: Float[Tensor, "*rows vocab"],
-        drawn_p: Float[Tensor, "*rows vocab"],
-        drawn_q: Float[Tensor, "*rows vocab"],
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Returns π.
+    def _mixture(self, p: _Rows, q: _Rows, drawn_p: _Rows, drawn_q: _Rows) -> _Rows:
+        """Return π.
 
         Args:
             p: The target's distribution, as the deferral rule gets it.

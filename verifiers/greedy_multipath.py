@@ -61,12 +61,12 @@ class GreedyMultiPathVerifier(Verifier):
 
 
 def _certain(tree: DraftTree) -> Bool[Tensor, " batch"]:
-    """Returns the rows with nodes that were not sampled."""
+    """Return the rows with nodes that were not sampled."""
     return (tree.valid & (tree.parents >= 0) & (tree.law == DraftSampling.DETERMINISTIC)).any(-1)
 
 
 def _ratio(p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Returns p / q, by which tokens are ranked; tokens that are never drafted come last."""
+    """Return p / q, by which tokens are ranked; tokens that are never drafted come last."""
     return (p.double() / q.double()).where(q > 0, -1.0)
 
 
@@ -75,7 +75,7 @@ def _largest_path(
     draft_probs: Float[Tensor, "batch node vocab"],
     target_probs: Float[Tensor, "batch node vocab"],
 ) -> Int[Tensor, "batch position"]:
-    """Returns the nodes of the selected path, the root first, -1 padded; the first of several equal paths."""
+    """Return the nodes of the selected path, the root first, -1 padded; the first of several equal paths."""
     nodes = tree.children[:, 0]
     alive = nodes >= 0
     prefix = torch.zeros_like(nodes[:, :1])
@@ -105,7 +105,7 @@ def _as_chain(
     target_probs: Float[Tensor, "batch node vocab"],
     path: Int[Tensor, "batch position"],
 ) -> tuple[DraftTree, Float[Tensor, "batch position vocab"]]:
-    """Returns the selected path as a chain that was drawn from q~, and p along it."""
+    """Return the selected path as a chain that was drawn from q~, and p along it."""
     nodes = path.clamp(min=0)
     p, q = rows_of(nodes, target_probs, draft_probs)
     q = q.to(p.dtype)
@@ -129,7 +129,7 @@ def _law_of_the_largest(
     paths: Int[Tensor, "batch 1"],
     most_paths: int,
 ) -> Float[Tensor, "batch position vocab"]:
-    """Returns q~ after every position of the selected path, in float64.
+    """Return q~ after every position of the selected path, in float64.
 
     Args:
         p: p after every position.
@@ -163,7 +163,7 @@ def _law_of_the_largest(
 def _powers(
     a: Float[Tensor, "batch some"], b: Float[Tensor, "batch some"], k: Int[Tensor, "batch 1"], most: int
 ) -> Float[Tensor, "batch some"]:
-    """Returns (a^k - b^k) / (a - b) = sum a^i b^(k-1-i)."""
+    """Return (a^k - b^k) / (a - b) = sum a^i b^(k-1-i)."""
     total, power = torch.zeros_like(a), torch.ones_like(b)
     for i in range(most):
         total = torch.where(i < k, total * a + power, total)

@@ -81,14 +81,15 @@ def _run(
     high = _smallest_rho(p, q, each) if most > 1 else each
     thinned = torch.minimum(p / high[..., None], q)
     b = thinned.sum(-1)
-    factor = (_any_of(b, each) / b).where(b > 0, 0.0)
+    # 1 - (1 - b)^k, precise where b is small.
+    factor = (-torch.expm1(each * torch.log1p(-b.clamp(max=1))) / b).where(b > 0, 0.0)
     return high, normalized((p - thinned * factor[..., None]).clamp(min=0), fallback)
 
 
 def _smallest_rho(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows"]:
-    """Returns an exact rho that is hardly larger than the smallest one.
+    """Return an exact rho that is hardly larger than the smallest one.
 
     Few steps of several places take fewer operations than halving the interval, which is quicker for large tables on a
     CPU.
@@ -105,7 +106,7 @@ def _smallest_rho(
 def _search(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], k: Float[Tensor, "*rows"], ways: int, steps: int
 ) -> Float[Tensor, "*rows"]:
-    """Returns an exact rho that is hardly larger than the smallest one.
+    """Return an exact rho that is hardly larger than the smallest one.
 
     Every step looks at one place or several in the interval that is left, and keeps the part whose upper end is exact
     and whose lower end is not.
@@ -128,13 +129,8 @@ def _search(
 def _parts(
     ways: int, steps: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Float[Tensor, "step 1"], Float[Tensor, "step place"]]:
-    """Returns how long the parts of the interval are at every step, and where they begin, but for the first."""
+    """Return how long the parts of the interval are at every step, and where they begin, but for the first."""
     with torch.inference_mode(False):
         part = float(ways) ** -torch.arange(1.0, steps + 1, dtype=torch.float64)[:, None]
         place = part * torch.arange(1, ways)
         return part.to(device, dtype), place.to(device, dtype)
-
-
-def _any_of(b: Float[Tensor, "*rows"], k: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """Returns 1 - (1 - b)^k, precise where b is small."""
-    return -torch.expm1(k * torch.log1p(-b.clamp(max=1)))

@@ -1,9 +1,7 @@
 """Rules that accept the longest path of plausible tokens. LOSSY: above temperature 0 they do not follow the target."""
 
-from abc import abstractmethod
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdec.arguments import number, whole
@@ -13,43 +11,7 @@ from specdec.types import DraftSampling, Exactness
 from verifiers.trees import entries, rows_of
 
 
-class LongestPathVerifier(Verifier):
-    """Accepts the longest path of tokens that the target finds plausible; the next token is drawn from p.
-
-    Among several longest paths it takes the one that is most probable under p. Given the tree, nothing is random. At
-    temperatures above 0 confident drafts are favoured, so the output does not follow the target. At temperature 0 p is
-    one-hot and the rule is greedy matching.
-    """
-
-    exactness = Exactness.LOSSY
-    samplings = frozenset(DraftSampling)
-
-    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
-        """All mass is at one node, and p follows: given the tree, only the next token is random."""
-        entry = entries(tree, target_probs.shape[2])
-        p = target_probs.flatten(1).gather(1, entry)
-        stop = longest_path(tree, p, self._plausible(tree, target_probs, entry, p))
-        return Laws(stop, lambda stop: rows_of(stop, target_probs)[0])
-
-    @abstractmethod
-    def _plausible(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        entry: Int[Tensor, "batch node"],
-        p: Float[Tensor, "batch node"],
-    ) -> Bool[Tensor, "batch node"]:
-        """Which tokens may be accepted, each looked at by itself; the root's is not read.
-
-        Args:
-            tree: The tree.
-            target_probs: p at every node.
-            entry: Where every node's token stands in its parent's row (``families.entries``).
-            p: The probability of every node's token there.
-        """
-
-
-class TypicalVerifier(LongestPathVerifier):
+class TypicalVerifier(Verifier):
     """Medusa's typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1).
 
     A token x is plausible if p(x) > min(epsilon, delta * exp(-H(p))), where H is the entropy of p in nats.
@@ -58,6 +20,9 @@ class TypicalVerifier(LongestPathVerifier):
         epsilon: Hard threshold, in (0, 1).
         delta: Factor of the entropy-dependent threshold. None is the square root of epsilon, as in the paper.
     """
+
+    exactness = Exactness.LOSSY
+    samplings = frozenset(DraftSampling)
 
     def __init__(self, *, epsilon: float = 0.09, delta: float | None = None):
         remedy = "give a probability in (0, 1)"
@@ -70,51 +35,51 @@ class TypicalVerifier(LongestPathVerifier):
         self.epsilon = epsilon
         self.delta = epsilon**0.5 if delta is None else delta
 
-    def _plausible(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        entry: Int[Tensor, "batch node"],
-        p: Float[Tensor, "batch node"],
-    ) -> Bool[Tensor, "batch node"]:
-        """Compare with the threshold at the parent."""
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of the longest path of tokens above the threshold at their parent."""
         entropy = -torch.xlogy(target_probs, target_probs).sum(-1)
         threshold = (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
-        return p > threshold.gather(1, tree.parents.clamp(min=0))
+        p = target_probs.flatten(1).gather(1, entries(tree, target_probs.shape[2]))
+        return longest_path(tree, target_probs, p, p > threshold.gather(1, tree.parents.clamp(min=0)))
 
 
-class RelaxedTopKVerifier(LongestPathVerifier):
+class RelaxedTopKVerifier(Verifier):
     """A token is plausible if it is among the target's k most probable (and possible at all).
 
     Args:
         k: How many of the target's tokens are accepted. Ties keep the lower token id.
     """
 
+    exactness = Exactness.LOSSY
+    samplings = frozenset(DraftSampling)
+
     def __init__(self, *, k: int = 3):
         self.k = whole("k", k, least=1)
 
-    def _plausible(
-        self,
-        tree: DraftTree,
-        target_probs: Float[Tensor, "batch node vocab"],
-        entry: Int[Tensor, "batch node"],
-        p: Float[Tensor, "batch node"],
-    ) -> Bool[Tensor, "batch node"]:
-        """Look the token up among the first k."""
+    def laws(self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]) -> Laws:
+        """Return the laws of the longest path of tokens that are among the first k."""
         ids = target_probs.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
         among = torch.zeros_like(target_probs, dtype=torch.bool).scatter_(-1, ids, True)
-        return among.flatten(1).gather(1, entry) & (p > 0)
+        entry = entries(tree, target_probs.shape[2])
+        p = target_probs.flatten(1).gather(1, entry)
+        return longest_path(tree, target_probs, p, among.flatten(1).gather(1, entry) & (p > 0))
 
 
 def longest_path(
-    tree: DraftTree, p: Float[Tensor, "batch node"], plausible: Bool[Tensor, "batch node"]
-) -> Float[Tensor, "batch node"]:
-    """Returns a law with all mass at the end of the longest path of plausible tokens.
+    tree: DraftTree,
+    target_probs: Float[Tensor, "batch node vocab"],
+    p: Float[Tensor, "batch node"],
+    plausible: Bool[Tensor, "batch node"],
+) -> Laws:
+    """Return laws with all mass at the end of the longest path of plausible tokens, which p follows.
 
-    Among several longest paths, the most probable one is taken.
+    Among several longest paths, the one that is most probable under p is taken. Given the tree, only the next token is
+    random. At temperatures above 0 confident drafts are favoured, so the output does not follow the target. At
+    temperature 0 p is one-hot, and this is greedy matching.
 
     Args:
         tree: The tree.
+        target_probs: p at every node.
         p: The probability of every node's token, given the path above it.
         plausible: Which tokens may be accepted; not read at the root and at invalid nodes.
     """
@@ -125,5 +90,5 @@ def longest_path(
     log_p[:, 0] = 0
     likelihood = torch.where(tree.ancestors, log_p[:, None], 0.0).sum(-1)
     longest = tree.depth.where(accepted, -1).amax(-1, keepdim=True)
-    stop = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
-    return torch.zeros_like(p).scatter_(1, stop, 1.0)
+    end = likelihood.where(accepted & (tree.depth == longest), -torch.inf).argmax(-1, keepdim=True)
+    return Laws(torch.zeros_like(p).scatter_(1, end, 1.0), lambda stop: rows_of(stop, target_probs)[0])

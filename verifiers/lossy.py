@@ -118,7 +118,7 @@ class FuzzyVerifier(Verifier):
     def _trusted(
         self, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
     ) -> Float[Tensor, "batch node vocab"]:
-        """Returns q where it is close to p and the children were drawn from it; p elsewhere."""
+        """Return q where it is close to p and the children were drawn from it; p elsewhere."""
         if tree.draft_probs is None:
             return target_probs
         drafted = tree.valid & (tree.parents >= 0)
@@ -134,7 +134,7 @@ class FuzzyVerifier(Verifier):
 def _divergence(
     p: Float[Tensor, "batch node vocab"], q: Float[Tensor, "batch node vocab"], name: str
 ) -> Float[Tensor, "batch node"]:
-    """Returns the divergence of p and q at every node."""
+    """Return the divergence of p and q at every node."""
     if name == "total_variation":
         return 0.5 * (p - q).abs().sum(-1)
     if name == "kl":

@@ -119,7 +119,7 @@ def _try_one(
 def optimal_acceptance(
     p: Float[Tensor, "*rows vocab"], q: Float[Tensor, "*rows vocab"], children: int, law: DraftSampling
 ) -> Float[Tensor, "*rows"]:
-    """Returns the highest probability with which a lossless rule can accept one of some siblings; solves no program.
+    """Return the highest probability with which a lossless rule can accept one of some siblings; solves no program.
 
     1 + min_H [p(H) - Q(all siblings in H)] over sets H of tokens; the best are those with the largest q / p (Hu et al.
     2025, arXiv 2502.18779, theorem 3). For two independent siblings it is the optimum of Khisti et al. 2024, arXiv
@@ -151,7 +151,7 @@ def optimal_acceptance(
 
 
 def _tuples(q: np.ndarray, taken: tuple[int, ...], laws: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all that sampled siblings can be, Int[tuple rank], in lexicographic order, and the probabilities.
+    """Return all that sampled siblings can be, Int[tuple rank], in lexicographic order, and the probabilities.
 
     Args:
         q: What they are drawn from.
@@ -188,7 +188,7 @@ class _Plan:
         self.arrivals = np.bincount(members.ravel(), flow.ravel(), minlength=vocab)
 
     def given(self, drawn: tuple[int, ...]) -> np.ndarray:
-        """Returns the probability of accepting each member of a draft; all zero for a draft that cannot be drawn."""
+        """Return the probability of accepting each member of a draft; all zero for a draft that cannot be drawn."""
         number = self._index.get(drawn)
         return np.zeros(self._flow.shape[1]) if number is None else self._flow[number] / self._mass[number]
 

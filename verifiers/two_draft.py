@@ -68,7 +68,7 @@ def share_out(
     first: Int[Tensor, "*rows"],
     second: Int[Tensor, "*rows"],
 ) -> tuple[Float[Tensor, "*rows"], Float[Tensor, "*rows"], Float[Tensor, "*rows vocab"]]:
-    r"""Returns the best acceptance of two independent draws from q, if token x may be emitted ``mass(x)`` in total.
+    r"""Return the best acceptance of two independent draws from q, if token x may be emitted ``mass(x)`` in total.
 
     The derivation is ours; that alpha is the optimum is from Khisti et al. 2024 (arXiv 2410.18234).
 
@@ -135,6 +135,6 @@ def share_out(
 
 
 def _positive_root(b: Float[Tensor, "..."], c: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Returns the x >= 0 with x^2 - b x = c, for c >= 0; precise where b is negative."""
+    """Return the x >= 0 with x^2 - b x = c, for c >= 0; precise where b is negative."""
     root = (b.square() + 4 * c).sqrt()
     return torch.where(b >= 0, (b + root) / 2, 2 * c / (root - b))

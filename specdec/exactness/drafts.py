@@ -50,7 +50,7 @@ def enumerate_drafts(
     grows: Grows | None = None,
     leaf_probs: bool = False,
 ) -> WeightedDrafts:
-    """Returns all drafts of a shape, and how probable each is.
+    """Return all drafts of a shape, and how probable each is.
 
     Args:
         tables: p and q; nodes are drawn from q.
@@ -82,7 +82,7 @@ def enumerate_drafts(
 
 
 def num_drafts(shape: TreeShape, law: DraftSampling, vocab: int) -> int:
-    """Returns how many drafts ``enumerate_drafts`` makes of tables without zeros, with one law for all nodes."""
+    """Return how many drafts ``enumerate_drafts`` makes of tables without zeros, with one law for all nodes."""
     if law is DraftSampling.DETERMINISTIC:
         return 1
     if law is DraftSampling.IID:
@@ -102,7 +102,7 @@ def sample_drafts(
     grows: Grows | None = None,
     leaf_probs: bool = False,
 ) -> WeightedDrafts:
-    """Returns ``count`` drafts drawn at random; the other arguments are those of ``enumerate_drafts``."""
+    """Return ``count`` drafts drawn at random; the other arguments are those of ``enumerate_drafts``."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(count)
 
@@ -127,7 +127,7 @@ def _draft(
     grows: Grows | None,
     leaf_probs: bool,
 ) -> WeightedDrafts:
-    """Returns drafts made node by node.
+    """Return drafts made node by node.
 
     Args:
         tables: As for ``enumerate_drafts``.

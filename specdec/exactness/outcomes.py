@@ -61,7 +61,7 @@ class SampleMean:
 
     @classmethod
     def of(cls, values: Float[Tensor, " sample"], confidence: float) -> "SampleMean":
-        """Returns the mean of independent values."""
+        """Return the mean of independent values."""
         mean = float(values.mean())
         half = float(scipy.stats.norm.ppf(0.5 + confidence / 2)) * float(values.std()) / math.sqrt(len(values))
         return cls(mean, mean - half, mean + half)
@@ -84,7 +84,7 @@ class Estimate:
 
 
 def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outcome:
-    """Returns the exact joint distribution of the output when a rule verifies these drafts.
+    """Return the exact joint distribution of the output when a rule verifies these drafts.
 
     Raises:
         ValueError: The drafts are malformed, or the verifier does not take such drafts.
@@ -117,7 +117,7 @@ def outcome(verifier: Verifier, tables: Tables, drafts: WeightedDrafts) -> Outco
 def emitted_law(
     verifier: Verifier, tree: DraftTree, target_probs: Float[Tensor, "batch node vocab"]
 ) -> Float[Tensor, "batch vocab"]:
-    """Returns the distribution of the first token that a round emits, given the tree.
+    """Return the distribution of the first token that a round emits, given the tree.
 
     That token is the accepted child of the root, or the next token if none is accepted. For an exact rule, the average
     over all trees that could have been drawn is p at the root; for one tree it is not, unless the draft is not random.
@@ -140,7 +140,7 @@ def enumerate_outcome(
     declared_q: tuple[Tensor, ...] | None = None,
     grows: Grows | None = None,
 ) -> Outcome:
-    """Returns ``outcome`` of all drafts; the arguments are those of ``enumerate_drafts``."""
+    """Return ``outcome`` of all drafts; the arguments are those of ``enumerate_drafts``."""
     drafts = enumerate_drafts(
         tables,
         shape,
@@ -223,7 +223,7 @@ def estimate(
 def expected_by_levels(
     verifier: Verifier, tables: Tables, factors: Sequence[int], laws: Samplings, *, declared: Samplings | None = None
 ) -> float:
-    """Returns the expected accepted tokens on ``TreeShape.branching(*factors)``, without enumerating its drafts.
+    """Return the expected accepted tokens on ``TreeShape.branching(*factors)``, without enumerating its drafts.
 
     Only for rules that decide level by level, where the subtree of an accepted child is verified as a tree of its own.
     """

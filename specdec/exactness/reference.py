@@ -33,7 +33,7 @@ def reference_decode(
     noise: Noise = Noise.FRESH,
     kv_cache: str | None = None,
 ) -> list[int]:
-    """Returns the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
+    """Return the tokens of plain decoding, cut after a stop token; ignores the strings in ``sampling.stop``.
 
     Args:
         model: The target.
@@ -66,7 +66,7 @@ def reference_decode(
 def next_scores(
     logits: Float[Tensor, "batch node vocab"], sequence: Sequence[int], sampling: SamplingParams
 ) -> Float[Tensor, " vocab"]:
-    """Returns the logits that follow a sequence with repetition penalty and logits processors applied, in float32.
+    """Return the logits that follow a sequence with repetition penalty and logits processors applied, in float32.
 
     Args:
         logits: The model's, of one row and one node.
@@ -78,7 +78,7 @@ def next_scores(
 
 
 def _state(sequence: Sequence[int], sampling: SamplingParams, vocab_size: int, device: torch.device) -> Batch:
-    """Returns the state of a request that has come as far as the end of a sequence."""
+    """Return the state of a request that has come as far as the end of a sequence."""
     table = SlotTable(1, len(sequence) + sampling.max_new_tokens, vocab_size, device)
     table.admit(0, sequence, sampling, speculate=False)
     return table.rows(np.zeros(1, dtype=np.int64))

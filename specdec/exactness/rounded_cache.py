@@ -42,7 +42,7 @@ class RoundedCache(DynamicCache):
 def cache_like(
     model: PreTrainedModel, kv_cache: str | None, *, shake: float = 0.0, seed: int = 0
 ) -> DynamicCache | None:
-    """Returns an empty cache that rounds as the engine's with the same ``kv_cache=``; None if that does not round.
+    """Return an empty cache that rounds as the engine's with the same ``kv_cache=``; None if that does not round.
 
     Args:
         model: The model.

@@ -91,7 +91,7 @@ def check_shared(
 
 
 def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]) -> WeightedDrafts:
-    """Returns what a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
+    """Return what a drafter that follows q and shares the noise of each key proposes after a root at position 0."""
     if tables.q is None:
         raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
     vocab, batch = tables.vocab, len(keys)
@@ -115,7 +115,7 @@ def coupled_drafts(tables: Tables, shape: TreeShape, keys: Int[Tensor, " batch"]
 
 
 def expected_coupled(tables: Tables, shape: TreeShape) -> float:
-    """Returns the expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
+    """Return the expected accepted tokens of ``COUPLED`` drafts in closed form (``coupled_acceptance``)."""
     q = tables.q
     if q is None:
         raise ValueError("the tables have no q, so there is nothing to draft from: give q for every prefix")
@@ -139,7 +139,7 @@ def _noise(keys: Int[Tensor, " batch"], count: int, vocab: int) -> Float[Tensor,
 
 
 def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tensor, "batch position"]:
-    """Returns the next tokens of plain decoding after a root at position 0."""
+    """Return the next tokens of plain decoding after a root at position 0."""
     noise = _noise(keys, length, tables.vocab)
     tokens = torch.zeros(len(keys), length, dtype=torch.long)
     prefix = torch.zeros_like(keys)
@@ -150,7 +150,7 @@ def _plain(tables: Tables, length: int, keys: Int[Tensor, " batch"]) -> Int[Tens
 
 
 def _goodness(tokens: Int[Tensor, "batch position"], tables: Tables) -> float:
-    """Returns the p-value of outputs under the target's joint distribution; 0 if one of them has probability zero."""
+    """Return the p-value of outputs under the target's joint distribution; 0 if one of them has probability zero."""
     index = torch.zeros_like(tokens[:, 0])
     for column in tokens.unbind(1):
         index = index * tables.vocab + column

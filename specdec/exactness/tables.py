@@ -52,7 +52,7 @@ class Tables:
         return len(self.p) - 1
 
     def prefix(self, index: int, depth: int) -> tuple[int, ...]:
-        """Returns the tokens of the prefix with this number."""
+        """Return the tokens of the prefix with this number."""
         return _digits(index, self.vocab, depth)
 
     @classmethod
@@ -61,7 +61,7 @@ class Tables:
         p: Mapping[tuple[int, ...], Sequence[float]],
         q: Mapping[tuple[int, ...], Sequence[float]] | None,
     ) -> "Tables":
-        """Returns tables from one row per prefix; the dictionaries may be in any order.
+        """Return tables from one row per prefix; the dictionaries may be in any order.
 
         Raises:
             ValueError: A prefix has no row, or a row is not a distribution.
@@ -91,7 +91,7 @@ class Tables:
 
     @classmethod
     def random(cls, vocab: int, depth: int, *, seed: int, kinds: Sequence[str] = ("dense",)) -> "Tables":
-        """Returns random tables; the kinds of rows (``ROW_KINDS``) take turns over the prefixes.
+        """Return random tables; the kinds of rows (``ROW_KINDS``) take turns over the prefixes.
 
         Args:
             vocab: Tokens.
@@ -132,7 +132,7 @@ class Tables:
         return cls(tuple(p for p, _ in levels), tuple(q for _, q in levels))
 
     def tempered(self, temperature: float) -> "Tables":
-        """Returns the tables with p and q at another temperature."""
+        """Return the tables with p and q at another temperature."""
 
         def temper(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple((level.log() / temperature).softmax(-1) for level in levels)
@@ -140,7 +140,7 @@ class Tables:
         return Tables(temper(self.p), None if self.q is None else temper(self.q))
 
     def after(self, prefix: int, depth: int) -> "Tables":
-        """Returns the tables that continue a prefix of length ``depth``."""
+        """Return the tables that continue a prefix of length ``depth``."""
 
         def cut(levels: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(level.view(self.vocab**depth, -1, self.vocab)[prefix] for level in levels[depth:])
@@ -148,7 +148,7 @@ class Tables:
         return Tables(cut(self.p), None if self.q is None else cut(self.q))
 
     def stated(self, verifier: Verifier) -> "Tables":
-        """Returns tables whose p is the distribution that a verifier's output should follow.
+        """Return tables whose p is the distribution that a verifier's output should follow.
 
         That is p itself, unless the rule is ``EXACT_WRT`` another distribution.
         """
@@ -157,7 +157,7 @@ class Tables:
         return Tables(tuple(verifier.stated_law(p, q) for p, q in zip(self.p, self.q, strict=True)), self.q)
 
     def joint(self, length: int) -> Tensor:
-        """Returns the target's joint distribution of the next ``length`` tokens, flat."""
+        """Return the target's joint distribution of the next ``length`` tokens, flat."""
         joint = torch.ones(1, dtype=torch.float64)
         for level in self.p[:length]:
             joint = (joint[:, None] * level).flatten()
@@ -165,5 +165,5 @@ class Tables:
 
 
 def _digits(index: int, base: int, count: int) -> tuple[int, ...]:
-    """Returns a number's last ``count`` digits in some base, the highest first."""
+    """Return a number's last ``count`` digits in some base, the highest first."""
     return tuple(index // base**place % base for place in reversed(range(count)))

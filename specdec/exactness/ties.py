@@ -76,7 +76,7 @@ def examine(
     bounded: bool = True,
     kv_cache: str | None = None,
 ) -> Tie:
-    """Returns whether two methods may have parted after ``sequence`` because of rounding.
+    """Return whether two methods may have parted after ``sequence`` because of rounding.
 
     The margin is taken from one forward over the whole sequence, with repetition penalty and logits processors as the
     engine applies them. It counts from the largest logit of all, so that a wrong token is not excused by a near-tie of
@@ -153,7 +153,7 @@ def _run_model(
     *,
     cache: DynamicCache | None = None,
 ) -> Float[Tensor, " vocab"]:
-    """Returns the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
+    """Return the logits after a sequence that the model itself is fed in pieces, with transformers' cache."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in signature(type(model).forward).parameters else {}
     past, start = cache_like(model, kv_cache) if cache is None else cache, 0
     logits = torch.empty(0)
@@ -167,7 +167,7 @@ def _run_model(
 
 
 def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int]) -> Float[Tensor, " vocab"]:
-    """Returns the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
+    """Return the logits after a sequence that a runner is fed in pieces, with a copy in every slot as in a batch."""
     rows, start = runner.cache.slots, 0
     logits = torch.empty(0)
     try:
@@ -193,12 +193,12 @@ def _run_runner(runner: ModelRunner, sequence: Sequence[int], cuts: Sequence[int
 
 
 def _largest_change(passes: Sequence[np.ndarray]) -> float:
-    """Returns how far the difference of any two of the watched logits moves between passes; each pass has one row."""
+    """Return how far the difference of any two of the watched logits moves between passes; each pass has one row."""
     table = np.stack(passes)
     differences = table[:, :, None] - table[:, None, :]
     return float(np.ptp(differences, axis=0).max())
 
 
 def _binade(value: float) -> float:
-    """Returns the largest power of two that is not above a positive number, and 0 for 0: 13.6 gives 8."""
+    """Return the largest power of two that is not above a positive number, and 0 for 0: 13.6 gives 8."""
     return math.ldexp(1.0, math.frexp(value)[1] - 1) if value else 0.0

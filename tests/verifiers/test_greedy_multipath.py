@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 import verifiers.greedy_multipath
-from specdec.exactness.checks import check_drafts
 from specdec.exactness.drafts import WeightedDrafts, enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome, outcome
 from specdec.exactness.tables import Tables
-from specdec.interfaces import Drafter, Verifier
+from specdec.interfaces import Verifier
 from specdec.tree import DraftTree, TreeShape
-from specdec.types import DraftSampling
-from tests.changed_rule import ChangedRule, emit_p
-from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, TOP, needs_tables
+from tests.verifiers.cases import BIASED, DIGITS, EXACT, IID, SWOR, needs_tables
 from verifiers import BlockVerifier, GreedyMultiPathVerifier, RejectionVerifier, TraversalVerifier
 
 
@@ -140,33 +137,6 @@ def test_nothing_is_lost_on_long_paths_in_float32() -> None:
         torch.testing.assert_close(law.sum(-1), torch.ones(1, length + 1, dtype=torch.float64))
 
 
-class Paths(Drafter):
-    max_nodes, max_depth, is_chain = 4, 2, False
-
-    def __init__(self, law: DraftSampling, *, is_paths: bool):
-        self.laws, self.is_paths = frozenset({law}), is_paths
-
-    def bind(self, target, sizes):
-        raise NotImplementedError
-
-    def propose(self, slots: object) -> DraftTree:
-        raise NotImplementedError
-
-
-def test_what_it_refuses() -> None:
-    rule = GreedyMultiPathVerifier()
-    rule.check(Paths(IID, is_paths=True))
-    with pytest.raises(
-        ValueError, match=r"takes independent paths that share only the root, .*: use RejectionVerifier"
-    ):
-        rule.check(Paths(IID, is_paths=False))
-    with pytest.raises(ValueError, match=r"is not made for drafts that are WITHOUT_REPLACEMENT, .* use RejectionVerif"):
-        rule.check(Paths(SWOR, is_paths=True))
-    made = enumerate_drafts(Tables.random(2, 2, seed=0), TreeShape.branching(2, 2), IID)
-    with pytest.raises(ValueError, match="row 0, node 4 is another child of node 1, and GreedyMultiPathVerifier takes"):
-        check_drafts(rule, made.tree, made.target_probs)
-
-
 def test_shapes_that_are_paths() -> None:
     assert TreeShape.branching(3, 1, 1).is_paths and TreeShape.chain(3).is_paths and TreeShape.branching(2).is_paths
     assert not TreeShape.branching(2, 2).is_paths
@@ -209,24 +179,3 @@ def test_enumeration_rejects_another_law_of_the_path(mistake: object, monkeypatc
     result = enumerate_outcome(GreedyMultiPathVerifier(), tables, shape, IID)
     assert result.tv > BIASED
     assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
-
-
-@pytest.mark.parametrize(
-    ("rule", "drawn", "declared"),
-    [
-        (ChangedRule(GreedyMultiPathVerifier(), after=emit_p), IID, IID),
-        (GreedyMultiPathVerifier(), SWOR, IID),
-        (GreedyMultiPathVerifier(), TOP, IID),
-    ],
-)
-def test_enumeration_rejects(rule: GreedyMultiPathVerifier, drawn: DraftSampling, declared: DraftSampling) -> None:
-    tables = Tables.random(4, 2, seed=3)
-    result = enumerate_outcome(rule, tables, TreeShape.branching(2, 1), drawn, declared=declared)
-    assert result.tv > BIASED
-
-
-def test_enumeration_rejects_q_of_another_temperature() -> None:
-    tables = Tables.random(4, 2, seed=3)
-    drawn = Tables(tables.p, tables.tempered(0.7).q)
-    result = enumerate_outcome(GreedyMultiPathVerifier(), drawn, TreeShape.branching(2, 1), IID, declared_q=tables.q)
-    assert result.tv > BIASED

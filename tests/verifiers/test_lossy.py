@@ -3,13 +3,20 @@
 import pytest
 import torch
 
+from specdec.engine.engine import Engine
 from specdec.exactness.drafts import enumerate_drafts
 from specdec.exactness.outcomes import enumerate_outcome
+from specdec.exactness.reference import reference_decode
 from specdec.exactness.tables import Tables
 from specdec.interfaces import Verifier
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling, Exactness
-from tests.verifiers.cases import BIASED, EXACT, IID, SHAPES, SWOR, TOP, needs_tables
+from tests.components import DRAFTERS
+from tests.models import tiny_model
+from tests.test_distribution import LEVEL, SAMPLINGS, p_value
+from tests.verifiers.cases import BIASED, EXACT, IID, SHAPES, SWOR, TOP, complete, needs_tables
 from verifiers import (
     FuzzyVerifier,
     LenientVerifier,
@@ -134,6 +141,42 @@ def test_fuzzy_trusts_close_nodes_only() -> None:
     assert torch.equal(rule.laws(tree, p).after(torch.tensor([2])), p[:, 2])
 
 
+def stop_of(tokens: list[int], shape: TreeShape, **kwargs: float) -> int:
+    tree = DraftTree.from_shape(shape, torch.tensor([tokens]))
+    table = torch.tensor([0.6, 0.3, 0.08, 0.02], dtype=torch.float64).expand(1, len(tokens), 4).contiguous()
+    law = TypicalVerifier(**kwargs).laws(tree, table).stop
+    assert law.sum() == 1 and law.max() == 1
+    return int(law.argmax())
+
+
+def test_typical_acceptance_by_hand() -> None:
+    # H = .948, so delta * exp(-H) = 0.3 * 0.3875 = 0.1163 is above epsilon = 0.09, which is then the threshold.
+    chain = TreeShape.chain(3)
+    assert stop_of([0, 0, 1, 2], chain) == 2  # .6 and .3 pass, .08 does not
+    assert stop_of([0, 2, 0, 0], chain) == 0  # what follows a rejected token is lost
+    assert stop_of([0, 0, 1, 2], chain, epsilon=0.05) == 3
+    assert stop_of([0, 0, 1, 2], chain, epsilon=0.5, delta=0.9) == 1  # 0.9 * exp(-H) = .353 is the smaller one
+    # Two paths of length two: the more probable one; the longer one wins over the more probable.
+    shape = TreeShape.from_paths([(0,), (1,), (0, 0), (1, 0)])
+    assert stop_of([0, 1, 0, 1, 0], shape) == 4
+    assert stop_of([0, 1, 0, 1, 2], shape) == 3
+
+
+@pytest.mark.parametrize("drafter", ["medusa", *(complete(name, strong=False) for name in ("model_tree_iid", "ngram"))])
+def test_typical_acceptance_of_greedy_requests_is_exact(drafter: str) -> None:
+    model = tiny_model()
+    engine = Engine(Target(model), DRAFTERS[drafter](model), TypicalVerifier(), max_length=64)
+    for prompt in ([1, 2, 3], [5, 6, 5, 6, 5]):
+        output = engine.generate([prompt], SamplingParams(max_new_tokens=16))[0]
+        assert list(output.token_ids) == reference_decode(model, prompt, SamplingParams(max_new_tokens=16))
+
+
+@pytest.mark.full  # by enumeration in test_lossy.py
+def test_typical_acceptance_is_lossy_through_the_engine() -> None:
+    model = tiny_model(vocab_size=5, scale=1.5, layers=2)
+    assert p_value(model, "model_chain_iid", TypicalVerifier(), SAMPLINGS["temperature 1"]) < LEVEL
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -144,6 +187,8 @@ def test_fuzzy_trusts_close_nodes_only() -> None:
         (lambda: RelaxedTopKVerifier(k=0), "k=0"),
         (lambda: FuzzyVerifier(threshold=-1.0), "threshold=-1.0"),
         (lambda: FuzzyVerifier(divergence="l2"), "divergence='l2'"),
+        (lambda: TypicalVerifier(epsilon=0.0), "epsilon=0.0"),
+        (lambda: TypicalVerifier(delta=-1.0), "delta=-1.0"),
     ],
 )
 def test_bad_settings(make, words: str) -> None:

@@ -7,15 +7,14 @@ import torch
 from hypothesis import assume, given, settings
 from torch import Tensor
 
-from specdec.exactness.drafts import Samplings
+from specdec.exactness.drafts import Samplings, enumerate_drafts
+from specdec.exactness.outcomes import enumerate_outcome, outcome
+from specdec.exactness.tables import Tables
+from specdec.interfaces import Laws
 from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
-from tests.verifiers.cases import (
-    IID,
-    SWOR,
-    TOP,
-    drafts,
-)
+from tests.changed_rule import ChangedRule
+from tests.verifiers.cases import BIASED, EXACT, IID, SHAPES, SWOR, TOP, drafts
 from verifiers import RejectionVerifier
 
 
@@ -131,3 +130,51 @@ def test_the_laws_are_the_formulas(case: tuple[DraftTree, Tensor]) -> None:
         # Where a path all but never ends, the residual is all rounding: compare what it contributes.
         weight = expected_stop[:, node, None]
         torch.testing.assert_close(weight * next_law, weight * expected_next[:, node], atol=1e-12, rtol=0)
+
+
+def residual_of_the_parent(tree: DraftTree, target_probs: Tensor, laws: Laws, stop: Tensor) -> Tensor:
+    """Takes the residual with the q of the node above."""
+    above = tree.parents.clamp(min=0)[..., None].expand_as(target_probs)
+    other = replace(tree, draft_probs=tree.draft_probs.gather(1, above))
+    return RejectionVerifier().laws(other, target_probs).after(stop)
+
+
+def acceptance_of_the_root(tree: DraftTree, target_probs: Tensor, laws: Laws) -> Tensor:
+    """Forgets the parent: accepts with p and q of the root."""
+    return RejectionVerifier().laws(tree, target_probs[:, :1].expand_as(target_probs).contiguous()).stop
+
+
+@pytest.mark.parametrize(("factors", "law"), [((1, 1, 1, 1), IID), ((2, 2), SWOR)])
+def test_enumeration_rejects(factors: tuple[int, ...], law: DraftSampling) -> None:
+    tables, shape = Tables.random(4, len(factors), seed=21), TreeShape.branching(*factors)
+    assert enumerate_outcome(RejectionVerifier(), tables, shape, law).tv < EXACT
+    for mistake in ({"after": residual_of_the_parent}, {"stop": acceptance_of_the_root}):
+        if factors == (2, 2) and "stop" in mistake:
+            continue
+        result = enumerate_outcome(ChangedRule(RejectionVerifier(), **mistake), tables, shape, law)
+        assert result.tv > BIASED
+        assert result.joint.sum().item() == pytest.approx(1, abs=1e-9), "not even a law: the mistake is another one"
+
+
+@pytest.mark.parametrize(("drawn", "declared"), [(SWOR, IID), (IID, SWOR), (TOP, IID), (TOP, SWOR)])
+def test_enumeration_rejects_false_statements(drawn: DraftSampling, declared: DraftSampling) -> None:
+    tables = Tables.random(4, 2, seed=21)
+    assert enumerate_outcome(RejectionVerifier(), tables, SHAPES["2x2"], drawn, declared=declared).tv > BIASED
+
+
+def test_enumeration_rejects_siblings_sorted_after_they_were_drawn() -> None:
+    tables = Tables.random(4, 1, seed=21)
+    made = enumerate_drafts(tables, TreeShape.branching(2), SWOR)
+    q = tables.q[0][0]
+    children = made.tree.tokens[:, 1:]
+    children = children.gather(1, q[children].argsort(dim=1, descending=True))
+    tokens = torch.cat([made.tree.tokens[:, :1], children], 1)
+    p = torch.stack([tables.p[0].expand(len(tokens), -1), *(tables.p[1][children[:, i]] for i in range(2))], 1)
+    order = replace(
+        made,
+        tree=replace(made.tree, tokens=tokens),
+        prefixes=torch.cat([torch.zeros_like(tokens[:, :1]), children], 1),
+        target_probs=p,
+    )
+    assert outcome(RejectionVerifier(), tables, made).tv < EXACT
+    assert outcome(RejectionVerifier(), tables, order).tv > BIASED
