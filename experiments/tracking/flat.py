@@ -10,17 +10,10 @@ from experiments.results.records import Record
 from experiments.results.summary import MethodSummary
 
 _NO_SETTINGS = ("out", "resume", "tracker", "experiment")
-_NOT_FLAT = (
-    "method",
-    "exactness",
-    "temperature",
-    "errors",
-    "divergences",
-    "lossless",
-    "acceptance_by_position",
-    "gain",
-    "requests",
-)
+_NOT_FLAT = {
+    *("method", "exactness", "temperature", "errors", "divergences", "lossless"),
+    *("acceptance_by_position", "gain", "requests"),
+}
 _FACTS = ("dtype", "device", "prompts", "prompts_hash", "exactness", "overrides", "versions")
 
 

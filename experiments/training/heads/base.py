@@ -1,5 +1,6 @@
 """A head as the trainer sees it. A new head is one file with a subclass of ``TrainedHead``, and one YAML file."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,6 +127,12 @@ def output_of(model: PreTrainedModel) -> nn.Linear:
     found: Any = model.get_output_embeddings()
     assert found is not None, "FrozenTarget refuses models without one"
     return found
+
+
+def frozen_copy(module: Any) -> Any:
+    """A copy of a module's present weights, for a drafter; ``begin`` has made the module."""
+    assert module is not None, "begin comes first"
+    return copy.deepcopy(module).requires_grad_(False).eval()
 
 
 class Borrowed(nn.Module):

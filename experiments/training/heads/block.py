@@ -18,7 +18,7 @@ from drafters.block import BlockDrafter
 from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
-from experiments.training.heads.base import Prediction, TrainedHead, embeddings_of, output_layer_of
+from experiments.training.heads.base import Prediction, TrainedHead, embeddings_of, frozen_copy, output_layer_of
 from experiments.training.heads.feature import most_frequent, take_output
 from experiments.training.states import additive
 from specdec.interfaces import Drafter
@@ -163,11 +163,11 @@ class TrainedBlock(TrainedHead):
 
     def drafter(self) -> Drafter:
         """A chain of a whole block."""
-        return BlockDrafter(self._copy(), optimize=False)
+        return BlockDrafter(frozen_copy(self.head), optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the head in bfloat16."""
-        self._copy().to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+        frozen_copy(self.head).to(torch.bfloat16).save_pretrained(folder)
 
     def _with_states(
         self, hidden: Float[Tensor, "anchor depth hidden"], previous: Int[Tensor, "anchor depth"]
@@ -209,10 +209,6 @@ class TrainedBlock(TrainedHead):
             twin.lm_head = twin.lm_head or output_layer_of(model)
             self._borrowing = (twin,)
         return self._borrowing[0]
-
-    def _copy(self) -> BlockHead:
-        assert self.head is not None
-        return copy.deepcopy(self.head).requires_grad_(False).eval()
 
 
 def filled(

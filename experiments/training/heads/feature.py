@@ -6,7 +6,6 @@ together: step i of the draft at position t is row t of the i-th forward. It see
 it: the true pairs up to t (step 0's keys, causal), and its own pairs of steps 1 … i, each of which is one key.
 """
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,14 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from drafters.heads.base import FeatureHead
 from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.heads.base import Prediction, TrainedHead, check_depths, embeddings_of, output_layer_of
+from experiments.training.heads.base import (
+    Prediction,
+    TrainedHead,
+    check_depths,
+    embeddings_of,
+    frozen_copy,
+    output_layer_of,
+)
 from experiments.training.states import additive, visible
 from specdec.target.target import Target
 
@@ -93,7 +99,7 @@ class TrainedFeatureHead(TrainedHead):
 
     def copied(self) -> FeatureHead:
         """A copy of the present weights, with an attention that any forward can use."""
-        twin = copy.deepcopy(self._made()).requires_grad_(False).eval()
+        twin = frozen_copy(self._made())
         twin.config._attn_implementation = "sdpa"
         return twin
 

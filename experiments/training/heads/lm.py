@@ -1,6 +1,5 @@
 """A small causal LM of the target's vocabulary, distilled from it (DistillSpec, arXiv 2310.08461)."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from drafters.model import ModelDrafter
 from experiments.training.batch import Anchors, Batch, TargetStates, every_anchor
-from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
+from experiments.training.heads.base import Prediction, TrainedHead, check_depths, frozen_copy, output_of
 from experiments.training.states import additive, visible
 from specdec.interfaces import Drafter
 from specdec.target.loading import load
@@ -98,14 +97,10 @@ class TrainedLM(TrainedHead):
 
     def drafter(self) -> Drafter:
         """A chain of the model's own."""
-        return ModelDrafter(self._copy(), self.depths, optimize=False)
+        return ModelDrafter(frozen_copy(self.model), self.depths, optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the model in bfloat16, with the target's tokenizer."""
-        self._copy().to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+        frozen_copy(self.model).to(torch.bfloat16).save_pretrained(folder)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
-
-    def _copy(self) -> PreTrainedModel:
-        assert self.model is not None
-        return copy.deepcopy(self.model).requires_grad_(False).eval()

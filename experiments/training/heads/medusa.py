@@ -1,6 +1,5 @@
 """Medusa heads on the target's last state (Cai et al. 2024, arXiv 2401.10774: Medusa-1, the target frozen)."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaHeads
 from experiments.training.batch import Anchors, Batch, TargetStates
-from experiments.training.heads.base import Prediction, TrainedHead, check_depths, output_of
+from experiments.training.heads.base import Prediction, TrainedHead, check_depths, frozen_copy, output_of
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
 
@@ -81,15 +80,12 @@ class TrainedMedusa(TrainedHead):
 
     def drafter(self) -> Drafter:
         """A chain, sampled for sampled requests: acceptance is then what the figures estimate."""
-        return MedusaDrafter(self._copy(), self.depths, sampling="iid", optimize=False)
+        return MedusaDrafter(frozen_copy(self.heads), self.depths, sampling="iid", optimize=False)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the heads in bfloat16, in FasterDecoding's first format."""
-        self._copy().to(torch.bfloat16).save_pretrained(folder)
+        frozen_copy(self.heads).to(torch.bfloat16).save_pretrained(folder)
 
     def _heads(self) -> MedusaHeads:
         assert self.heads is not None, "begin comes first"
         return self.heads
-
-    def _copy(self) -> MedusaHeads:
-        return copy.deepcopy(self._heads()).requires_grad_(False).eval()
