@@ -81,11 +81,9 @@ def test_bad_settings(configure: Configure, overrides: list[str], words: str) ->
 
 def test_a_class_that_lacks_a_method(configure: Configure) -> None:
     target = f"drafter._target_={__name__}.Unfinished"
-    with pytest.raises(ValueError, match=r"^drafter: Unfinished has no propose: write propose\(self, slots\), which"):
+    with pytest.raises(ValueError, match=r"^drafter: Unfinished has no bind: write bind\(self, target, sizes\), which"):
         check(configure("check_drafter", "target.name=/nowhere", "drafter=none", target))
 
 
 class Unfinished(Drafter):
-    """Has no ``propose``."""
-
-    def bind(self, target, sizes): ...
+    """Has no ``bind``."""
