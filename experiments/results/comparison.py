@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas
-
+from experiments.results.frame import Frame
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run
 from experiments.results.statistics import Bootstrap
@@ -286,7 +285,7 @@ def _best_cell(own: Mapping[tuple[str, str], Entry]) -> tuple[str, str] | None:
     return None if best is None else rivals[best]
 
 
-def _of_category(own: pandas.DataFrame, category: str) -> pandas.DataFrame:
+def _of_category(own: Frame, category: str) -> Frame:
     """The calls of one category alone: the time of a mixed one belongs to none."""
     alone = own.groupby(CALL).category.transform("nunique") == 1
     return own[alone & (own.category == category)]

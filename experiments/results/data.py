@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pandas
 
 from experiments.results import metrics, schema
-from experiments.results.frame import frame_of, rounds_of
+from experiments.results.frame import Frame, frame_of, rounds_of
 from experiments.results.origin import flatten, read_manifest
 from experiments.results.records import RECORDS, read_records
 from experiments.results.runs import SUMMARY, by_number, folders_below, load_run
@@ -58,24 +58,24 @@ class Results:
         return Results({known[name]: self.manifests[known[name]] for name in wanted})
 
     @cached_property
-    def runs(self) -> pandas.DataFrame:
+    def runs(self) -> Frame:
         """A row for every method at every temperature in every run."""
         found = _readable(self.manifests, lambda folder: method_rows(_summary(folder), folder, self.manifests[folder]))
         return typed(pandas.DataFrame([row for rows in found for row in rows]), schema.RUNS)
 
     @cached_property
-    def prompts(self) -> pandas.DataFrame:
+    def prompts(self) -> Frame:
         """A row for every record: one output of one method."""
         return self._of_records(_prompts, schema.PROMPTS)
 
     @cached_property
-    def rounds(self) -> pandas.DataFrame:
+    def rounds(self) -> Frame:
         """A row for every round of every output that did not fail."""
         return self._of_records(rounds_of, schema.ROUNDS)
 
-    def _of_records(self, view: Callable[[pandas.DataFrame], pandas.DataFrame], columns: Mapping[str, str]) -> Any:
+    def _of_records(self, view: Callable[[Frame], Frame], columns: Mapping[str, str]) -> Any:
         # One run's records at a time: all of them together may not fit into memory.
-        def read(folder: Path) -> pandas.DataFrame:
+        def read(folder: Path) -> Frame:
             found = view(frame_of(read_records(folder / RECORDS), folder.as_posix()))
             return found[list(columns)].astype({name: "object" for name in columns if columns[name] == "category"})
 
@@ -138,7 +138,7 @@ def _summary(folder: Path) -> dict[str, Any]:
     return asdict(load_run(folder).summary)
 
 
-def _prompts(frame: pandas.DataFrame) -> pandas.DataFrame:
+def _prompts(frame: Frame) -> Frame:
     sums = {name: frame[name].map(sum) for name in metrics.COLUMNS}
     length = (1 + sums["accepted"] / frame.rounds).where(frame.rounds > 0)
     return frame.assign(**sums, mean_acceptance_length=length, batch_seconds=frame.seconds)
@@ -223,7 +223,7 @@ def _origin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     return row | {f"config.{name}": value for name, value in flatten(manifest["config"]).items()}
 
 
-def typed(frame: pandas.DataFrame, columns: Mapping[str, str]) -> pandas.DataFrame:
+def typed(frame: Frame, columns: Mapping[str, str]) -> Frame:
     """Return a frame with the columns of a schema, and those of its families that occur, in the schema's order."""
     found: dict[str, pandas.Series] = {}
     for name, dtype in columns.items():

@@ -27,13 +27,17 @@ Latencies are empty where the engine does not tell its moments; those that need 
 from collections.abc import Iterable
 from dataclasses import fields
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import pandas
 
 from experiments.results.records import Record
 
-Outputs = Iterable[Record] | pandas.DataFrame
+Frame = Any
+"""A ``pandas.DataFrame``: any object to the type checker, which cannot know its columns."""
+
+Outputs = Iterable[Record] | Frame
 """Records, or the frame that was made of them."""
 
 ROUND_COLUMNS = {
@@ -60,7 +64,7 @@ _NUMBERS = (
 )
 
 
-def frame_of(outputs: Outputs, run: str = "") -> pandas.DataFrame:
+def frame_of(outputs: Outputs, run: str = "") -> Frame:
     """Return the frame of some records; a frame is returned as it is.
 
     Args:
@@ -84,7 +88,7 @@ def frame_of(outputs: Outputs, run: str = "") -> pandas.DataFrame:
     return _with_latencies(frame)
 
 
-def _with_latencies(frame: pandas.DataFrame) -> pandas.DataFrame:
+def _with_latencies(frame: Frame) -> Frame:
     told = frame[["arrived", "admitted", "prefilled"]].notna().all(axis=1)
     first = pandas.Series([moments[0] if moments else np.nan for moments in frame.emitted_at], frame.index, dtype=float)
     emitted = pandas.Series([sum(counts) for counts in frame.emitted], frame.index, dtype=float)
@@ -119,7 +123,7 @@ def _in_order(moments: Iterable[float]) -> bool:
     return not any(after < before for before, after in pairwise(each for each in moments if each == each))
 
 
-def rounds_of(frame: pandas.DataFrame) -> pandas.DataFrame:
+def rounds_of(frame: Frame) -> Frame:
     """Return a row for every round of every output that did not fail: ``KEYS``, ``round`` and ``ROUND_COLUMNS``."""
     good = frame[~frame.failed]
     counts = good.rounds.to_numpy()

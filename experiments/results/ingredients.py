@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from math import prod
 
-import pandas
-
 from experiments.results import timing
-from experiments.results.frame import Outputs, frame_of, rounds_of
+from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 from experiments.results.metrics import mean_acceptance_length
 from experiments.results.records import GREEDY_BELOW
 from experiments.results.requests import percentile
@@ -181,7 +179,7 @@ def changed(before: Ingredients, after: Ingredients) -> tuple[str, ...]:
 
 def _ladder(
     temperature: float,
-    frame: pandas.DataFrame,
+    frame: Frame,
     ingredients: Mapping[str, Ingredients],
     order: Sequence[str],
     bootstrap: Bootstrap,
@@ -255,7 +253,7 @@ def _same_law(one: Ingredients, other: Ingredients) -> bool:
     return not any(name in CHANGES_LAW for name in changed(one, other))
 
 
-def _sameness(own: pandas.DataFrame, first: pandas.DataFrame) -> Sameness | None:
+def _sameness(own: Frame, first: Frame) -> Sameness | None:
     """How far the outputs are the first rung's; None where there is nothing to compare."""
     keys = ["prompt", "turn", "sample"]
     theirs = first[~first.failed & (first.temperature < GREEDY_BELOW) & (first.turn == 0)]

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import pandas
 
-from experiments.results.frame import Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.records import Record
 
 EXACT = "exact"
@@ -129,7 +129,7 @@ def judge(outputs: Outputs) -> Lossless | None:
     )
 
 
-def divergences_of(frame: pandas.DataFrame) -> tuple[Divergence, ...]:
+def divergences_of(frame: Frame) -> tuple[Divergence, ...]:
     """Return where the outputs of a frame leave plain decoding's, as far as they do."""
     found = frame[frame.divergence.notna()]
     return tuple(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pandas
 
+from experiments.results.frame import Frame
+
 if TYPE_CHECKING:
     from specdec.types import Step  # for types only: results are read where specdec and torch are not installed
 
@@ -22,12 +24,12 @@ def decided(steps: "Iterable[Step]") -> "list[Step]":
     return [step for step in steps if step.error is None and step.finish_reason != "error"]
 
 
-def of_steps(steps: "Iterable[Step]") -> pandas.DataFrame:
+def of_steps(steps: "Iterable[Step]") -> Frame:
     """Return the frame of the engine's rounds, without those that decided nothing."""
     return pandas.DataFrame([[getattr(step, name) for name in COLUMNS] for step in decided(steps)], columns=COLUMNS)
 
 
-def mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
+def mean_acceptance_length(rounds: Frame) -> float | None:
     """Emitted tokens per round before any cut, the recovered or bonus token included; plain decoding has 1.
 
     Three rounds that accept 2, 0 and 1 drafted tokens emit 3 + 1 + 2 tokens: the mean is 2.
@@ -35,7 +37,7 @@ def mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
     return 1 + float(rounds.accepted.sum() / len(rounds)) if len(rounds) else None
 
 
-def expected_mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
+def expected_mean_acceptance_length(rounds: Frame) -> float | None:
     """The mean acceptance length with every round's expected accepted tokens, given its draft, in place of the drawn.
 
     It has less sampling noise than ``mean_acceptance_length`` and the same expectation. None also for an engine that
@@ -45,7 +47,7 @@ def expected_mean_acceptance_length(rounds: pandas.DataFrame) -> float | None:
     return 1 + float(rounds.expected_accepted.sum() / len(rounds)) if known else None
 
 
-def draft_acceptance_rate(rounds: pandas.DataFrame) -> float | None:
+def draft_acceptance_rate(rounds: Frame) -> float | None:
     """Accepted tokens over proposed depth (of the longest branch); None if nothing was proposed."""
     depth = rounds.proposed_depth.sum()
     return float(rounds.accepted.sum() / depth) if depth else None
@@ -71,7 +73,7 @@ class AcceptanceByPosition:
     rounds: tuple[int, ...]
 
 
-def acceptance_by_position(rounds: pandas.DataFrame) -> AcceptanceByPosition:
+def acceptance_by_position(rounds: Frame) -> AcceptanceByPosition:
     """Acceptance at every position that any round proposed.
 
     Rounds (depth 2, accepted 2), (depth 2, accepted 0), (depth 1, accepted 1): position 1 was accepted in 2 of 3,

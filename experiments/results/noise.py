@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from experiments.results.frame import Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 
 SPREAD_LIMIT = 0.15
 """Timings that vary by more than this share between batches are called noisy."""
@@ -108,7 +108,7 @@ def _mean(values: pandas.Series, weights: pandas.Series) -> float | None:
     return max(0.0, float(np.average(values, weights=weights))) if weights.sum() else None
 
 
-def _spread(plain: pandas.DataFrame) -> float | None:
+def _spread(plain: Frame) -> float | None:
     relative = [each for _, own in plain.groupby("temperature") for each in _deviations(own)]
     if len(relative) < _LEAST:
         return None
@@ -116,7 +116,7 @@ def _spread(plain: pandas.DataFrame) -> float | None:
     return float(0.7413 * (high - low))  # of a normal distribution, this is the standard deviation
 
 
-def _deviations(own: pandas.DataFrame) -> list[float]:
+def _deviations(own: Frame) -> list[float]:
     """How far each batch's time per round is from what its length explains, as a share of the median."""
     batches = own.groupby(["batch", "turn"], sort=False).agg(
         seconds=("seconds", "first"),
@@ -132,6 +132,6 @@ def _deviations(own: pandas.DataFrame) -> list[float]:
     lengths = (batches.prompt_tokens + batches.rounds / 2).to_numpy()
     if len(times) < _LEAST or np.median(times) <= 0:
         return []
-    slope = stats.theilslopes(times, lengths).slope if len(set(lengths)) > 1 else 0.0
+    slope = stats.theilslopes(times, lengths)[0] if len(set(lengths)) > 1 else 0.0
     rest = times - slope * lengths
     return list((rest - np.median(rest)) / np.median(times))

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas
 
 from experiments.results import timing
-from experiments.results.frame import Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.statistics import Bootstrap, Interval
 
 if TYPE_CHECKING:
@@ -108,11 +107,11 @@ def policy_losses(
     return found
 
 
-def _depths(own: pandas.DataFrame) -> list[int]:
+def _depths(own: Frame) -> list[int]:
     return [depth for depths in own.proposed_depth for depth in depths]
 
 
-def _modelled(own: pandas.DataFrame, costs: "RoundCosts | None", rows: int) -> float | None:
+def _modelled(own: Frame, costs: "RoundCosts | None", rows: int) -> float | None:
     """Return the tokens per second of rounds that take what was measured for their depth."""
     good = own[~own.failed]
     depths = _depths(good)

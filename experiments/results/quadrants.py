@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pandas
 
-from experiments.results.frame import frame_of
+from experiments.results.frame import Frame, frame_of
 from experiments.results.records import PLAIN
 from experiments.results.runs import Run, records_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums
@@ -143,7 +143,7 @@ def quadrants(runs: Sequence[Run], bootstrap: Bootstrap) -> list[Quadrant]:
     return sorted(found, key=lambda each: (each.temperature, order.index(each.name)))
 
 
-def _quadrant(name: str, run: Run, temperature: float, frame: pandas.DataFrame, bootstrap: Bootstrap) -> Quadrant:
+def _quadrant(name: str, run: Run, temperature: float, frame: Frame, bootstrap: Bootstrap) -> Quadrant:
     summaries = [method for method in run.summary.methods if method.temperature == temperature]
     good = _with_costs(frame[(frame.temperature == temperature) & ~frame.failed])
     plain = good[good.method == PLAIN]
@@ -164,16 +164,14 @@ def _quadrant(name: str, run: Run, temperature: float, frame: pandas.DataFrame, 
     )
 
 
-def _with_costs(good: pandas.DataFrame) -> pandas.DataFrame:
+def _with_costs(good: Frame) -> Frame:
     """Add what a request costs by each quadrant's metric, where less is better, as columns of the quadrants' names."""
     # A request's part of the time of its call: requests per minute are requests over the sum of these.
     together = good.groupby(["method", "batch", "turn"]).prompt.transform("size")
     return good.assign(SS=good.seconds.where(good.told) / together, SL=good.tpot, LS=good.ttft, LL=good.slot_time)
 
 
-def _figures(
-    name: str, method: MethodSummary, own: pandas.DataFrame, plain: pandas.DataFrame, bootstrap: Bootstrap
-) -> Figures:
+def _figures(name: str, method: MethodSummary, own: Frame, plain: Frame, bootstrap: Bootstrap) -> Figures:
     rate = None if method.requests is None else method.requests.requests_per_second
     found = Figures(
         method=method.method,
@@ -188,9 +186,7 @@ def _figures(
     return replace(found, own=None if value is None else METRICS[name].scale * value, gain=gain, gain_interval=interval)
 
 
-def _gain(
-    name: str, own: pandas.DataFrame, plain: pandas.DataFrame, bootstrap: Bootstrap
-) -> tuple[float | None, Interval | None]:
+def _gain(name: str, own: Frame, plain: Frame, bootstrap: Bootstrap) -> tuple[float | None, Interval | None]:
     """The mean cost of plain decoding over a method's, on the requests that both have, with its interval."""
     keys = ["prompt", "turn", "sample"]
     both = own.dropna(subset=[name]).merge(plain.dropna(subset=[name])[[*keys, name]], on=keys, suffixes=("", "_plain"))

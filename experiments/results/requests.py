@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from experiments.results.frame import Outputs, frame_of
+from experiments.results.frame import Frame, Outputs, frame_of
 from experiments.results.limits import Limits, Terms
 from experiments.results.statistics import Bootstrap, Interval
 from experiments.results.timing import STAGES, calls_of
@@ -204,7 +204,7 @@ def request_figures(outputs: Outputs, terms: Terms, bootstrap: Bootstrap) -> Req
     )
 
 
-def goodput(requests: pandas.DataFrame, limits: Limits, *, arrived: int, seconds: float) -> Goodput:
+def goodput(requests: Frame, limits: Limits, *, arrived: int, seconds: float) -> Goodput:
     """Return the goodput of requests.
 
     Ten requests in 5 s, of which seven keep all limits: attainment 0.7, goodput 1.4 requests/s.
@@ -230,7 +230,7 @@ def goodput(requests: pandas.DataFrame, limits: Limits, *, arrived: int, seconds
     )
 
 
-def concurrency(frame: pandas.DataFrame) -> Concurrency | None:
+def concurrency(frame: Frame) -> Concurrency | None:
     """Return the requests in flight over all calls, one call after another; None if nothing is known.
 
     A request's moments are seconds since its call began. What lies outside of its call is not counted.
@@ -325,13 +325,13 @@ def _percentiles(points: np.ndarray, below: np.ndarray) -> np.ndarray:
     return points[np.stack(places, axis=1)]
 
 
-def _by_prompt(told: pandas.DataFrame, name: str) -> Groups:
+def _by_prompt(told: Frame, name: str) -> Groups:
     """One latency's values by prompt."""
     values = told[["prompt", name]].explode(name).dropna()
     return {prompt: own.to_numpy(dtype=np.float64) for prompt, own in values.groupby("prompt", sort=False)[name]}
 
 
-def _phase_shares(told: pandas.DataFrame) -> dict[str, float]:
+def _phase_shares(told: Frame) -> dict[str, float]:
     ended = told[told.e2e.notna()]
     return _shares(
         {
@@ -342,7 +342,7 @@ def _phase_shares(told: pandas.DataFrame) -> dict[str, float]:
     )
 
 
-def _stage_shares(calls: pandas.DataFrame) -> dict[str, float]:
+def _stage_shares(calls: Frame) -> dict[str, float]:
     """The stages' shares. The prompts' texts became tokens before the call: that time is added to the whole."""
     if not all(calls.stages):
         return {}

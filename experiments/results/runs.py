@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas
-
-from experiments.results.frame import frame_of
+from experiments.results.frame import Frame, frame_of
 from experiments.results.limits import Terms
 from experiments.results.origin import MANIFEST, read_manifest
 from experiments.results.records import PLAIN, RECORDS, Record, read_records
@@ -34,17 +32,17 @@ class Run:
     folder: Path
     manifest: dict[str, Any]
     summary: Summary
-    frame: pandas.DataFrame | None = field(default=None, repr=False, compare=False)
+    frame: Frame | None = field(default=None, repr=False, compare=False)
 
-    def of(self, method: MethodSummary) -> pandas.DataFrame | None:
+    def of(self, method: MethodSummary) -> Frame | None:
         """Return the outputs of one of its methods, at the method's temperature."""
         return self._outputs(method.method, method.temperature)
 
-    def plain(self, method: MethodSummary) -> pandas.DataFrame | None:
+    def plain(self, method: MethodSummary) -> Frame | None:
         """Return plain decoding's outputs, at the method's temperature."""
         return self._outputs(PLAIN, method.temperature)
 
-    def _outputs(self, method: str, temperature: float) -> pandas.DataFrame | None:
+    def _outputs(self, method: str, temperature: float) -> Frame | None:
         if self.frame is None:
             return None
         return self.frame[(self.frame.method == method) & (self.frame.temperature == temperature)]

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas
 
 from experiments.results import metrics, timing
-from experiments.results.frame import Outputs, frame_of, rounds_of
+from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 from experiments.results.limits import Terms
 from experiments.results.lossless import (
     DECLARED,
@@ -218,14 +217,12 @@ def summarize(
     )
 
 
-def series_of(frame: pandas.DataFrame) -> dict[tuple[float, str], pandas.DataFrame]:
+def series_of(frame: Frame) -> dict[tuple[float, str], Frame]:
     """Return the frames of every method at every temperature, in the order of their first records."""
-    return dict(iter(frame.groupby(["temperature", "method"], sort=False)))  # type: ignore[arg-type]
+    return dict(iter(frame.groupby(["temperature", "method"], sort=False)))
 
 
-def entrant(
-    method: MethodSummary, figure: str, own: pandas.DataFrame | None, plain: pandas.DataFrame | None
-) -> Entrant:
+def entrant(method: MethodSummary, figure: str, own: Frame | None, plain: Frame | None) -> Entrant:
     """Return a method as it competes for a figure."""
     interval = getattr(method, f"{figure}_interval", None)
     return Entrant(value=getattr(method, figure), interval=interval, own=own, plain=plain)
@@ -252,7 +249,7 @@ def running_figures(outputs: Outputs, baseline: str = PLAIN) -> dict[tuple[str, 
     return found
 
 
-def _method(own: pandas.DataFrame, plain: pandas.DataFrame | None, bootstrap: Bootstrap) -> MethodSummary:
+def _method(own: Frame, plain: Frame | None, bootstrap: Bootstrap) -> MethodSummary:
     good, rounds = own[~own.failed], rounds_of(own)
     timed = timing.timed_calls(own, plain)
     rates = [rate for rate in map(metrics.distinct_n_gram_rate, good.token_ids) if rate is not None]
@@ -304,7 +301,7 @@ def _method(own: pandas.DataFrame, plain: pandas.DataFrame | None, bootstrap: Bo
     )
 
 
-def _acceptance(rounds: pandas.DataFrame, bootstrap: Bootstrap) -> dict[str, Any]:
+def _acceptance(rounds: Frame, bootstrap: Bootstrap) -> dict[str, Any]:
     columns = [1 + rounds.accepted, np.ones(len(rounds))]
     return {
         "mean_acceptance_length": metrics.mean_acceptance_length(rounds),
@@ -312,7 +309,7 @@ def _acceptance(rounds: pandas.DataFrame, bootstrap: Bootstrap) -> dict[str, Any
     }
 
 
-def _speed(timed: pandas.DataFrame, bootstrap: Bootstrap) -> dict[str, Any]:
+def _speed(timed: Frame, bootstrap: Bootstrap) -> dict[str, Any]:
     return {
         "tokens_per_second": timing.tokens_per_second(timed),
         "speedup": timing.speedup(timed),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas
 
+from experiments.results.frame import Frame
 from experiments.results.statistics import Bootstrap, Interval, difference_of_means, ratio_of_sums
 
 
@@ -41,8 +42,8 @@ class LookUp:
 
 def look_up(label: str, texts: Sequence[Rounds], bootstrap: Bootstrap) -> LookUp:
     """Return the figures of the drafter of that name."""
-    frame = pandas.DataFrame(list(texts))
-    by_category = frame.groupby("category", sort=False)[["tokens", "rounds"]].sum()
+    frame: Frame = pandas.DataFrame(list(texts))
+    by_category: Frame = frame.groupby("category", sort=False)[["tokens", "rounds"]].sum()
     return LookUp(
         label=label,
         texts=tuple(texts),

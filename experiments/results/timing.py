@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from experiments.results.frame import rounds_of
+from experiments.results.frame import Frame, rounds_of
 from experiments.results.statistics import Bootstrap, Interval, ratio_of_sums, throughput_ratio
 
 STAGES = ("ingestion", "prefill", "draft", "verify", "accept", "commit", "completion")
@@ -18,7 +18,7 @@ compares the two)."""
 CALL = ["batch", "turn"]
 
 
-def calls_of(own: pandas.DataFrame) -> pandas.DataFrame:
+def calls_of(own: Frame) -> Frame:
     """Return the calls of one method at one temperature, by batch and turn.
 
     Returns:
@@ -40,7 +40,7 @@ def calls_of(own: pandas.DataFrame) -> pandas.DataFrame:
     return calls.assign(prompts=prompts.reindex(calls.index.get_level_values("batch")).to_numpy())
 
 
-def timed_calls(own: pandas.DataFrame, baseline: pandas.DataFrame | None) -> pandas.DataFrame:
+def timed_calls(own: Frame, baseline: Frame | None) -> Frame:
     """Return the calls without a failure in either, with ``baseline_tokens`` and ``baseline_seconds``.
 
     Args:
@@ -56,12 +56,12 @@ def timed_calls(own: pandas.DataFrame, baseline: pandas.DataFrame | None) -> pan
     return calls.join(others, how="inner")
 
 
-def tokens_per_second(timed: pandas.DataFrame) -> float | None:
+def tokens_per_second(timed: Frame) -> float | None:
     """Total tokens over total time; None without any."""
     return _ratio(timed.tokens.sum(), timed.seconds.sum())
 
 
-def speedup(timed: pandas.DataFrame) -> float | None:
+def speedup(timed: Frame) -> float | None:
     """Tokens per second over the baseline's; None without a baseline, or if either has no tokens or no time."""
     if "baseline_tokens" not in timed:
         return None
@@ -69,7 +69,7 @@ def speedup(timed: pandas.DataFrame) -> float | None:
     return own / plain if own is not None and plain else None
 
 
-def speedup_interval(timed: pandas.DataFrame, bootstrap: Bootstrap) -> Interval | None:
+def speedup_interval(timed: Frame, bootstrap: Bootstrap) -> Interval | None:
     """The speedup's interval. Prompts keep all their samples and turns; what was timed together stays together."""
     if "baseline_tokens" not in timed:
         return None
@@ -77,12 +77,12 @@ def speedup_interval(timed: pandas.DataFrame, bootstrap: Bootstrap) -> Interval 
     return bootstrap.over_prompts(throughput_ratio, timed.prompts, columns)
 
 
-def tokens_per_second_interval(timed: pandas.DataFrame, bootstrap: Bootstrap) -> Interval | None:
+def tokens_per_second_interval(timed: Frame, bootstrap: Bootstrap) -> Interval | None:
     """The interval of ``tokens_per_second`` likewise."""
     return bootstrap.over_prompts(ratio_of_sums, timed.prompts, [timed.tokens, timed.seconds])
 
 
-def stage_seconds(timed: pandas.DataFrame) -> dict[str, float]:
+def stage_seconds(timed: Frame) -> dict[str, float]:
     """Seconds by stage over all calls; the wall time that no stage has is ``other``."""
     totals = ordered(pandas.DataFrame(list(timed.stages)).sum().to_dict())
     return totals and totals | {"other": max(0.0, float(timed.seconds.sum()) - sum(totals.values()))}
@@ -94,7 +94,7 @@ def ordered(stages: Mapping[str, float]) -> dict[str, float]:
     return {name: stages[name] for name in names}
 
 
-def acceptance_sums(own: pandas.DataFrame, accepted: str = "accepted") -> pandas.DataFrame:
+def acceptance_sums(own: Frame, accepted: str = "accepted") -> Frame:
     """Return ``emitted`` tokens and ``rounds`` of every prompt, in the order of the prompts.
 
     Args:
@@ -133,8 +133,8 @@ class Entrant:
 
     value: float | None
     interval: Interval | None
-    own: pandas.DataFrame | None = None
-    plain: pandas.DataFrame | None = None
+    own: Frame | None = None
+    plain: Frame | None = None
 
 
 def winner(figure: str, entrants: Sequence[Entrant], bootstrap: Bootstrap) -> int | None:
@@ -188,7 +188,7 @@ def lead(figure: str, first: Entrant, second: Entrant, bootstrap: Bootstrap) -> 
     return float(difference(*columns)), bootstrap.interval(difference, columns)
 
 
-def _sums(figure: str, entrant: Entrant) -> pandas.DataFrame | None:
+def _sums(figure: str, entrant: Entrant) -> Frame | None:
     """What a figure is the ratio of, by prompt."""
     if entrant.own is None or (figure == "speedup" and entrant.plain is None):
         return None
@@ -199,14 +199,14 @@ def _sums(figure: str, entrant: Entrant) -> pandas.DataFrame | None:
     return timed.groupby("prompts", sort=False)[names].sum()
 
 
-def gain_over(own: pandas.DataFrame, other: pandas.DataFrame, bootstrap: Bootstrap) -> Gain | None:
+def gain_over(own: Frame, other: Frame, bootstrap: Bootstrap) -> Gain | None:
     """The gain of one method over another in expected mean acceptance length; None if they share no prompt.
 
     The expectations are over the acceptance, given the drafts that were made: they have less noise than counted
     tokens, and the same mean.
     """
-    sides = [Entrant(value=None, interval=None, own=each) for each in (own, other)]
-    found = lead("expected_mean_acceptance_length", *sides, bootstrap)
+    one, another = (Entrant(value=None, interval=None, own=each) for each in (own, other))
+    found = lead("expected_mean_acceptance_length", one, another, bootstrap)
     return None if found is None else Gain(over=other.method.iloc[0], tokens=found[0], interval=found[1])
 
 

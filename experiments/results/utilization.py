@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas
 
-from experiments.results.frame import Outputs, frame_of, rounds_of
+from experiments.results.frame import Frame, Outputs, frame_of, rounds_of
 
 TOLERANCE, CACHES = 0.05, 4
 """As in ``specdec.physics.bounds``, which a test compares: results are read where specdec is not installed."""
@@ -156,7 +156,7 @@ def suspicion(of_least: float, moved: float, cache_bytes: float) -> str:
     return f"FASTER THAN PHYSICS ({of_least:.2f} of the least time)"
 
 
-def _prediction(rounds: pandas.DataFrame, work: Mapping[str, float]) -> Prediction | None:
+def _prediction(rounds: Frame, work: Mapping[str, float]) -> Prediction | None:
     counted, outside = int(work.get("predicted_rounds", 0)), int(work.get("unpredicted_rounds", 0))
     if not counted and not outside:
         return None

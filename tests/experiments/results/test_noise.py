@@ -18,7 +18,8 @@ IDLE = {"cores": 4, "own": 1.0, "others": 0.1}
 def record(batch: int, per_round: float, *, method: str = PLAIN, tokens: int = 50, **more: object) -> Record:
     """Ten rounds of so many seconds, and a prefill of 1 s."""
     fields = {"batch": batch, "prompt_tokens": tokens, "accepted": (0,) * 10, "seconds": 1 + 10 * per_round}
-    return output(f"p{batch}", method, **fields | {"stage_seconds": {"prefill": 1.0}, "load": IDLE} | more)
+    fields |= {"prompt": f"p{batch}", "stage_seconds": {"prefill": 1.0}, "load": IDLE}
+    return output(**{"method": method} | fields | more)
 
 
 def noise(times: Sequence[float], load: Mapping[str, float] = IDLE) -> Noise:
