@@ -8,7 +8,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config import job
-from experiments.reporting.table import Column, Table
 
 _GROUPS = ("target", "drafter")
 
@@ -81,23 +80,6 @@ def check_reachable(pair: str, names: Sequence[str]) -> None:
             f"pair={pair}: {' and '.join(away)} {'is' if len(away) == 1 else 'are'} not on this machine, and the hub "
             f"cannot be reached: download with {commands} where it can, or give folders as target.name=… drafter.name=…"
         )
-
-
-def pair_table(conf: Path) -> Table:
-    """Returns all pairs of a configuration folder, a row each, for the documentation.
-
-    Args:
-        conf: The folder.
-    """
-    table = Table([Column(title, "left") for title in ("`pair=`", "target", "drafter", "what it is")])
-    for path in sorted((conf / "pair").glob("*.yaml")):
-        given: Any = OmegaConf.to_container(OmegaConf.load(path))
-        kind = overrides_of(path)["drafter"]
-        head = (given.get("drafter") or {}).get("name")
-        note = path.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ").removesuffix(".")
-        shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
-        table.add(f"`{path.stem}`", given["target"]["name"], shown, note)
-    return table
 
 
 def _asked(name: str) -> Exception | None:

@@ -77,7 +77,7 @@ def test_methods_have_engines_of_their_own(configure: Configure, tiny: list[str]
         (["+setups.copied.engine=fast"], "setups.copied.engine='fast': give settings"),
         (["+setups.copied.engine.optimize=3"], "setups.copied.engine.optimize=3: give true or false"),
         (["+setups.copied.engine.optimize=false", "+contender=hf_generate"], "contenders and setups are both given"),
-        (["ladder=[plain,copid]"], "ladder: there is no method 'copid': did you mean copied?"),
+        (["ladder=[plain,copid]"], "ladder='copid': there is no such method: did you mean copied?"),
         (["ladder=[plain,nothing]"], "ladder: nothing has neither a drafter nor a setup"),
         (["ladder=[plain]"], "ladder=['plain']: give at least two methods, each once"),
     ],

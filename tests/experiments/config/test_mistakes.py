@@ -254,6 +254,44 @@ BAD = {
     "drafter=ngram price=0": "price=0: give the price of an hour, above 0, or null",
     "drafter=ngram requests_table=some": "requests_table='some': give true or false, or null",
     "drafter=ngram seed=1.5": "seed=1.5: give an integer of at least 0, or null",
+    # Names, values and files.
+    "dataset=nope": "there is no dataset 'nope': choose among context, gsm8k, humaneval, joined, jsonl, ",
+    "drafter=nope": "there is no drafter 'nope': did you mean none?",
+    "sampling.temperature=-1": "temperature=-1: give 0 (greedy) or a positive number",
+    "sampling.temperature=hot": "sampling.temperature='hot': give a number",
+    "sampling.top_p=2": "top_p=2: give a mass in (0, 1]",
+    "sampling.heat=2": "there is no sampling.heat: choose among temperature, top_k, ",
+    "sampling.temperatur=1": "there is no sampling.temperatur: did you mean sampling.temperature?",
+    "sead=1": "there is no sead: did you mean seed?",
+    "+sead=1": "there is no sead: did you mean seed?",
+    "engine.max_batchsize=2": "there is no engine.max_batchsize: did you mean engine.max_batch_size?",
+    "+engine.prefil_chunk=2": "there is no engine.prefil_chunk: did you mean engine.prefill_chunk?",
+    "+bootstrap.samples=200": "there is no bootstrap.samples: did you mean bootstrap.resamples?",
+    "bootstrap.resamples=many": "bootstrap.resamples='many': give an integer",
+    "engine.prefill_chunk=0": "engine.prefill_chunk=0: give an integer of at least 1",
+    "engine.timing=1": "engine.timing=1: give true or false",
+    "threads=0": "threads=0: give an integer of at least 1, or null",
+    "trace_dropped=1": "trace_dropped=1: give a mass from 0",
+    "chat_template=3": "chat_template=3: give a section",
+    "dataset.count=[": "cannot read 'dataset.count=['",
+    "dataset=jsonl": "dataset.file has no value: give dataset.file=",
+    "dataset=jsonl dataset.file={tmp}/no.jsonl": "dataset.file: there is no file",
+    "dataset=jsonl dataset.file={tmp}/bad.jsonl": 'bad.jsonl, line 2: "turns" must be a list',
+    "dataset=text dataset.files={tmp}/*.txt": "dataset.files: no file matches",
+    "dataset.count=0": "dataset.count=0: give at least 1",
+    "warmup_prompts=-1": "warmup_prompts=-1: give an integer of at least 0",
+    "bootstrap.confidence=95": "confidence=95: give a level between 0 and 1",
+    "target.name={tmp}/nope": "no model at ",
+    "target.dtype=int8": "dtype='int8': give 'auto'",
+    "drafter.name={tmp}/nope": "no model at ",
+    "drafter=medusa drafter.name={tmp}/nope": "no Medusa checkpoint at ",
+    "drafter=medusa drafter.name={models}/target": "no Medusa checkpoint in ",
+    "drafter.name={models}/other": "vocab",
+    "drafter=ngram drafter.branches=0": "branches=0: give at least 1",
+    "drafter=ngram engine.max_length=20": "no prompt fits: ",
+    "drafter=ngram engine.max_batch_size=0": "engine.max_batch_size=0: give an integer of at least 1",
+    "drafter=ngram engine.attention=magic": "attention='magic': give one of",
+    "tracker=wandb tracker.mode=upload": "tracker.mode='upload'",
 }
 
 
@@ -262,12 +300,14 @@ def test_a_mistake_gets_one_sentence_before_any_work(
     overrides: str, saved: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     short = mine / "short"
+    places = {"short": short, "tmp": mine, "models": saved}
+    (mine / "bad.jsonl").write_text('{"turns": ["a"]}\n{"turns": 3}\n')
     if "{short}" in overrides:
         model = tiny_model(vocab_size=257)
         model.config.max_position_embeddings = 48
         model.save_pretrained(short)
     defaults = {"target.name": saved / "target", "drafter.name": saved / "drafter", "out": mine / "out"}
-    given = overrides.format(short=short).replace("shape='3,2'", "shape='\"3,2\"'").split()
+    given = overrides.format(**places).replace("shape='3,2'", "shape='\"3,2\"'").split()
     chosen = "drafter=" in overrides
     more = [
         f"{key}={value}"
@@ -279,7 +319,7 @@ def test_a_mistake_gets_one_sentence_before_any_work(
     assert invoke(run, "run", *more, *given, patch=monkeypatch, folder=mine) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: "), error
-    assert BAD[overrides].format(short=short) in error
+    assert BAD[overrides].format(**places) in error
     assert error.count("\n") == 1, error
     assert not (mine / "out" / "records.jsonl").exists()
 

@@ -28,9 +28,10 @@ from drafters.heads.eagle3 import Eagle3Head
 from drafters.medusa import DEFAULT_SHAPE, MedusaDrafter
 from drafters.mtp import MTPDrafter
 from experiments.config import pairs
-from experiments.config.pairs import check_reachable, overrides_of, pair_table
+from experiments.config.pairs import check_reachable, overrides_of
 from experiments.config.sections import CONF, build, component_of
 from experiments.exporting.kinds import kind_of
+from experiments.reporting.table import Column, Table
 from specdec.drafting.builders import ExpansionTree, StaticTree
 from specdec.interfaces import Drafter
 from specdec.target.target import Target
@@ -330,8 +331,21 @@ def test_another_drafter_beside_a_pair_is_refused(word: str, group: str) -> None
 # ---------------------------------------------------------------- the documentation
 
 
+def pair_table() -> Table:
+    """A row per pair."""
+    table = Table([Column(title, "left") for title in ("`pair=`", "target", "drafter", "what it is")])
+    for path in sorted((CONF / "pair").glob("*.yaml")):
+        given: Any = OmegaConf.to_container(OmegaConf.load(path))
+        kind = overrides_of(path)["drafter"]
+        head = (given.get("drafter") or {}).get("name")
+        note = path.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ").removesuffix(".")
+        shown = f"`{kind}`: {head}" if head else f"`{kind}`, in the target's files"
+        table.add(f"`{path.stem}`", given["target"]["name"], shown, note)
+    return table
+
+
 def test_the_documentation_lists_every_pair() -> None:
-    assert pair_table(CONF).markdown() in PAGE.read_text()
+    assert pair_table().markdown() in PAGE.read_text()
 
 
 def test_every_pair_says_what_it_is() -> None:

@@ -15,7 +15,6 @@ from experiments.config import stranger
 from experiments.config.checking import Wanted, check_arguments
 from experiments.config.sections import build, check_settings, typed
 from experiments.config.settings import Count, OneOrMore
-
 from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[3]
