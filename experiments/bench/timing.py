@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from specdec.execution import ReplayExecutor
 from specdec.target.runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -148,13 +147,11 @@ def forward_seconds(device: torch.device, *runners: ModelRunner) -> Iterator[lis
 
     executors = [runner.executor for runner in runners]
     for executor in executors:
-        name = "_forward" if isinstance(executor, ReplayExecutor) else "run"
-        vars(executor)[name] = timed_forward(getattr(executor, name))
+        vars(executor)["run"] = timed_forward(executor.run)
     try:
         yield spent
     finally:
         for executor in executors:
-            vars(executor).pop("_forward", None)
             vars(executor).pop("run", None)
 
 
