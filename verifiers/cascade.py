@@ -13,7 +13,8 @@ from specdec.tree import DraftTree
 from specdec.types import DraftSampling, Exactness
 from verifiers.rejection import RejectionVerifier
 
-_Rows, _OfAll = Float[Tensor, "*rows vocab"], Float[Tensor, "*rows 1"]
+_Rows = Float[Tensor, "*rows vocab"]
+_OfAll = Float[Tensor, "*rows 1"]
 
 Deferral = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Decides from p, q, their total variation and alpha which tokens of the drafter are kept: for all tokens at once (the

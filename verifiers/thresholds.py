@@ -54,6 +54,7 @@ def laws_by_thresholds(tree: DraftTree, target_probs: Float[Tensor, "batch node 
     chance, after = (_on_chains if tree.in_line else _on_trees)(tree, target_probs, leaf_to_root)
     if not leaf_to_root:
         return Laws(law_top_down(tree, chance), lambda stop: _law_after(tree, target_probs, stop, after, None))
+    assert tree.draft_probs is not None, "nodes were drawn from something"
     parents, weight = _plan(tree.topology, True).parents, chance
     p, q = parents.rows(target_probs), parents.rows(tree.draft_probs).to(target_probs.dtype)
     came = parents.rows(weight)
@@ -74,6 +75,7 @@ def _law_after(
     weight: Float[Tensor, "batch node"] | None,
 ) -> Float[Tensor, "batch vocab"]:
     """Return N([w p - c q]+) at ``stop``; p itself, to the last bit, where no child was tried."""
+    assert tree.draft_probs is not None, "nodes were drawn from something"
     c = after.gather(1, stop[:, None])
     p, q = rows_of(stop, target_probs, tree.draft_probs)
     mass = p if weight is None else p * weight.gather(1, stop[:, None])
@@ -214,6 +216,7 @@ def _masses_left(
         q: The probability q(x) of every node's token; 0 where it is not drafted.
         exists: Which of their children exist, the last rank first; None if all of the shape do.
     """
+    assert tree.draft_probs is not None, "nodes were drawn from something"
     several, whole, shape = plan.siblings_last_first, exists is None, plan.siblings_exist.shape
     drawn = several.rows(q).view(len(q), *shape)
     if exists is None:
