@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.reporting import style, terminal
 from experiments.reporting.cells import NOTHING, between, signed
 from experiments.reporting.formats import document, write_texts
-from experiments.reporting.table import Cell, Column, Emphasis, Table, left
+from experiments.reporting.table import Cell, Column, Table, left
 from experiments.results.statistics import Bootstrap, Interval
 from experiments.results.texts import LookUp, over
 
@@ -66,15 +66,13 @@ def drafter_table(
 
 
 def category_table(done: Sequence[LookUp]) -> Table:
-    """A row per category and a column per drafter; the best of a row stands out."""
+    """A row per category and a column per drafter. None stands out: single categories have no intervals."""
     headings = (each.label.replace(", ", ",\n").replace(" + ", " +\n") for each in done)
     columns = [left("category"), Column("answers", min_width=7), *map(Column, headings)]
     table = Table(columns, "Tokens per round (mean acceptance length), by category")
     for name in done[0].categories:
-        figures = [f"{each.categories[name]:.2f}" for each in done]
-        best = max(figures, key=float)
-        marked = [Cell(text, emphasis=Emphasis.BEST if text == best else Emphasis.NONE) for text in figures]
-        table.add(name, f"{sum(text.category == name for text in done[0].texts):,}", *marked)
+        answers = sum(text.category == name for text in done[0].texts)
+        table.add(name, f"{answers:,}", *(f"{each.categories[name]:.2f}" for each in done))
     return table
 
 
