@@ -1,11 +1,16 @@
 """Recordings by themselves: which are kept, what they leave out, and what happens where memory runs out."""
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.execution.program import needed, noted
-from specdec.execution.recorder import Recorder, Recordings, TapeRecorder
+from specdec.execution.recorder import CudaGraphRecorder, Recorder, Recordings, TapeRecorder, recording_now
 
 
 @pytest.mark.parametrize(
@@ -75,3 +80,55 @@ def test_a_recording_leaves_out_what_nobody_reads() -> None:
     assert recording is not None
     assert recording(torch.full((3,), 2.0))[0].tolist() == [1, 1, 1]
     assert written.tolist() == [0, 12, 12]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """CUDA graphs without a GPU, which run once: the pool of every capture, and whether it succeeded."""
+    handles, captures = itertools.count(), []
+
+    @contextmanager
+    def graph(_: object, pool: int, **options: object) -> Iterator[None]:
+        captures.append((pool, "broken off"))
+        yield
+        captures[-1] = (pool, "captured")
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return captures
+
+
+def test_graphs_of_different_stages_share_no_memory(graphs: list[tuple[int, str]]) -> None:
+    """They are replayed in another order than they were captured in, and read each other's outputs."""
+    recordings = Recordings(CudaGraphRecorder(torch.device("cpu")), after=1, most=9)
+    for key in range(2):
+        for name in ("verify", "judge"):
+            recordings.run(name, key, lambda x: (x + 1,), [torch.ones(1)])
+    pools = [pool for pool, _ in graphs]
+    assert pools[0] == pools[2] != pools[1] == pools[3]
+    recordings.clear()  # torch takes no handle again whose graphs are gone
+    recordings.run("verify", 0, lambda x: (x + 1,), [torch.ones(1)])
+    assert graphs[-1][0] not in pools
+
+
+def test_after_a_capture_that_failed_others_get_another_pool(graphs: list[tuple[int, str]]) -> None:
+    def fails(x: Tensor) -> tuple[Tensor, ...]:
+        if recording_now():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return (x + 1,)
+
+    recordings = Recordings(CudaGraphRecorder(torch.device("cpu")), after=1, most=9)
+    for stage in (fails, lambda x: (x + 1,)):
+        recordings.run("verify", stage, stage, [torch.ones(1)])
+    assert [what for _, what in graphs] == ["broken off", "captured"] and graphs[0][0] != graphs[1][0]
+    assert len(recordings) == 1
+
+
+def test_outputs_of_graphs_can_be_written_to(graphs: list[tuple[int, str]]) -> None:
+    """A stage may return one number for all rows; the place that a graph reads it from must not overlap itself."""
+    recorder = CudaGraphRecorder(torch.device("cpu"))
+    _, outputs = recorder.record("draft", lambda x: (x.expand(4, 3),), [torch.ones(1)])
+    with torch.inference_mode():
+        outputs[0].copy_(torch.rand(4, 3))
