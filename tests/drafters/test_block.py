@@ -16,6 +16,7 @@ from specdec.batch import Batch
 from specdec.drafting.builders import ExpansionTree
 from specdec.drafting.scored import ScoredSession
 from specdec.engine.engine import Engine
+from specdec.execution.frozen import weights_changed
 from specdec.inflate import inflate
 from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
@@ -274,6 +275,9 @@ def test_the_head_in_training_is_the_one_that_drafts(target: Target) -> None:
     before = drafted(drafter, slots).tokens.clone()
     with torch.no_grad():
         head.layers[1].mlp.down_proj.weight.neg_()
+    with pytest.raises(ValueError, match="weights_changed"):  # not followed silently
+        drafted(drafter, slots)
+    weights_changed()
     assert not torch.equal(drafted(drafter, slots).tokens, before)
     assert all(parameter.requires_grad for parameter in head.parameters())
 
