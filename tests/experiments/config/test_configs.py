@@ -274,11 +274,6 @@ NOT_SETTINGS = {
 }
 
 
-# One class stands for three ways of transformers' generate; hf_assisted.yaml has all of its arguments.
-OF_ASSISTED = {"assistant", "device", "dtype"}
-OF_ANOTHER_FILE = {"hf_generate": OF_ASSISTED | {"num_tokens"}, "hf_prompt_lookup": OF_ASSISTED}
-
-
 def arguments_of(component: Any) -> set[str]:
     """Names of all arguments that a component takes by name."""
     parameters = inspect.signature(component).parameters.values()
@@ -313,7 +308,6 @@ def test_every_option_of_a_component_is_in_its_file(group: str, name: str, confi
             return
         component = get_object(target)
     found = forgotten({str(key) for key in section}, component)
-    found -= OF_ANOTHER_FILE.get(name, set())
     assert not found, f"conf/{group}/{name}.yaml and {component.__qualname__} differ in {sorted(found)}"
 
 
