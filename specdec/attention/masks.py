@@ -54,7 +54,7 @@ def tree_mask(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Float[Tensor, "batch 1 query key"]:
-    """Returns what each query may attend to: 0 where it may, -inf where it may not.
+    """Returns an additive mask: 0 where a query may attend to a key, -inf where it may not.
 
     Every row's cache holds a prefix of ``starts`` positions, which all queries see, and behind it the cells of the
     tree (or of a prefill chunk). Of these, each query sees itself and its ancestors.

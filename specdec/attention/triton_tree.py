@@ -48,7 +48,7 @@ class TritonAttention(AttentionBackend):
         self.keys_per_piece, self.tiles = keys_per_piece, tiles
 
     def prepare(self, batch: ForwardBatch, cache: Cache, facts: Facts) -> TreeView:
-        """Returns what the kernel needs. All of it is on the device already, or is derived there."""
+        """Returns the kernel's view of a forward. All of it is on the device already, or is derived there."""
         from specdec.attention.tree_attention import Seen
 
         topology, reaches = batch.topology, facts.distinct_reaches

@@ -167,7 +167,7 @@ class Cache(OwnLayout, ABC):
         return slots[:, None]
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-        """Returns what attention may see of one of the ``segments``."""
+        """Returns the keys and values that attention may see of one of the ``segments``."""
         return self.read(layer)
 
     @abstractmethod

@@ -93,7 +93,7 @@ class QuantizedSlotCache(Cache):
         return self._quantized(layer, self._codes.read(layer), self._scales.read(layer))
 
     def read_segment(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-        """Returns what attention may see of one run of slots, likewise."""
+        """Returns the keys and values that attention may see of one run of slots, likewise."""
         return self._quantized(
             layer, self._codes.read_segment(layer, segment), self._scales.read_segment(layer, segment)
         )

@@ -78,7 +78,7 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput:
-        """Returns what the batch wants, and leaves the keys and values of its nodes in the cache."""
+        """Returns the outputs that the batch wants, and leaves the keys and values of its nodes in the cache."""
 
     def check_recordable(self) -> None:
         """Refuse to take part in a recording with modules or hooks from elsewhere, whose Python would not run again.

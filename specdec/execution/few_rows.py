@@ -72,7 +72,7 @@ def most_rows(dtype: torch.dtype) -> int:
 
 
 def few_rows(weights: list[Tensor]) -> FewRows | None:
-    """Returns what multiplies a few rows by these weights; None if it is not compiled, or does not take them."""
+    """Returns the product of a few rows with these weights; None if it is not compiled, or does not take them."""
     first = weights[0] if weights else None
     fits = first is not None and all(
         is_plain(weight)
@@ -119,7 +119,7 @@ class QuantizedRows(StoredWeight):
 
 
 def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
-    """Returns what multiplies a few rows by int8 weights ``[out, in]`` with scales ``[out]`` in the activations' dtype.
+    """Returns the product of a few rows with int8 weights ``[out, in]``, whose scales ``[out]`` are in the inputs' dtype.
 
     None if it is not compiled, or does not take them.
     """
@@ -129,7 +129,7 @@ def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
 
 
 def int4_rows(weight: Tensor, scale: Tensor, width: int) -> QuantizedRows | None:
-    """Returns what multiplies a few rows by int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
+    """Returns the product of a few rows with int4 pairs ``[out, in / 2]`` with scales ``[out, in / 64]``.
 
     None if it is not compiled, or does not take them: the width must be a multiple of the group's 64 weights.
     """

@@ -299,7 +299,7 @@ def _is_mutable(step: Step) -> bool:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Returns what tells a tensor's memory from others'; tensors in a layout of a library's have none of their own."""
+    """Returns a number that tells a tensor's memory from others'; a library's layout has no memory of its own."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 

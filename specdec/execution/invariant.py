@@ -97,7 +97,7 @@ class InvariantExecutor(Executor):
         inputs: list[Tensor],
         wants: Wants,
     ) -> list[Tensor]:
-        """Returns what is wanted of some nodes, at most ``rows``, in their order."""
+        """Returns the wanted outputs of some nodes, at most ``rows``, in their order."""
         device, written, facts = batch.slots.device, len(chosen), self.facts
         # A slot comes once for each of its nodes, every time with another cell (but for padding behind prompts).
         cache.aim(

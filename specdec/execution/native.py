@@ -141,7 +141,7 @@ def _is_whole(kept: Path) -> bool:
 
 
 def _run(command: list[str]) -> str:
-    """Returns what a command prints."""
+    """Returns the output of a command."""
     done = subprocess.run(
         command,
         capture_output=True,

@@ -98,7 +98,7 @@ class Noted(TorchDispatchMode):
         return outputs
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Returns what a function does, and notes the call as one operation."""
+        """Returns the result of a function, and notes the call as one operation."""
         self._inside, before = True, self._inside
         try:
             outputs = function(*arguments)
@@ -122,7 +122,7 @@ def noted() -> Iterator[Noted]:
 
 
 def opaque(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a function does. While operations are noted, the call is a single one, whatever happens inside."""
+    """Returns the result of a function. While operations are noted, the call is one, whatever happens inside."""
     noting = _noting.get()
     return function(*arguments) if noting is None else noting.call(function, arguments)
 

@@ -194,7 +194,7 @@ class Recordings:
     def run(
         self, name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor], *, repeatable: bool = True
     ) -> Sequence[Tensor]:
-        """Returns what a stage returns, replayed if it came often.
+        """Returns the outputs of a stage, replayed if it came often.
 
         Args:
             name: The kind of stage.

@@ -22,7 +22,7 @@ class StoredWeight(ABC):
     bytes: int
 
     def __call__(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns what ``torch.nn.functional.linear`` does, for inputs of the weight's dtype; there must be some.
+        """Returns the product, as ``torch.nn.functional.linear`` does, for inputs of the weight's dtype, at least one.
 
         It is one operation of a program that is noted.
         """

@@ -106,7 +106,7 @@ class DispatchedLinear(QuantizedLinear):
 
     @abstractmethod
     def kernel_form(self) -> object | None:
-        """Returns what ``kernel`` reads on this device, made from the weights now; None if it cannot be used."""
+        """Returns the weights as ``kernel`` reads them on this device; None if it cannot be used."""
 
     @abstractmethod
     def kernel(self, inputs: Float[Tensor, "row in"], form: Any) -> Float[Tensor, "row out"]:
@@ -182,7 +182,7 @@ class DispatchedLinear(QuantizedLinear):
         return rows <= kernel_rows(self.scale.dtype, self.weight.device, copied=self.keep_copy)
 
     def form_for(self, rows: int) -> object | None:
-        """Returns what the kernel reads; None if this many rows should not go through it."""
+        """Returns the weights as the kernel reads them; None if this many rows should not go through it."""
         return self._once("form", self.kernel_form) if self._takes(rows) else None
 
     def _packed(self) -> PackedWeight | None:
@@ -198,7 +198,7 @@ class DispatchedLinear(QuantizedLinear):
         return self._once("plain", self.dequantized)
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what ``make`` makes of the present weights and scales when it is first needed."""
+        """Returns the result of ``make`` on the present weights and scales when it is first needed."""
         if self._epoch != epoch():
             self._forget()
         if name not in self._made:

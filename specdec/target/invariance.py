@@ -182,7 +182,7 @@ class _Run:
 
 
 def _trial(executor: InvariantExecutor) -> str:
-    """Returns what differs between ways of computing the same logits; empty if nothing does."""
+    """Returns the difference between ways of computing the same logits; empty if nothing does."""
     tokens = _tokens(executor, max(executor.rows + 3, len(_SHAPE.parents)))
     count, branch = len(tokens), len(_PATH)
     if count < len(_SHAPE.parents):

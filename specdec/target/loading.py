@@ -273,7 +273,7 @@ def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> D
 
 
 def _located(name_or_path: str | Path, subfolder: str) -> str:
-    """Returns what transformers is given for a name: the path of a local folder, or the name on the hub.
+    """Returns the name or path that transformers is given: the path of a local folder, or the name on the hub.
 
     Raises:
         ValueError: It is a path and there is no model, which transformers would look for on the hub.
