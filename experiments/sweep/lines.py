@@ -13,7 +13,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.config.job import in_sweep
-from experiments.results.lossless import promises_exact
 
 SUMMARY = "summary.json"
 _BASELINE = "plain"
@@ -94,6 +93,8 @@ def _figures(folder: Path) -> str:
 
 
 def _method(method: Mapping[str, Any], *, several: bool) -> str:
+    from experiments.results.lossless import promises_exact  # it imports pandas, and a callback is made before any job
+
     parts = []
     if method["mean_acceptance_length"] is not None:
         parts.append(f"length {method['mean_acceptance_length']:.2f}")
