@@ -119,7 +119,7 @@ class QuantizedRows(StoredWeight):
 
 
 def int8_rows(weight: Tensor, scale: Tensor) -> QuantizedRows | None:
-    """Returns the product of a few rows with int8 weights ``[out, in]``, whose scales ``[out]`` are in the inputs' dtype.
+    """Returns the product of a few rows with int8 weights ``[out, in]`` and scales ``[out]`` in the inputs' dtype.
 
     None if it is not compiled, or does not take them.
     """
