@@ -94,7 +94,7 @@ class HostOutcome:
     def rows(self, rows: np.ndarray) -> "HostOutcome":
         """Return some of the rows."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return HostOutcome(**{name: None if value is None else value[rows] for name, value in values.items()})
+        return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -128,7 +128,7 @@ class Rounds:
         common = id(mode), traits(mode.verifier), batch.kind
         recordings = self.recordings
 
-        def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        def take(name: str, key: Hashable, stage: Stage, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             return recordings.run(name, (common, key), stage, inputs, repeatable=name != "commit")
 
         return take
@@ -226,7 +226,7 @@ class Rounds:
         return later
 
 
-Replayer = Callable[[str, Hashable, Stage, Sequence[Tensor]], tuple[Tensor, ...]]
+Replayer = Callable[[str, Hashable, Stage, Sequence[Tensor]], Sequence[Tensor]]
 """``take(name, key, stage, inputs)`` runs a stage that depends on ``key``, or replays it."""
 
 

@@ -206,16 +206,16 @@ def estimate(
     hits, accepted = [], []
     for drafts in (first, second):
         tree = drafts.tree
-        laws = verifier.laws(tree, drafts.target_probs)
-        accepted.append((laws.stop * tree.depth).sum(-1))
+        found = verifier.laws(tree, drafts.target_probs)
+        accepted.append((found.stop * tree.depth).sum(-1))
         if drafts is first:
             continue
         hit = torch.zeros_like(drafts.probability)
         for node, depth in enumerate(shape.depths):
-            next_law = laws.after(torch.full_like(tree.tokens[:, 0], node))
+            next_law = found.after(torch.full_like(tree.tokens[:, 0], node))
             value = within[depth + 1].view(-1, tables.vocab)[drafts.prefixes[:, node]]
             # Where a path never ends, the residual may be anything.
-            hit += torch.where(laws.stop[:, node] > 0, laws.stop[:, node] * (next_law * value).sum(-1), 0.0)
+            hit += torch.where(found.stop[:, node] > 0, found.stop[:, node] * (next_law * value).sum(-1), 0.0)
         hits.append(hit - within[0])
     return Estimate(SampleMean.of(torch.cat(hits), confidence), SampleMean.of(torch.cat(accepted), confidence))
 
