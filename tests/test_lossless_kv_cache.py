@@ -19,6 +19,7 @@ from specdec.cache.quantized import QuantizedSlotCache
 from specdec.drafter_checks.check import check_drafter
 from specdec.engine.engine import Engine
 from specdec.exactness.reference import reference_decode
+from specdec.target.runner import ModelRunner
 from specdec.target.target import Target
 from specdec.types import Noise
 from tests.components import DRAFTERS, STRONGEST, TREE, VERIFIERS, perturbed
@@ -136,9 +137,10 @@ def test_the_drafters_cache_does_not_change_greedy_outputs(kv_cache: str) -> Non
     model = tiny_model(vocab_size=VOCAB)
     drafter = ModelDrafter(perturbed(model, 0.1), TREE, sampling="without_replacement", kv_cache=kv_cache)
     engine = Engine(Target(model), drafter, VERIFIERS["rejection"](), max_batch_size=3, max_length=64)
-    assert isinstance(drafter.runner.cache, QuantizedSlotCache) and not isinstance(
-        engine.runner.cache, QuantizedSlotCache
-    )
+    assert engine.session is not None
+    (runner,) = engine.session.models
+    assert isinstance(runner, ModelRunner) and isinstance(runner.cache, QuantizedSlotCache)
+    assert not isinstance(engine.runner.cache, QuantizedSlotCache)
     outputs = engine.generate(prompts(), SAMPLING)
     for output, sampling, expected in zip(outputs, SAMPLING, reference("llama", None), strict=True):
         assert not sampling.greedy or list(output.token_ids) == expected

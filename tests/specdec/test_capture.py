@@ -153,7 +153,9 @@ def test_it_can_be_switched_off(at_once: None) -> None:
         drafter = ModelDrafter(draft, 3, optimize=optimize)
         engine = Engine(Target(model), drafter, RejectionVerifier(), max_length=64, optimize=optimize)
         outputs.append(engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=20))[0].token_ids)
-        for runner in (engine.runner, drafter.runner):
+        assert engine.session is not None
+        for runner in (engine.runner, *engine.session.models):
+            assert isinstance(runner, ModelRunner)
             assert isinstance(runner.executor, ReplayExecutor if optimize else EagerExecutor)
             assert not optimize or captured(runner)
     assert outputs[0] == outputs[1]
