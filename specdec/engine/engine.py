@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -19,7 +18,7 @@ from specdec.engine.intake import Intake
 from specdec.engine.out_of_memory import beside_cache_of, explained
 from specdec.engine.output import Outputs, completion
 from specdec.engine.prompts import Prompt
-from specdec.engine.round import Judged, Mode, Played, repeatable
+from specdec.engine.round import InFlight, Judged, Mode, repeatable
 from specdec.engine.rounds import Observer, check_recording, rounds_for
 from specdec.engine.running import RunningRequests, running_slots
 from specdec.engine.scheduler import FirstCome, Scheduler, View
@@ -340,14 +339,14 @@ class Engine:
                 self._slots.cap(slot, work.depth)
         return self._slots.rows(slots) if len(slots) else None
 
-    def _launch(self, batch: Batch, *, ahead: int = 0) -> "InFlight":
+    def _launch(self, batch: Batch, *, ahead: int = 0) -> InFlight:
         """Propose, verify, accept and commit for the rows of ``batch``, on the device."""
         speculating = bool(batch.on_host.drafting.any())
         mode = self._speculative if speculating else self._plain
         played = self._rounds.play(mode, batch, self._observer(batch) if speculating else None, ahead=ahead)
         return InFlight(played, batch, [self._request_in(slot) for slot in batch.on_host.slots.tolist()])
 
-    def _may_go_on(self, current: "InFlight") -> bool:
+    def _may_go_on(self, current: InFlight) -> bool:
         """Returns whether the next round may begin before the host knows how this one has ended."""
         if not current.played.alone or self.on_round is not None or self._waiting or not self._slots.counts_by_itself:
             return False
@@ -355,7 +354,7 @@ class Engine:
         # If all of them end, another round would be for nothing.
         return running == current.requests and any(request.remaining > 1 for request in running)
 
-    def _finish(self, current: "InFlight") -> list[Step]:
+    def _finish(self, current: InFlight) -> list[Step]:
         """Read what a round has decided, let the session observe it, and make the requests' steps of it."""
         played, batch = current.played, current.batch
         with self.timer.stage("accept"):
@@ -446,23 +445,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this engine was closed: build a new one")
-
-
-@dataclass(frozen=True, eq=False)
-class InFlight:
-    """A round that the device plays, and that the host has not read yet.
-
-    Attributes:
-        played: The round.
-        batch: Its rows.
-        requests: The request of every row when the round began.
-    """
-
-    played: Played
-    batch: Batch
-    requests: list[Request | None]
-
-    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
-        """Returns which rows' requests still run; others have ended while the round was in flight."""
-        slots = self.batch.on_host.slots.tolist()
-        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])

@@ -1,6 +1,6 @@
 """One round: propose, verify, accept. The engine then commits what the round has decided."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from specdec.filters import first_largest
 from specdec.forward import LOGITS, ForwardBatch, ForwardOutput, Wants
 from specdec.interfaces import Drafter, Session, Verifier
 from specdec.random import Purpose, uniforms
+from specdec.requests import Request
 from specdec.sampling import adjust, distribution, path_tokens
 from specdec.target.agreement import ALONE, Agreement
 from specdec.target.runner import ModelRunner
@@ -123,6 +124,26 @@ class Played:
     def read(self) -> ReadBack:
         """What the host needs of the decision; the first call waits for the device."""
         return ReadBack.unpack(self.fetch.wait(), self.judged.tokens.shape[1], self.alternatives)
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """A round that the device plays, and that the host has not read yet.
+
+    Attributes:
+        played: The round.
+        batch: Its rows.
+        requests: The request of every row when the round began.
+    """
+
+    played: Played
+    batch: Batch
+    requests: list[Request | None]
+
+    def rows_in(self, running: Sequence[Request | None]) -> np.ndarray:
+        """Returns which rows' requests still run; others have ended while the round was in flight."""
+        slots = self.batch.on_host.slots.tolist()
+        return np.array([running[slot] is request for slot, request in zip(slots, self.requests, strict=True)])
 
 
 def verify(mode: Mode, tree: DraftTree, batch: Batch, runner: ModelRunner) -> ForwardOutput:

@@ -97,11 +97,11 @@ class Rounds:
             output = self._verify(take, mode, kind, tree, seen)
         with self._timer.stage("accept"):
             judged = self._judge(take, mode, kind, tree, output.scores, seen)
+            fetch = Fetch(judged.packed)  # before other stages may use the memory again
         if observer is not None:
             observer(tree, judged)
         with self._timer.stage("commit"):
             outcome = self._commit(take, mode, tree, judged, output, seen, key, inside=inside)
-        fetch = Fetch(judged.packed)
         alone = whole and (session is None or inside)
         return Played(tree, judged, outcome, fetch, batch.alternatives, alone=alone)
 
