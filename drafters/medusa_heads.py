@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drafters.heads.assemble import check_finite
 from specdec.arguments import whole
-from specdec.target.loading import looks_local, resolve_device
+from specdec.target.loading import listed, looks_local, resolve_device
 
 _KEY = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 _PREFIX = "medusa_head."  # in the state dict of a whole model that was trained together with its heads
@@ -220,16 +220,18 @@ def _sort(tensors: dict[str, Tensor], file: Path) -> tuple[dict[tuple[int, int, 
             outputs[head] = (layer, tensor)
         else:
             layers[head, layer, name] = tensor
-    num_heads = 1 + max((head for head, _, _ in layers), default=max(outputs, default=-1))
+    num_heads = 1 + max([*outputs, *(head for head, _, _ in layers)], default=-1)
     num_layers = 1 + max((layer for _, layer, _ in layers), default=-1)
     parts = ("linear.weight", "linear.bias")
     wanted = {(head, layer, part) for head in range(num_heads) for layer in range(num_layers) for part in parts}
+    missing = [".".join(map(str, key)) for key in sorted(wanted - set(layers))]
     # The output layer is counted as one more layer of its head.
-    closed = {head: layer for head, (layer, _) in outputs.items()} == dict.fromkeys(range(num_heads), num_layers)
-    if not num_heads or set(layers) != wanted or not closed:
+    missing += [f"{head}.{num_layers}.weight" for head in range(num_heads) if outputs.get(head, (-1,))[0] != num_layers]
+    if missing or not num_heads:
         raise ValueError(
-            f"{file} is incomplete: {num_heads} heads of {num_layers} layers need {2 * num_heads * num_layers} block "
-            f"tensors and {num_heads} output layers, found {len(layers)} and {len(outputs)}; "
+            f"{file} is incomplete: {num_heads} heads of {num_layers} layers have {2 * num_heads * num_layers} block "
+            f"tensors and {num_heads} output layers, and {listed(missing or ['0.0.linear.weight'])} "
+            f"{'are' if len(missing) > 1 else 'is'} missing; "
             f"formats without output layers (Medusa 'version 2') are not read here"
         )
     for (head, layer, name), tensor in layers.items():

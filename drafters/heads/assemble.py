@@ -10,6 +10,7 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Co
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.arguments import number, shown, whole
+from specdec.target.loading import listed
 
 _Head = TypeVar("_Head", bound=PreTrainedModel)
 _Config = TypeVar("_Config", bound=PreTrainedConfig)
@@ -177,11 +178,11 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[s
     wanted = head.state_dict()
     missing = [names.get(key, key) for key in wanted if key not in tensors]
     if missing:
-        raise ValueError(f"{name} is incomplete: {_listed(missing)} missing")
+        raise ValueError(f"{name} is incomplete: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     unknown = [names.get(key, key) for key in tensors if key not in wanted]
     if unknown:
         raise ValueError(
-            f"{name} holds {_listed(unknown, verb=False)}, which {type(head).__name__} does not have: "
+            f"{name} holds {listed(unknown)}, which {type(head).__name__} does not have: "
             f"it is a checkpoint of another kind"
         )
     for key, tensor in tensors.items():
@@ -196,13 +197,6 @@ def fill(name: str, head: _Head, tensors: Mapping[str, Tensor], names: Mapping[s
     body: Any = head.base_model
     body.rotary_emb = type(body.rotary_emb)(head.config)
     return head.eval()
-
-
-def _listed(names: list[str], *, verb: bool = True) -> str:
-    """Returns some names in words, the first few if they are many."""
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    one = len(names) == 1
-    return f"the tensor{'' if one else 's'} {shown}{(' is' if one else ' are') if verb else ''}"
 
 
 def finite(tensor: Tensor | None) -> bool:

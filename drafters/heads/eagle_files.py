@@ -147,6 +147,9 @@ def _eagle3(
             f"{name} fuses {captured} hidden states of width {captured_width}, and {list(chosen)} are {len(chosen)}: "
             f"give hidden_layers with {captured} numbers"
         )
+    for flag, key in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
+        if stored.get(flag) is True:
+            needed(name, tensors, key)
     ids = draft_ids_of(name, tensors)
     if ids is not None and "lm_head.weight" in tensors:
         rows = tensors["lm_head.weight"].shape[0]

@@ -1,6 +1,7 @@
 """Loads a model and its tokenizer, for targets and drafters: from where, in which dtype, on which device."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ HUB_OPTIONS = (
 )
 """Options of ``from_pretrained`` that say where files come from and who may read them. The configuration, the weights
 and the tokenizer are all given the same ones."""
+
+_DRAFTERS = re.compile(r"medusa_heads?\.|(?:model\.)?mtp(?:_layers)?\.")
+"""The names of drafters' tensors that are stored with their target."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def load(
         elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
             options["device_map"] = {"": where}
         choice = _choice(asked, getattr(config, "dtype", None), where) if method is None else _kept(asked)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype if choice else "auto", **options)
+        model, report = _read(path, dtype=choice.dtype if choice else "auto", **options)
         if choice is None and method is not None:
             choice = DtypeChoice(model.dtype, f"auto: {dtype_name(model.dtype)}, as in the checkpoint ({method})")
         if choice is None:  # the configuration names no dtype, so that of the weights counts
@@ -111,7 +115,7 @@ def load(
             if choice.dtype is not model.dtype:
                 # Loaded again instead of cast, because a cast would also round tables that stay in float32.
                 del model
-                model = AutoModelForCausalLM.from_pretrained(path, dtype=choice.dtype, **options)
+                model, report = _read(path, dtype=choice.dtype, **options)
     # A missing package (flash-attn, say) is an ImportError, an option that the model does not have a TypeError; a
     # quantizer that wants a GPU raises a RuntimeError.
     except (OSError, ValueError, ImportError, TypeError, RuntimeError) as error:
@@ -123,6 +127,7 @@ def load(
         reason = first_sentence(error).rstrip(".")
         message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
+    _check_complete(name_or_path, model, report, packed=method is not None)
     if size == 1 and "device_map" not in options:
         try:
             model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
@@ -165,6 +170,54 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
     except (OSError, ValueError) as error:
         message = f"no tokenizer for {name_or_path!r}: {first_sentence(error).rstrip('.,')}"
         raise ValueError(f"{message}; a target takes another one as tokenizer=FOLDER") from error
+
+
+def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Returns a model, and transformers' report about its tensors, which says of the misshapen ones whose they are."""
+    return AutoModelForCausalLM.from_pretrained(
+        path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    )
+
+
+def _check_complete(name_or_path: str, model: PreTrainedModel, report: Mapping[str, Any], *, packed: bool) -> None:
+    """Refuse a model of which some weights are random numbers, or whose files are another model's.
+
+    Args:
+        name_or_path: Its name, for messages.
+        model: The model.
+        report: Names of tensors: ``missing_keys``, ``unexpected_keys``, and ``mismatched_keys`` with two shapes each.
+            Those that transformers knows to be tied, computed or superfluous are not among them.
+        packed: Whether another package has quantized it; such packages store tensors of their own beside the weights.
+
+    Raises:
+        ValueError: Names the tensors.
+    """
+    kind, problems = type(model).__name__, []
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        problems.append(f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    for key, stored, wanted in sorted(report.get("mismatched_keys") or ())[:1]:
+        problems.append(f"the tensor {key} has the shape {list(stored)} in place of {list(wanted)}")
+    unexpected = [] if packed else _unexpected(report.get("unexpected_keys") or ())
+    if unexpected:
+        problems.append(f"{listed(unexpected)} {'is' if len(unexpected) == 1 else 'are'} of another model")
+    if problems:
+        raise ValueError(
+            f"cannot load the model {str(name_or_path)!r} as {kind}: {'; '.join(problems)}: give the files of a whole "
+            f"model as it was saved, and those of a head to its own drafter (eagle, block, mtp, medusa)"
+        )
+
+
+def _unexpected(keys: Iterable[str]) -> list[str]:
+    """Returns those of the tensors that no drafter reads from a target's own files, as Medusa's and MTP modules."""
+    modules = {key.removesuffix("eh_proj.weight") for key in keys if key.endswith(".eh_proj.weight")}
+    return sorted(key for key in keys if not _DRAFTERS.match(key) and not key.startswith(tuple(modules)))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns some names in words, the first few if they are many."""
+    few = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"the tensor {few}" if len(names) == 1 else f"the tensors {few}"
 
 
 def hub_options(options: Mapping[str, object]) -> dict[str, Any]:

@@ -54,6 +54,10 @@ SAVED: dict[str, tuple[Callable[[PreTrainedModel, Path], object], Callable[[Path
     "eagle": (lambda model, folder: save_eagle(eagle_head(model), folder), EagleDrafter.from_pretrained),
     "eagle3": (saved_eagle3, EagleDrafter.from_pretrained),
     "block": (saved_block, BlockDrafter.from_pretrained),
+    "eagle3_fc_norm": (
+        lambda model, folder: save_eagle(Eagle3Head.for_target(model, hidden_layers=(0, 1, 2), norm_each=True), folder),
+        EagleDrafter.from_pretrained,
+    ),
     "medusa": (lambda model, folder: medusa_heads(model).save_pretrained(folder), MedusaHeads.from_pretrained),
 }
 
@@ -85,6 +89,10 @@ def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     return lambda tensors: tensors.pop(name)
 
 
+def with_one_more(tensors: dict[str, Tensor]) -> None:
+    tensors["odd.weight"] = torch.ones(2)
+
+
 def absolute(tensors: dict[str, Tensor]) -> None:
     tensors["d2t"] += torch.arange(len(tensors["d2t"]))
 
@@ -113,6 +121,18 @@ def with_public_map(tensors: dict[str, Tensor]) -> None:
             r"o_proj\.weight is for hidden states of width 31, and layers\.0\.mlp\.gate_proj\.weight reads 32 channels",
         ),
         ("eagle3", without("midlayer.hidden_norm.weight"), r"the tensor midlayer\.hidden_norm\.weight is missing$"),
+        ("eagle3_fc_norm", without("fc_norm.0.weight"), r"the tensor fc_norm\.0\.weight is missing$"),
+        ("eagle3_fc_norm", without("fc_norm.1.weight"), r"the tensor fc_norm\.1\.weight is missing$"),
+        ("block", without("layers.0.mlp.up_proj.weight"), r"the tensor layers\.0\.mlp\.up_proj\.weight is missing$"),
+        ("block", with_one_more, r"holds odd\.weight, which"),
+        ("medusa", without("1.0.linear.bias"), r"the tensor 1\.0\.linear\.bias is missing"),
+        ("medusa", without("0.1.weight"), r"the tensor 0\.1\.weight is missing"),
+        (
+            "mtp",
+            without("mtp.layers.0.mlp.up_proj.weight"),
+            r"the tensor mtp\.layers\.0\.mlp\.up_proj\.weight is missing$",
+        ),
+        ("mtp", cut("mtp.norm.weight"), r"mtp\.norm\.weight has the shape \[31\]"),
         ("eagle3", as_deepspec, r"incomplete: the tensor layers\.0\.hidden_norm\.weight is missing$"),
         ("eagle3", cut("lm_head.weight"), "its output layer has 31 columns, and d2t or t2d names 32 tokens"),
         (
@@ -136,7 +156,7 @@ def with_public_map(tensors: dict[str, Tensor]) -> None:
 def test_files_that_contradict_themselves(
     model: PreTrainedModel, kind: str, change: Callable[[dict[str, Tensor]], object], words: str, tmp_path: Path
 ) -> None:
-    save, load = SAVED[kind]
+    save, load = SAVED[kind] if kind != "mtp" else (saved_mtp, lambda folder: load_mtp(folder, model))
     save(model, tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)

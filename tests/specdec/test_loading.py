@@ -1,13 +1,16 @@
 """Loading: where files come from is told to all three readers, and which dtype ``auto`` means."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from drafters.model import ModelDrafter
 from specdec import machine
 from specdec.machine import Cpu
 from specdec.target.loading import load, load_model, load_tokenizer
@@ -55,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
         def read(path: str, name: str = reader.__name__, answer: object = answer, **options: Any) -> object:
             given[name] = options | {"path": path}
-            return answer
+            return (answer, {}) if options.get("output_loading_info") else answer
 
         monkeypatch.setattr(reader, "from_pretrained", read)
     return given
@@ -84,6 +87,63 @@ def test_a_subfolder_of_a_folder(folder: str) -> None:
     assert target.dtype is torch.float32, "the folder itself has a bfloat16 model"
     with pytest.raises(ValueError, match=r"subfolder 'outer': there is no such folder"):
         Target.from_pretrained(folder, subfolder="outer", device="cpu")
+
+
+def _without_a_norm(tensors: dict[str, torch.Tensor]) -> object:
+    return tensors.pop("model.norm.weight")
+
+
+def _with_a_shorter_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][1:].clone()
+
+
+def _with_one_more(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.1.input_layernorm.weight"] = torch.ones(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_without_a_norm, r"the tensor model\.norm\.weight is missing"),
+        (_with_a_shorter_norm, r"model\.norm\.weight has the shape \[31\] in place of \[32\]"),
+        (_with_one_more, r"model\.layers\.1\.input_layernorm\.weight is of another model"),
+    ],
+)
+def test_tensors_that_do_not_make_the_model(folder: str, change: Callable[[Any], object], words: str) -> None:
+    """transformers draws what is missing at random and goes on."""
+    file = Path(folder) / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=words):
+        Target.from_pretrained(folder, device="cpu")
+
+
+def test_tensors_that_may_be_missing_or_superfluous(tmp_path: Path) -> None:
+    """A tied output layer, a computed table, and the heads that are stored with their target."""
+    model = llama()
+    model.config.tie_word_embeddings = True
+    type(model)(model.config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    besides = (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "medusa_head.0.1.weight",
+        "model.mtp_layers.0.input_proj.weight",
+        "model.layers.1.eh_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    )
+    tensors |= {name: torch.ones(4) for name in besides}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(str(tmp_path), device="cpu")
+    assert torch.equal(loaded.get_input_embeddings().weight, tensors["model.embed_tokens.weight"])
+
+
+def test_a_head_in_place_of_a_model() -> None:
+    with pytest.raises(
+        ValueError, match=r"model\.embed_tokens\.weight.* missing.*fc\.weight.* of another model.*its own drafter"
+    ):
+        ModelDrafter.from_pretrained("bundled/eagle3")
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
