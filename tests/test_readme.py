@@ -1,6 +1,6 @@
 """What the documents show has to work: Python blocks run, commands exist, and files that are named are there.
 
-Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that includes
+Every fenced block in README.md, CONTRIBUTING.md and docs/ is ``python``, ``bash``, ``text``, or ``yaml`` that shows
 a file of conf/ or sweeps/. A document's Python blocks run in order in one namespace, as in a notebook. Commands are
 not run to their end, which the tests of the commands do, but resolved: a make target has to be in the Makefile, an
 application has to compose its configuration. A command that this file does not know how to check fails. A folder that
@@ -62,17 +62,11 @@ def text_of(document: str) -> str:
 
 
 def blocks(document: str) -> list[tuple[int, str, str]]:
-    """Returns line number, language and text of every fenced block."""
+    """Returns line number, language and text of every fenced block, whose title names a file (``test_guards``)."""
     text = text_of(document)
     found = list(re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(found), f"{document} has a fence that does not close"
-    return [(text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2]) for match in found]
-
-
-def included(text: str) -> str:
-    """A block as the reader sees it: with the file that it includes."""
-    match = re.fullmatch(r'--8<-- "([^"]+)"\n', text)
-    return text_of(match[1]) if match else text
+    return [(text.count("\n", 0, match.start()) + 1, match[1].partition(" ")[0], match[2]) for match in found]
 
 
 def commands() -> list[tuple[str, str]]:
@@ -97,12 +91,13 @@ def test_the_guides_have_examples() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_block_is_of_a_kind_that_is_checked(document: str) -> None:
-    for line, language, text in blocks(document):
+    for line, language, _ in blocks(document):
         place = f"{document}:{line}"
         assert language in ("python", "bash", "text", "yaml"), f"{place}: a block of {language!r} is not checked"
         if language == "yaml":
-            file = re.fullmatch(r'--8<-- "((?:(?:examples/project/)?conf|sweeps)/[\w/]+\.yaml)"\n', text)
-            assert file and (ROOT / file[1]).is_file(), f"{place}: yaml includes a file of conf/ or sweeps/"
+            title = text_of(document).splitlines()[line - 1]
+            file = re.fullmatch(r'```yaml title="((?:(?:examples/project/)?conf|sweeps)/[\w/]+\.yaml)"', title)
+            assert file and (ROOT / file[1]).is_file(), f"{place}: yaml shows a file of conf/ or sweeps/"
 
 
 def two_runs(folder: Path) -> None:
@@ -129,7 +124,7 @@ def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.Mo
         for line, language, text in blocks(document):
             if language == "python":
                 # Blank lines before the block, so that a traceback names the line of the document.
-                exec(compile("\n" * line + included(text), document, "exec"), namespace)
+                exec(compile("\n" * line + text, document, "exec"), namespace)
     finally:
         # Refusals name every rule that has been defined, so a page's own rules must not outlive its test.
         namespace.clear()
@@ -246,9 +241,9 @@ def test_the_documentation_is_built_strictly() -> None:
 
 
 def test_every_configuration_file_is_shown() -> None:
-    included = set(re.findall(r'--8<-- "(conf/[^"]+)"', text_of("docs/configuration.md")))
+    shown = set(re.findall(r'^```yaml title="(conf/[^"]+)"', text_of("docs/configuration.md"), re.MULTILINE))
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
-    assert included == there, f"docs/configuration.md and conf/ differ in {sorted(included ^ there)}"
+    assert shown == there, f"docs/configuration.md and conf/ differ in {sorted(shown ^ there)}"
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:

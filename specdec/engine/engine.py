@@ -286,7 +286,12 @@ class Engine:
             with torch.inference_mode():
                 steps = self._turn()
         except BaseException as error:
-            no_memory = explained(error, self)
+            no_memory = explained(
+                error,
+                self.target.device,
+                settings={name: getattr(self, name) for name in ("max_batch_size", "prefill_chunk", "max_length")},
+                max_nodes=0 if self.drafter is None else self.drafter.max_nodes,
+            )
             self._in_flight = None
             self._delivery.put(self._running.fail(error, no_memory or described(error)))
             # Requests that wait may fit. Processes that share the target cannot go on: the others are in mid-turn.

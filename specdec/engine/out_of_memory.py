@@ -1,25 +1,30 @@
 """What running requests are told when memory runs out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
 
 from specdec.memory import NoRoomError, ran_out, shortage
 from specdec.slot_memory import SlotMemory
 from specdec.target.runner import ModelRunner
 
-if TYPE_CHECKING:
-    from specdec.engine.engine import Engine
 
+def explained(error: BaseException, device: torch.device, *, settings: Mapping[str, int], max_nodes: int) -> str | None:
+    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error.
 
-def explained(error: BaseException, engine: "Engine") -> str | None:
-    """Returns how much memory was missing and which of an engine's settings to lower; None for any other error."""
+    Args:
+        error: The error.
+        device: The target's device.
+        settings: The engine's sizes by argument.
+        max_nodes: The most nodes of a draft tree; 0 without drafts.
+    """
     if not ran_out(error):
         return None
-    sizes = [f"{name}={getattr(engine, name)}" for name in ("max_batch_size", "prefill_chunk", "max_length")]
-    if engine.drafter is not None and engine.drafter.max_nodes:
-        sizes.append(f"the draft tree's {engine.drafter.max_nodes} nodes")
-    return f"{shortage(error, engine.target.device)}; lower {', '.join(sizes)}"
+    sizes = [f"{name}={value}" for name, value in settings.items()]
+    if max_nodes:
+        sizes.append(f"the draft tree's {max_nodes} nodes")
+    return f"{shortage(error, device)}; lower {', '.join(sizes)}"
 
 
 @contextmanager

@@ -1,0 +1,332 @@
+"""The guards of the structure: sizes of rooms and pages, circles of imports, questions about classes, their depth.
+
+Every guard stands beside a counterexample that it rejects. A list of exceptions may only shrink: an entry that is no
+longer needed fails, too.
+"""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.test_imports import PACKAGES, ROOT, SOURCES, imports
+
+# ---------------------------------------------------------------- sizes of rooms
+
+ROOMS = tomllib.loads((ROOT / "tests" / "rooms.toml").read_text())
+
+
+@cache
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def python_files() -> dict[str, int]:
+    """The lines of every Python file of the packages and the tests, by its path."""
+    paths = [path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): lines_of(path) for path in paths}
+
+
+def in_room(file: str, patterns: Iterable[str]) -> bool:
+    """Whether a file is of a room, which is given as folders and files."""
+    return any(file == pattern or file.startswith(f"{pattern}/") for pattern in patterns)
+
+
+def too_large(files: Mapping[str, int], rooms: Mapping[str, Any]) -> list[str]:
+    """The rooms that have more lines than their limit."""
+    found = []
+    for name, room in rooms.items():
+        lines = sum(count for file, count in files.items() if in_room(file, room["paths"]))
+        if lines > room["limit"]:
+            found.append(f"{name} has {lines} lines, {lines - room['limit']} more than its limit")
+    return found
+
+
+def homeless(files: Iterable[str], rooms: Mapping[str, Any]) -> list[str]:
+    """The files that are in no room but a whole package."""
+    whole = [[package] for package in (*PACKAGES, "tests")]
+    parts = [room["paths"] for room in rooms.values() if room["paths"] not in whole]
+    undivided = ("drafters/", "verifiers/", "tests/")
+    return [file for file in files if not (file.startswith(undivided) or any(in_room(file, each) for each in parts))]
+
+
+def test_rooms_keep_their_size() -> None:
+    wrong = too_large(python_files(), ROOMS)
+    assert not wrong, "take something out, or change tests/rooms.toml in the same commit and say why: " + "; ".join(
+        wrong
+    )
+
+
+def test_every_file_has_a_room() -> None:
+    assert homeless(python_files(), ROOMS) == []
+    empty = [name for name, room in ROOMS.items() if not all((ROOT / path).exists() for path in room["paths"])]
+    assert not empty, f"tests/rooms.toml names files that there are not: {empty}"
+
+
+def test_a_room_that_grows_is_noticed() -> None:
+    rooms = {"verifiers": {"paths": ["verifiers"], "limit": 10}, "core": {"paths": ["specdec/types.py"], "limit": 5}}
+    files = {"verifiers/a.py": 6, "verifiers/b.py": 5, "verifiers_of_others/c.py": 90, "specdec/types.py": 5}
+    assert too_large(files, rooms) == ["verifiers has 11 lines, 1 more than its limit"]
+    assert homeless(["specdec/types.py", "specdec/new.py", "verifiers/a.py"], rooms) == ["specdec/new.py"]
+
+
+# ---------------------------------------------------------------- circles of imports
+
+CIRCLES: list[set[str]] = [
+    {"specdec.physics.reading", "specdec.physics.shape"},  # ModelShape.of reads a configuration, which makes a shape
+]
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules that every module imports, inside of functions and for type checkers alone included."""
+    graph = {}
+    for module, source in sources.items():
+        found = set()
+        for name in imports(source, module, typing=True):
+            parts = name.split(".")
+            known = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+            found.update([each for each in known if each in sources][:1])
+        graph[module] = found - {module}
+    return graph
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that import each other, directly or through others."""
+    reached = {module: set(others) for module, others in graph.items()}
+    changed = True
+    while changed:
+        changed = False
+        for others in reached.values():
+            more = set().union(*(reached[other] for other in others)) - others
+            changed |= bool(more)
+            others |= more
+    found: list[set[str]] = []
+    for module, others in reached.items():
+        if module in others and not any(module in circle for circle in found):
+            found.append({other for other in others if module in reached[other]})
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = circles(import_graph({name: path.read_text() for name, path in SOURCES.items()}))
+    assert found == CIRCLES
+
+
+def test_a_circle_is_found_wherever_its_imports_stand() -> None:
+    sources = {
+        "a": "import b",
+        "b": "if TYPE_CHECKING:\n    from c import C",
+        "c": "def f():\n    from a import x",
+        "d": "import a",
+    }
+    assert circles(import_graph(sources)) == [{"a", "b", "c"}]
+    assert circles(import_graph(sources | {"c": "import math"})) == []
+
+
+# ---------------------------------------------------------------- classes
+
+COMPONENTS = {
+    "AttentionBackend", "Cache", "Drafter", "Executor", "Format", "LengthPolicy", "NodePolicy", "Recorder", "RoundCost",
+    "Scheduler", "Scorer", "Session", "TreeBuilder", "Verifier",
+}  # fmt: skip
+"""The abstract classes that are extended; a question about a subclass of theirs is one about a component."""
+
+ASKED = {
+    "drafters.heads.block: Cache",  # its module is called with transformers' caches, too
+    "drafters.medusa: StaticTree",
+    "drafters.own_model: ExpansionTree",
+    "experiments.commands.run: CostAwareLength",
+    "experiments.commands.run: FixedLength",
+    "experiments.commands.run: LengthPolicy",
+    "experiments.inspecting.facts: BlockDrafter",
+    "experiments.inspecting.facts: FeatureDrafter",
+    "experiments.inspecting.facts: MedusaDrafter",
+    "experiments.inspecting.facts: ModelDrafter",
+    "experiments.inspecting.kinds: BlockDrafter",
+    "experiments.inspecting.kinds: EagleDrafter",
+    "experiments.inspecting.kinds: FeatureDrafter",
+    "experiments.inspecting.kinds: MTPDrafter",
+    "experiments.inspecting.kinds: MedusaDrafter",
+    "experiments.inspecting.kinds: ModelDrafter",
+    "experiments.measuring.accounting: BlockDrafter",
+    "experiments.measuring.accounting: Drafter",
+    "experiments.measuring.conditions: Drafter",
+    "experiments.session.policies: AdaptiveDrafter",
+    "experiments.session.policies: CostAwareLength",
+    "experiments.session.policies: CostAwareNodes",
+    "experiments.session.policies: LengthPolicy",
+    "experiments.session.policies: NodePolicy",
+    "experiments.session.policies: ScoredDrafter",
+    "specdec.engine.doors: Drafter",  # drafter and verifier were given in the wrong order
+    "specdec.engine.doors: Verifier",
+    "specdec.engine.rounds: Verifier",  # rules within a rule, for the key of a recording
+    "specdec.target.runner: InvariantExecutor",
+}
+"""Where the class of a component is asked for outside its room: ``module: class``."""
+
+DEEP: set[str] = set()
+"""Classes that are more than two below an abstract one."""
+
+
+class Classes:
+    """The classes of some sources, as their text says.
+
+    Args:
+        sources: The text of every module.
+
+    Attributes:
+        parents: The names of the base classes of every class.
+        module: The module of every class.
+    """
+
+    def __init__(self, sources: Mapping[str, str]):
+        self.parents: dict[str, list[str]] = {}
+        self.module: dict[str, str] = {}
+        self._nodes: dict[str, ast.ClassDef] = {}
+        for module, source in sources.items():
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.ClassDef):
+                    bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+                    self.parents[node.name], self.module[node.name], self._nodes[node.name] = bases, module, node
+
+    def below(self, roots: Iterable[str]) -> set[str]:
+        """These classes and all that inherit from them."""
+        found = set(roots) & self.parents.keys()
+        while more := {name for name, bases in self.parents.items() if found & set(bases)} - found:
+            found |= more
+        return found
+
+    def abstract_methods(self, name: str) -> set[str]:
+        """The methods that a class leaves open."""
+        if name not in self.parents:
+            return set()
+        inherited = set().union(*(self.abstract_methods(base) for base in self.parents[name]))
+        made, left = set(), set()
+        for node in self._nodes[name].body:
+            if isinstance(node, ast.FunctionDef):
+                is_open = any("abstract" in ast.unparse(each) for each in node.decorator_list)
+                (left if is_open else made).add(node.name)
+            elif isinstance(node, ast.Assign):
+                made.update(ast.unparse(each) for each in node.targets)
+        return (inherited - made) | left
+
+    def is_abstract(self, name: str) -> bool:
+        return bool({"ABC", "Protocol"} & set(self.parents[name]) or self.abstract_methods(name))
+
+    def depth(self, name: str) -> int:
+        """How far a class is below the next abstract one, or below one without a base."""
+        if name not in self.parents or self.is_abstract(name):
+            return 0
+        return max((1 + self.depth(base) for base in self.parents[name] if base in self.parents), default=0)
+
+
+def room_of(module: str) -> str:
+    """The room of a module: a package of specdec or experiments, and drafters and verifiers as a whole."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] in ("specdec", "experiments") else 1])
+
+
+def asked(sources: Mapping[str, str], components: Iterable[str]) -> set[str]:
+    """Where the class of a component is asked for outside its room, as ``module: class``."""
+    classes = Classes(sources)
+    names = classes.below(components)
+    found = set()
+    for module, source in sources.items():
+        foreign = {
+            each.rpartition(".")[2] for each in imports(source, module, typing=True) if not each.startswith(PACKAGES)
+        }
+        for node in ast.walk(ast.parse(source)):
+            kinds: list[ast.expr] = []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                kinds = [each for each in ast.walk(node.args[1]) if isinstance(each, ast.Name | ast.Attribute)]
+            elif isinstance(node, ast.MatchClass):
+                kinds = [node.cls]
+            for kind in kinds:
+                name = ast.unparse(kind).rpartition(".")[2]
+                if name in names - foreign and room_of(classes.module[name]) != room_of(module):
+                    found.add(f"{module}: {name}")
+    return found
+
+
+def test_nobody_outside_a_room_asks_for_the_class_of_its_components() -> None:
+    assert asked({name: path.read_text() for name, path in SOURCES.items()}, COMPONENTS) == ASKED
+
+
+def test_no_class_is_deep() -> None:
+    classes = Classes({name: path.read_text() for name, path in SOURCES.items()})
+    assert {name for name in classes.parents if classes.depth(name) > 2} == DEEP
+
+
+def test_questions_and_deep_classes_are_noticed() -> None:
+    sources = {
+        "specdec.interfaces": "class Drafter(ABC):\n    def is_one(self, x): return isinstance(x, Drafter)",
+        "drafters.a": "class A(Drafter): ...\nclass B(A): ...\nclass C(B): ...",
+        "drafters.b": "isinstance(x, A)",
+        "specdec.engine.engine": "isinstance(x, (int, a.B))\nmatch x:\n    case C(): ...",
+    }
+    assert asked(sources, ["Drafter"]) == {"specdec.engine.engine: B", "specdec.engine.engine: C"}
+    classes = Classes(sources)
+    assert [classes.depth(name) for name in ("Drafter", "A", "B", "C")] == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- pages
+
+MOST_WORDS = 3_000
+LONG = {"docs/drafters-compared.md": 5_700, "docs/why-decoding-is-slow.md": 6_300}
+"""Pages that are longer, and their own limits."""
+
+BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+"""A block that shows a file: its title names it."""
+
+
+def pages() -> dict[str, str]:
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+
+
+def words_of(text: str) -> int:
+    """The number of words of a page, apart from the files that it shows."""
+    return len(BLOCK.sub("", text).split())
+
+
+def outdated(text: str, root: Path = ROOT) -> list[str]:
+    """The files that a page shows in another state than they are in."""
+    return [name for name, shown in BLOCK.findall(text) if shown != (root / name).read_text()]
+
+
+def with_files(text: str, root: Path = ROOT) -> str:
+    """A page with the files that it shows as they are."""
+    return BLOCK.sub(lambda block: block[0].replace(block[2], (root / block[1]).read_text()), text)
+
+
+def test_pages_keep_their_size() -> None:
+    long = {name: words_of(text) for name, text in pages().items() if words_of(text) > LONG.get(name, MOST_WORDS)}
+    assert not long, f"these pages have more words than they may: {long}"
+    short = [name for name in LONG if name not in pages() or words_of(pages()[name]) <= MOST_WORDS]
+    assert not short, f"these pages need no limit of their own: {short}"
+
+
+def test_pages_show_files_as_they_are() -> None:
+    """``python -m tests.test_guards`` brings the blocks up to date."""
+    wrong = {name: outdated(text) for name, text in pages().items() if outdated(text)}
+    assert not wrong, f"run python -m tests.test_guards: {wrong}"
+
+
+def test_no_page_includes_what_a_plain_viewer_does_not_show() -> None:
+    documents = pages() | {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+    assert [name for name, text in documents.items() if "--8<--" in text] == []
+
+
+def test_long_pages_and_old_files_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: 1\n")
+    page = 'Two words.\n\n```yaml title="a.yaml"\nx: 2\n```\n'
+    assert words_of(page) == 2
+    assert outdated(page, tmp_path) == ["a.yaml"]
+    assert outdated(with_files(page, tmp_path), tmp_path) == []
+
+
+if __name__ == "__main__":
+    for page, content in pages().items():
+        (ROOT / page).write_text(with_files(content))
