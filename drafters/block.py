@@ -13,6 +13,7 @@ from drafters.heads.block import BlockHead
 from drafters.heads.block_files import load_block
 from drafters.heads.block_wide import widened
 from drafters.heads.bound import lengthen, row_of
+from drafters.heads.trained_on import trained_on
 from drafters.own_model import OwnModelDrafter, layers_given
 from specdec.arguments import instance, whole
 from specdec.cache.formats import check_format
@@ -112,6 +113,7 @@ class BlockDrafter(OwnModelDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        any_target: bool = False,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -134,6 +136,7 @@ class BlockDrafter(OwnModelDrafter):
             attention: See the class.
             optimize: See the class.
             kv_cache: See the class.
+            any_target: Whether it may run on another target than the one that its ``training.json`` names.
             revision: Branch, tag or commit of the hub repository.
             subfolder: Folder of the checkpoint within the local folder or the hub repository.
             token: For a repository that is not public.
@@ -158,7 +161,7 @@ class BlockDrafter(OwnModelDrafter):
             force_download=force_download,
             local_files_only=local_files_only,
         )
-        return cls(
+        drafter = cls(
             head,
             shape,
             sampling=sampling,
@@ -169,6 +172,16 @@ class BlockDrafter(OwnModelDrafter):
             optimize=optimize,
             kv_cache=kv_cache,
         )
+        if not any_target:
+            drafter.trained_on = trained_on(
+                path,
+                revision=revision,
+                subfolder=subfolder,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return drafter
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check that the head fits the target, and allocate its cache."""
@@ -177,6 +190,7 @@ class BlockDrafter(OwnModelDrafter):
         if inflated and head.config.hidden_size == signal_width(target.model):
             head = widened(head, width)  # it costs what such a target's head would
         self._check_fit(head, target, inflated=inflated)
+        self.check_trained_on(target)
         head = head.bound(target.model)
         lengthen(head, sizes.max_length)
         runner = self.runner_for(head, "head", sizes, max_nodes=self.block_size - 1)

@@ -14,6 +14,7 @@ from drafters.heads.base import FeatureHead
 from drafters.heads.eagle import EagleHead
 from drafters.heads.eagle3 import Eagle3Head, default_layers
 from drafters.heads.eagle_files import load_eagle
+from drafters.heads.trained_on import trained_on
 from drafters.own_model import layers_given
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, ExpansionTree, tree_of
@@ -82,6 +83,7 @@ class EagleDrafter(FeatureDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        any_target: bool = False,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -104,6 +106,7 @@ class EagleDrafter(FeatureDrafter):
             attention: See the class.
             optimize: See the class.
             kv_cache: See the class.
+            any_target: Whether it may run on another target than the one that its ``training.json`` names.
             revision: Branch, tag or commit of the hub repository.
             subfolder: Folder of the checkpoint within the local folder or the hub repository.
             token: For a repository that is not public.
@@ -127,7 +130,7 @@ class EagleDrafter(FeatureDrafter):
             force_download=force_download,
             local_files_only=local_files_only,
         )
-        return cls(
+        drafter = cls(
             head,
             shape,
             sampling=sampling,
@@ -137,6 +140,16 @@ class EagleDrafter(FeatureDrafter):
             optimize=optimize,
             kv_cache=kv_cache,
         )
+        if not any_target:
+            drafter.trained_on = trained_on(
+                path,
+                revision=revision,
+                subfolder=subfolder,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return drafter
 
     def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:
         """Returns those that were given, else the head's own, else the usual ones."""

@@ -54,7 +54,9 @@ class FeatureDrafter(OwnModelDrafter):
         """Check that the head fits the target, and allocate its cache."""
         given = self.head_for(target)
         layers = self.layers_for(given, target)
-        head = self._fitted(given, layers, target).bound(target.model)
+        fitted = self._fitted(given, layers, target)
+        self.check_trained_on(target)
+        head = fitted.bound(target.model)
         lengthen(head, sizes.max_length)
         window = self.max_depth + 1
         runner = self.runner_for(head, "head", sizes, max_nodes=max(self.tree.max_shown, window))

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from drafters.heads.trained_on import TrainedOn, trained_on
 from drafters.medusa_heads import MedusaHeads
 from specdec import bundled
 from specdec.arguments import flag, instance
@@ -118,6 +119,7 @@ class MedusaDrafter(ScoredDrafter):
     ):
         instance("heads", heads, MedusaHeads, "MedusaHeads, or load them with MedusaDrafter.from_pretrained(…)")
         self.optimize = flag("optimize", optimize)
+        self.trained_on: TrainedOn | None = None
         self.heads = heads  # `bind` copies them if they must change, and calls them in evaluation mode
         super().__init__(tree_of(DEFAULT_SHAPE.cut(heads.num_heads) if shape is None else shape), sampling, temperature)
         self.shape = self.tree.shape if isinstance(self.tree, StaticTree) else None
@@ -146,6 +148,7 @@ class MedusaDrafter(ScoredDrafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         optimize: bool = True,
+        any_target: bool = False,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -163,6 +166,7 @@ class MedusaDrafter(ScoredDrafter):
             dtype: See the class.
             device: Where to load them; None for the CPU, from where ``bind`` copies them to the target's device.
             optimize: See the class.
+            any_target: Whether it may run on another target than the one that its ``training.json`` names.
             revision: See ``MedusaHeads.from_pretrained``, as for all that follow.
             subfolder: As there.
             token: As there.
@@ -180,7 +184,17 @@ class MedusaDrafter(ScoredDrafter):
             force_download=force_download,
             local_files_only=local_files_only,
         )
-        return cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
+        drafter = cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
+        if not any_target:
+            drafter.trained_on = trained_on(
+                path,
+                revision=revision,
+                subfolder=subfolder,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return drafter
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:
         """Check the widths, put heads where the target is, and make room for one hidden state per slot."""
@@ -200,6 +214,8 @@ class MedusaDrafter(ScoredDrafter):
                 f"the Medusa heads have {self.heads.vocab_size} tokens and the target {target.name} has "
                 f"{target.vocab_size}: give heads that were trained on this target"
             )
+        if self.trained_on is not None:
+            self.trained_on.check("of Medusa", target)
         dtype = self.dtype or target.dtype
         scorer = MedusaScorer(
             ModuleCaller(_placed(heads, target.device, dtype), optimize=self.optimize),

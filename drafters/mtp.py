@@ -6,6 +6,7 @@ from drafters.feature import FeatureDrafter
 from drafters.heads.base import FeatureHead
 from drafters.heads.mtp import MTPHead
 from drafters.heads.mtp_files import MTPFiles
+from drafters.heads.trained_on import trained_on
 from specdec.arguments import instance
 from specdec.drafting.builders import AnyTree, tree_of
 from specdec.target.target import Target
@@ -67,6 +68,7 @@ class MTPDrafter(FeatureDrafter):
         attention: str = "auto",
         optimize: bool = True,
         kv_cache: str | None = None,
+        any_target: bool = False,
         revision: str | None = None,
         subfolder: str | None = None,
         token: str | bool | None = None,
@@ -88,6 +90,7 @@ class MTPDrafter(FeatureDrafter):
             attention: See the class.
             optimize: See the class.
             kv_cache: See the class.
+            any_target: Whether it may run on another target than the one that its ``training.json`` names.
             revision: Branch, tag or commit of the hub repository.
             subfolder: Folder of the checkpoint within the local folder or the hub repository.
             token: For a repository that is not public.
@@ -103,7 +106,7 @@ class MTPDrafter(FeatureDrafter):
             "force_download": force_download,
             "local_files_only": local_files_only,
         }
-        return cls(
+        drafter = cls(
             MTPFiles(path, module=module, hidden_state=hidden_state, where=where),
             shape,
             sampling=sampling,
@@ -112,6 +115,9 @@ class MTPDrafter(FeatureDrafter):
             optimize=optimize,
             kv_cache=kv_cache,
         )
+        if path is not None and not any_target:
+            drafter.trained_on = trained_on(path, **where)
+        return drafter
 
     def head_for(self, target: Target) -> FeatureHead:
         """Return the module that was given, or else read it from its files."""

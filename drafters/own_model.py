@@ -2,12 +2,14 @@
 
 from transformers import PreTrainedModel
 
+from drafters.heads.trained_on import TrainedOn
 from specdec.arguments import flag, wholes
 from specdec.cache.formats import check_format
 from specdec.drafting.builders import ExpansionTree, TreeBuilder
 from specdec.drafting.scored import ScoredDrafter
 from specdec.interfaces import Sizes
 from specdec.target.runner import ModelRunner
+from specdec.target.target import Target
 from specdec.types import DraftSampling
 
 
@@ -55,6 +57,16 @@ class OwnModelDrafter(ScoredDrafter):
         check_format(kv_cache)
         self.name, self.attention, self.kv_cache = name, attention, kv_cache
         self.optimize = flag("optimize", optimize)
+        self.trained_on: TrainedOn | None = None
+
+    def check_trained_on(self, target: Target) -> None:
+        """Refuse another target than the one that the files name, which ``from_pretrained`` has noted.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        if self.trained_on is not None:
+            self.trained_on.check(self.name, target)
 
     def runner_for(self, model: PreTrainedModel, kind: str, sizes: Sizes, *, max_nodes: int) -> ModelRunner:
         """Return a runner of the model for one engine.

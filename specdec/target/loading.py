@@ -174,9 +174,8 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
 
 def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Returns a model, and transformers' report about its tensors, which says of the misshapen ones whose they are."""
-    return AutoModelForCausalLM.from_pretrained(
-        path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    )
+    read: Any = AutoModelForCausalLM.from_pretrained
+    return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
 
 
 def _check_complete(name_or_path: str, model: PreTrainedModel, report: Mapping[str, Any], *, packed: bool) -> None:
@@ -193,12 +192,12 @@ def _check_complete(name_or_path: str, model: PreTrainedModel, report: Mapping[s
         ValueError: Names the tensors.
     """
     kind, problems = type(model).__name__, []
-    missing = sorted(report.get("missing_keys") or ())
+    missing = sorted(report.get("missing_keys", ()))
     if missing:
         problems.append(f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    for key, stored, wanted in sorted(report.get("mismatched_keys") or ())[:1]:
+    for key, stored, wanted in sorted(report.get("mismatched_keys", ()))[:1]:
         problems.append(f"the tensor {key} has the shape {list(stored)} in place of {list(wanted)}")
-    unexpected = [] if packed else _unexpected(report.get("unexpected_keys") or ())
+    unexpected = [] if packed else _unexpected(report.get("unexpected_keys", ()))
     if unexpected:
         problems.append(f"{listed(unexpected)} {'is' if len(unexpected) == 1 else 'are'} of another model")
     if problems:
