@@ -61,6 +61,6 @@ def test_every_line_says_where_or_that_it_is_not_there_yet() -> None:
 
 
 def test_what_is_not_there_is_noticed() -> None:
-    assert wrong("[a](plan.md#memory), [b](plan.md#no-such), [c](no-such.md)") == ["plan.md#no-such", "no-such.md#"]
+    assert wrong("[a](costs.md#memory), [b](costs.md#no-such), [c](no-such.md)") == ["costs.md#no-such", "no-such.md#"]
     assert wrong("`tests/test_covered.py::wrong`, `tests/no_such.py`") == ["tests/no_such.py"]
     assert wrong("`tests/test_covered.py::no_such`") == ["tests/test_covered.py::no_such"]

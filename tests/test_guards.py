@@ -275,7 +275,11 @@ def test_questions_and_deep_classes_are_noticed() -> None:
 # ---------------------------------------------------------------- pages
 
 MOST_WORDS = 3_000
-LONG = {"docs/drafters-compared.md": 5_700, "docs/why-decoding-is-slow.md": 6_300}
+LONG = {
+    "docs/costs.md": 4_000,
+    "docs/engine.md": 6_000,
+    "docs/why-decoding-is-slow.md": 4_300,
+}
 """Pages that are longer, and their own limits."""
 
 BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -287,8 +291,8 @@ def pages() -> dict[str, str]:
 
 
 def words_of(text: str) -> int:
-    """The number of words of a page, apart from the files that it shows."""
-    return len(BLOCK.sub("", text).split())
+    """The number of words of a page: what has a letter in it, apart from the files that the page shows."""
+    return sum(any(sign.isalpha() for sign in word) for word in BLOCK.sub("", text).split())
 
 
 def outdated(text: str, root: Path = ROOT) -> list[str]:

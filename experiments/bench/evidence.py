@@ -16,7 +16,7 @@ from experiments.reporting.run_tables import methods_document
 from experiments.results.runs import load_run
 
 COMPARED = Path("docs/drafters-compared.md")
-COSTS = Path("docs/step-costs.md")
+COSTS = Path("docs/costs.md")
 FELT = Path("docs/what-a-user-feels.md")
 SOURCES = Path("docs/where-speed-comes-from.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"

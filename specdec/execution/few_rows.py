@@ -2,7 +2,7 @@
 
 The weights are read once for all rows, as they are stored. For one row, torch's kernels use a half to two thirds of the
 bandwidth that one core has; for a few rows, its int8 and int4 kernels are bound by unpacking the weights repeatedly.
-``docs/machine.md`` has the figures.
+``docs/engine.md`` has the figures.
 
 The sums are those of torch's kernels in another order, in float32 as theirs. **A row's outputs are the same bits for
 any number of rows**, up to ``most_rows``. So the products of plain decoding and of verification agree.
