@@ -117,7 +117,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: Engine(x.target, attention=["grouped"]),
         "attention=['grouped']: give one of auto, ",
     ),
-    "one drafter, two engines": (lambda x: twice(x.target, NGramDrafter()), "this NGramDrafter serves another engine"),
     "a short drafter": (
         lambda x: outgrown(x.model),
         "the drafter llama: max_length=64 is beyond the 48 positions of this llama model",
@@ -326,10 +325,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a dict for a config": (lambda x: from_generation_config({"top_k": 3}), "config is a dict: give a Generation"),
 }
-
-
-def twice(target: Target, drafter: NGramDrafter) -> list[Engine]:
-    return [Engine(target, drafter, RejectionVerifier(), max_length=16) for _ in range(2)]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
