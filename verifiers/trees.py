@@ -161,7 +161,8 @@ def law_in_post_order(tree: DraftTree, chance: Float[Tensor, "batch node"]) -> F
         tree: The tree.
         chance: The probability that each node succeeds once it is its turn: 1 for the root, 0 for invalid nodes.
     """
-    return chance * (1 - chance)[:, None].masked_fill(Pairs.of(tree).not_before, 1.0).prod(-1)
+    failure = (1 - chance).clamp(min=0)  # a chance of 1 may have been rounded up
+    return chance * failure[:, None].masked_fill(Pairs.of(tree).not_before, 1.0).prod(-1)
 
 
 def normalized(

@@ -329,8 +329,8 @@ class Engine:
             )
         )
         for request in work.preempt:
+            self._waiting[request.id] = request  # before its slot is taken away, which may fail
             self._running.preempt(request)
-            self._waiting[request.id] = request
         if work.preempt:
             self._waiting = dict(sorted(self._waiting.items()))
         for request, _ in work.prefill:

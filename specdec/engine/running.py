@@ -153,8 +153,10 @@ class RunningRequests:
 
     def preempt(self, request: Request) -> None:
         """Take a request's slot away. Its tokens will be prefilled again; its text, rounds and random numbers go on."""
-        self._free(request)
-        request.restart()
+        try:
+            self._free(request)
+        finally:
+            request.restart()
 
     def leave(self, request: Request) -> None:
         """End a request, and free its slot."""

@@ -7,7 +7,7 @@ from specdec.tree import DraftTree, TreeShape
 from specdec.types import DraftSampling
 from tests.verifiers.cases import IID, SWOR, TOP
 from verifiers.target_walk import law_of_steps
-from verifiers.trees import entries, rows_of
+from verifiers.trees import entries, law_in_post_order, rows_of
 from verifiers.walk import Family
 
 # The root's children are 1 and 2 (tokens 2 and 0), node 1 has the child 3 (token 1); row 1 lacks node 2.
@@ -66,3 +66,10 @@ def test_the_law_of_a_chains_steps_needs_no_ancestors() -> None:
     expected = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]], dtype=torch.float64)
     for shape in (chain, general):
         torch.testing.assert_close(law_of_steps(shape, step), expected)
+
+
+def test_a_chance_that_was_rounded_up_gives_no_node_a_negative_probability() -> None:
+    chance = torch.tensor([[1.0, 1 + 2**-23, 0.5, 1.0], [1.0, 0.5, 0.0, 1 + 2**-23]])
+    law = law_in_post_order(tree(IID, IID, IID), chance)
+    assert (law >= 0).all()
+    torch.testing.assert_close(law.sum(-1), torch.ones(2))

@@ -1,0 +1,385 @@
+"""Random programs of the engine: whatever is asked of it in whatever order, an output is that of its request alone."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specdec.batch import Batch
+from specdec.engine import running
+from specdec.engine.engine import Engine
+from specdec.engine.scheduler import FirstCome, PrefillFirst, Scheduler, TokenBudget
+from specdec.interfaces import Drafter, Session, Verifier
+from specdec.requests import SamplingParams
+from specdec.target.target import Target
+from specdec.tree import DraftTree
+from specdec.types import Outcome, Step
+from tests.components import DRAFTERS, VERIFIERS
+from tests.models import tiny_model
+from tests.sessions import Wrapped, Wrapping
+from tests.specdec.test_schedules import Drawn, SameDepth
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2", "mistral_sliding", "qwen2_mixed_sliding")
+WITHOUT_HEADS = ("gpt2",)
+"""Architectures that tiny heads are not made for."""
+
+REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
+    ([1, 2, 3, 4, 5, 6, 7], SamplingParams(max_new_tokens=9)),
+    ([4], SamplingParams(max_new_tokens=7, stop_token_ids=(3, 7))),
+    ([9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4, 5, 6], SamplingParams(max_new_tokens=4)),
+    ([5, 6, 5, 6, 5], SamplingParams(max_new_tokens=10, repetition_penalty=1.3)),
+    ([3, 3, 3], SamplingParams(max_new_tokens=12, temperature=1.0, seed=1)),
+    ([8, 1], SamplingParams(max_new_tokens=1, temperature=1.0, seed=2)),
+    ([2, 4, 6, 8, 10, 12, 14, 16, 18], SamplingParams(max_new_tokens=8, temperature=0.7, seed=3, stop_token_ids=(5,))),
+    ([7], SamplingParams(max_new_tokens=11, temperature=1.3, top_k=5, seed=4)),
+    ([1, 2, 1, 2, 1, 2, 1], SamplingParams(max_new_tokens=9, temperature=0.9, top_p=0.8, seed=5)),
+)
+METHODS = ("admit", "observe", "prepare", "propose", "trimmed", "release")
+SCHEDULERS = ("first come", "budget", "prefill first", "random", "random depth")
+
+
+class SessionError(Exception):
+    """What a session's method fails with."""
+
+
+class Failing(Wrapped):
+    """A session one of whose methods fails at one of its calls.
+
+    Args:
+        inner: The session.
+        faults: Methods and the numbers of their calls, from 0.
+    """
+
+    def __init__(self, inner: Session, faults: Sequence[tuple[str, int]]):
+        super().__init__(inner)
+        self._faults, self._calls = set(faults), dict.fromkeys(METHODS, 0)
+
+    def _count(self, method: str) -> None:
+        number, self._calls[method] = self._calls[method], self._calls[method] + 1
+        if (method, number) in self._faults:
+            raise SessionError(method)
+
+    def admit(self, slot: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self._count("admit")
+        super().admit(slot, prompt_ids, sampling)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._count("observe")
+        super().observe(outcome)
+
+    def prepare(self, batch: Batch) -> Hashable:
+        self._count("prepare")
+        return super().prepare(batch)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        self._count("propose")
+        return super().propose(batch)
+
+    def trimmed(self, tree: DraftTree) -> DraftTree:
+        self._count("trimmed")
+        return super().trimmed(tree)
+
+    def release(self, slot: int) -> None:
+        super().release(slot)
+        self._count("release")
+
+
+# ---------------------------------------------------------------- components, made once: they never change
+
+
+@cache
+def target_of(architecture: str) -> Target:
+    return Target(tiny_model(architecture, vocab_size=24))
+
+
+@cache
+def drafter_of(architecture: str, name: str) -> Drafter:
+    return DRAFTERS[name](target_of(architecture).model)
+
+
+@cache
+def rules_for(architecture: str, drafter: str) -> tuple[str, ...]:
+    """The rules that take a drafter's drafts."""
+    return tuple(name for name, kind in VERIFIERS.items() if takes(kind(), drafter_of(architecture, drafter)))
+
+
+def takes(verifier: Verifier, drafter: Drafter) -> bool:
+    try:
+        verifier.check(drafter)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def alone(architecture: str, drafter: str | None, rule: str, index: int) -> tuple[int, ...]:
+    """The output of a request by itself, its prompt in one piece; plain without a drafter."""
+    model = None if drafter is None else drafter_of(architecture, drafter)
+    engine = Engine(target_of(architecture), model, VERIFIERS[rule](), max_length=48, recording="off")
+    prompt, sampling = REQUESTS[index]
+    (output,) = engine.generate([prompt], replace(sampling, stream=index))
+    return output.token_ids
+
+
+# ---------------------------------------------------------------- programs
+
+
+@dataclass(frozen=True)
+class Program:
+    """An engine and what is asked of it.
+
+    Attributes:
+        drafter: A key of ``DRAFTERS``.
+        plain: Whether the engine has no drafter all the same.
+        verifier: Which of the rules that take the drafter.
+        faults: Methods of the session that fail, and at which call.
+        actions: Names, and a number whose meaning depends on the action.
+    """
+
+    architecture: str
+    drafter: str
+    plain: bool
+    verifier: int
+    scheduler: str
+    seed: int
+    slots: int
+    prefill_chunk: int
+    recording: str
+    check: bool
+    faults: tuple[tuple[str, int], ...]
+    actions: tuple[tuple[str, int], ...]
+
+    @property
+    def rule(self) -> str:
+        rules = rules_for(self.architecture, self.drafter)
+        return rules[self.verifier % len(rules)]
+
+    def policy(self) -> Scheduler:
+        rng = np.random.default_rng(self.seed)
+        made = {
+            "first come": FirstCome,
+            "budget": partial(TokenBudget, 8, least=3),
+            "prefill first": PrefillFirst,
+            "random": partial(SameDepth, rng),
+            "random depth": partial(Drawn, rng),
+        }
+        return made[self.scheduler]()
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    architecture = draw(st.sampled_from(ARCHITECTURES))
+    number = st.integers(0, 50)
+    heads = ("eagle", "mtp", "medusa", "block")
+    names = [name for name in DRAFTERS if not (architecture in WITHOUT_HEADS and name.startswith(heads))]
+    kinds = ("submit", "submit", "plain", "stream", "stream", "next", "next", "close", "abort", "step", "step", "step")
+    action = st.tuples(st.sampled_from(kinds), number)
+    fault = st.tuples(st.sampled_from(METHODS), st.integers(0, 12))
+    return Program(
+        architecture,
+        draw(st.sampled_from(names)),
+        plain=draw(st.sampled_from((False, False, False, False, True))),
+        verifier=draw(number),
+        scheduler=draw(st.sampled_from(SCHEDULERS)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        slots=draw(st.integers(1, 4)),
+        prefill_chunk=draw(st.sampled_from((1, 3, 5, 64))),
+        recording=draw(st.sampled_from(("off", "decisions", "rounds", "auto"))),
+        check=draw(st.sampled_from((False, False, False, True))),
+        faults=tuple(draw(st.one_of(st.just([]), st.lists(fault, max_size=3)))),
+        actions=tuple(draw(st.lists(action, min_size=8, max_size=40))),
+    )
+
+
+@dataclass
+class Asked:
+    """A request of a program.
+
+    Attributes:
+        index: Its place in ``REQUESTS``.
+        steps: Those that have come.
+        dropped: Whether it was aborted, or its stream closed or broken off.
+    """
+
+    index: int
+    speculate: bool
+    steps: list[Step]
+    dropped: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for step in self.steps for token in step.token_ids)
+
+
+class Player:
+    """Plays a program, and keeps everything that comes of it.
+
+    Attributes:
+        asked: All requests.
+        faults: How many faults have come through.
+    """
+
+    def __init__(self, program: Program):
+        self.program, self.asked, self.faults = program, list[Asked](), 0
+        target, drafter = target_of(program.architecture), None
+        if not program.plain:
+            drafter = drafter_of(program.architecture, program.drafter)
+            drafter = Wrapping(drafter, partial(Failing, faults=program.faults))
+        self.engine = Engine(
+            target,
+            drafter,
+            VERIFIERS[program.rule](),
+            max_batch_size=program.slots,
+            max_length=48,
+            prefill_chunk=program.prefill_chunk,
+            recording=program.recording,
+            check=program.check,
+            scheduler=program.policy(),
+        )
+        self._submitted: dict[int, Asked] = {}
+        self._streams: list[tuple[Asked, Iterator[Step]]] = []
+
+    def run(self) -> None:
+        for action, number in self.program.actions:
+            getattr(self, f"_{action}")(number)
+        for _ in range(3000):
+            if not (self.engine.unfinished or self._streams):
+                break
+            self._step(0)
+            self._next(0)
+        self._step(0)  # the last steps after a fault
+
+    def _ask(self, number: int, speculate: bool = True) -> tuple[Asked, list[int], SamplingParams]:
+        index = number % len(REQUESTS)
+        speculate &= not self.program.plain
+        self.asked.append(Asked(index, speculate, []))
+        prompt, sampling = REQUESTS[index]
+        return self.asked[-1], prompt, replace(sampling, stream=index)
+
+    def _submit(self, number: int, speculate: bool = True) -> None:
+        asked, prompt, sampling = self._ask(number, speculate)
+        self._submitted[self.engine.submit(prompt, sampling, speculate=asked.speculate)] = asked
+
+    def _plain(self, number: int) -> None:
+        self._submit(number, speculate=False)
+
+    def _stream(self, number: int) -> None:
+        asked, prompt, sampling = self._ask(number)
+        self._streams.append((asked, self.engine.stream([prompt], sampling, speculate=asked.speculate)))
+
+    def _next(self, number: int) -> None:
+        """Take a step of a stream."""
+        if self._streams:
+            place = number % len(self._streams)
+            asked, stream = self._streams[place]
+            try:
+                asked.steps.append(next(stream))
+            except StopIteration:
+                del self._streams[place]
+            except SessionError:
+                self.faults += 1
+                asked.dropped = True
+                del self._streams[place]
+
+    def _close(self, number: int) -> None:
+        if self._streams:
+            asked, stream = self._streams.pop(number % len(self._streams))
+            asked.dropped = True
+            self._tried(stream.close)
+
+    def _abort(self, number: int) -> None:
+        if self._submitted:
+            chosen = list(self._submitted)[number % len(self._submitted)]
+            self._submitted[chosen].dropped = True
+            self._tried(partial(self.engine.abort, chosen))
+
+    def _step(self, number: int) -> None:
+        for step in self._tried(self.engine.step) or ():
+            self._submitted[step.request].steps.append(step)
+
+    def _tried(self, call: Any) -> Any:
+        try:
+            return call()
+        except SessionError:
+            self.faults += 1
+            return None
+
+
+def differences(player: Player) -> list[str]:
+    """What is wrong with the requests of a program that has been played."""
+    program, found = player.program, list[str]()
+    preempts = program.scheduler.startswith("random")  # a synthetic draft then begins at the output so far
+    if player.engine.unfinished:
+        found.append(f"{player.engine.unfinished} requests do not end")
+    for number, asked in enumerate(player.asked):
+        sampling = REQUESTS[asked.index][1]
+        drafter = program.drafter if asked.speculate and not sampling.greedy else None
+        ended = [step.finish_reason for step in asked.steps if step.finish_reason is not None]
+        if not asked.dropped and len(ended) != 1:
+            found.append(f"request {number} ended {len(ended)} times")
+        rounds = [step.round for step in asked.steps if step.token_ids]
+        if rounds != sorted(set(rounds)):
+            found.append(f"the rounds of request {number} are not counted one by one")
+        if drafter is not None:
+            # At a temperature, another draft may be another output of the same law.
+            adapts = drafter_of(program.architecture, drafter).adapts or (drafter == "synthetic" and preempts)
+            if adapts or program.scheduler == "random depth":
+                continue
+        expected = alone(program.architecture, drafter, program.rule, asked.index)
+        whole = not asked.dropped and ended != ["error"]
+        if asked.tokens != (expected if whole else expected[: len(asked.tokens)]):
+            found.append(f"request {number} ({REQUESTS[asked.index]}): {asked.tokens}, alone {expected}")
+        if ended == ["error"] and not player.faults:
+            found.append(f"request {number} ended with {asked.steps[-1].error}")
+    return found
+
+
+def play(program: Program) -> list[str]:
+    player = Player(program)
+    player.run()
+    return differences(player)
+
+
+NET = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, report_multiple_bugs=False)
+
+
+@given(programs())
+@settings(NET, max_examples=40)
+def test_outputs_are_those_of_requests_alone(program: Program) -> None:
+    assert play(program) == []
+
+
+@pytest.mark.full
+@given(programs())
+@settings(NET, max_examples=3000)
+def test_many_more_programs(program: Program) -> None:
+    assert play(program) == []
+
+
+def test_a_session_that_fails_while_a_request_is_preempted_loses_no_request() -> None:
+    actions = tuple(("submit", number) for number in range(9))
+    for number in range(8):
+        program = Program(
+            "llama", "ngram", False, 0, "random", 3, 3, 5, "off", False, (("release", number),), actions
+        )  # fmt: skip
+        assert play(program) == []
+
+
+def test_a_request_that_draws_its_numbers_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a request that is preempted begins to count its rounds anew."""
+    enter = running.RunningRequests.enter
+
+    def forgetful(requests: running.RunningRequests, request: Any) -> None:
+        request.rounds = 0
+        enter(requests, request)
+
+    actions = tuple(("submit", number) for number in range(4, 9)) + (("step", 0),) * 9
+    program = Program("llama", "ngram", True, 0, "random", 3, 3, 5, "off", False, (), actions)
+    assert play(program) == []
+    monkeypatch.setattr(running.RunningRequests, "enter", forgetful)
+    assert play(program) != []
