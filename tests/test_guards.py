@@ -279,6 +279,8 @@ LONG = {
     "docs/costs.md": 4_000,
     "docs/drafters.md": 5_900,
     "docs/engine.md": 6_000,
+    "docs/measurements.md": 4_700,
+    "docs/results.md": 6_100,
     "docs/why-decoding-is-slow.md": 4_300,
 }
 """Pages that are longer, and their own limits."""

@@ -109,7 +109,7 @@ def two_runs(folder: Path) -> None:
         path.write_text(json.dumps(manifest))
 
 
-BEFORE = {"docs/results-data.md": two_runs}
+BEFORE = {"docs/measurements.md": two_runs}
 """What a page's blocks find in the working directory, where that is not the repository."""
 
 

@@ -15,10 +15,9 @@ from experiments.bench.options import option, read_options, refuse
 from experiments.reporting.run_tables import methods_document
 from experiments.results.runs import load_run
 
-COMPARED = Path("docs/drafters-compared.md")
 COSTS = Path("docs/costs.md")
-FELT = Path("docs/what-a-user-feels.md")
-SOURCES = Path("docs/where-speed-comes-from.md")
+FELT = Path("docs/measurements.md")
+RESULTS = Path("docs/results.md")
 LENGTHS = "Tokens per round by drafted nodes, a panel per temperature"
 
 
@@ -49,11 +48,11 @@ _METHODS = {"methods": "Tokens per round and speedup of every drafter, with inte
 STUDIES = {
     "drafters": Evidence(
         Study("experiments.run", ["experiment=drafters"], {"drafters": "methods", "drafters_nodes": "nodes"}),
-        COMPARED,
+        RESULTS,
         captions=_METHODS,
     ),
     **{
-        name: Evidence(Study("experiments.run", [f"experiment={name}"], {name: "nodes"}), COMPARED)
+        name: Evidence(Study("experiments.run", [f"experiment={name}"], {name: "nodes"}), RESULTS)
         for name in ("heads", "ceiling", "markov_trees")
     },
     "calibration": Evidence(
@@ -67,12 +66,12 @@ STUDIES = {
     ),
     "quadrants": _experiment(
         "quadrants",
-        SOURCES,
+        RESULTS,
         "How many times better than plain decoding every drafter is, a panel per kind of requests",
         sweep=True,
     ),
     "ingredients": _experiment(
-        "ingredients", SOURCES, "Tokens per second of every rung, and every ingredient by itself"
+        "ingredients", RESULTS, "Tokens per second of every rung, and every ingredient by itself"
     ),
 }
 

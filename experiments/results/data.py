@@ -29,7 +29,7 @@ _KEPT = {field.name for field in fields(MethodSummary)}
 
 
 class Results:
-    """The runs that ``load`` found, as three frames. docs/results-data.md lists their columns.
+    """The runs that ``load`` found, as three frames. docs/measurements.md lists their columns.
 
     Args:
         manifests: The manifest of every run, by its folder.

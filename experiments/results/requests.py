@@ -1,4 +1,4 @@
-"""What a user feels of one method: latencies, rates, goodput, cost. docs/what-a-user-feels.md defines the figures.
+"""What a user feels of one method: latencies, rates, goodput, cost. docs/measurements.md defines the figures.
 
 The latencies of single requests are columns of the frame (``frame.py``).
 """

@@ -1,4 +1,4 @@
-"""The columns of the frames that ``results.load`` makes, and their types. docs/results-data.md says what they mean.
+"""The columns of the frames that ``results.load`` makes, and their types. docs/measurements.md says what they mean.
 
 A name with ``*`` stands for as many columns as the runs have: one per position of the draft, package or setting.
 """

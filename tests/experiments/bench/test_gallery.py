@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.bench.evidence import COMPARED, STUDIES, Evidence, block, placed
+from experiments.bench.evidence import RESULTS, STUDIES, Evidence, block, placed
 from experiments.bench.gallery import STUDIES as GALLERY
 from experiments.bench.gallery import Study, run
 from experiments.config.sections import CONF
@@ -54,7 +54,7 @@ def test_every_table_composes_and_has_its_place(name: str) -> None:
 
 def test_a_text_needs_its_marks() -> None:
     with pytest.raises(ValueError, match="no marks <!-- other:begin"):
-        placed((ROOT / COMPARED).read_text(), "other", "text")
+        placed((ROOT / RESULTS).read_text(), "other", "text")
 
 
 def test_a_study_is_a_table_and_its_pictures(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_study_is_a_table_and_its_pictures(tmp_path: Path) -> None:
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     study = Study("experiments.run", [], pictures={"shown": "methods"})
-    text = block(Evidence(study, page=COMPARED, captions={"methods": STUDIES["drafters"].captions["methods"]}), folder)
+    text = block(Evidence(study, page=RESULTS, captions={"methods": STUDIES["drafters"].captions["methods"]}), folder)
     assert "| 1 | a small model | 2.33 [2.33, 2.33] |" in text
     assert text.endswith("\n\n![Tokens per round and speedup of every drafter, with intervals](images/shown.png)")
 
@@ -75,6 +75,6 @@ def test_a_study_is_a_table_and_its_pictures(tmp_path: Path) -> None:
 def test_a_study_that_writes_its_own_text(tmp_path: Path) -> None:
     (tmp_path / "found.md").write_text("a machine.\n\n| a |\n|---|\n")
     study = Study("experiments.calibrate", ["a=1"], pictures={"shown": "drawn"})
-    text = block(Evidence(study, page=COMPARED, text="found.md", captions={"drawn": "what is drawn"}), tmp_path)
+    text = block(Evidence(study, page=RESULTS, text="found.md", captions={"drawn": "what is drawn"}), tmp_path)
     assert text.startswith("`python -m experiments.calibrate a=1`: a machine.\n\n| a |")
     assert text.endswith("\n\n![what is drawn](images/shown.png)")

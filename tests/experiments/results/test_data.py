@@ -22,7 +22,7 @@ from specdec.requests import GREEDY_BELOW as ENGINES_GREEDY_BELOW
 from tests.experiments.made_runs import made
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "results-data.md"
+PAGE = ROOT / "docs" / "measurements.md"
 
 FACTS: dict[str, Any] = {
     "started": "2026-03-01T12:00:00+01:00",
@@ -270,8 +270,8 @@ def documented() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     frame = ""
     for line in PAGE.read_text().splitlines():
-        heading = re.fullmatch(r"## `(\w+)`.*", line)
-        if line.startswith("## "):
+        heading = re.fullmatch(r"### `(\w+)`.*", line)
+        if re.match("##+ ", line):
             frame = heading[1] if heading else ""
         row = re.fullmatch(r"\| `([^`]+)` \| `([^`]+)` \|([^|]*)\|([^|]+)\|", line)
         if frame and row:
