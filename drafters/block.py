@@ -5,6 +5,7 @@ DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147), and trees over what their 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,18 +149,21 @@ class BlockDrafter(OwnModelDrafter):
             ValueError: There is no such head, or it is of another kind or incomplete; or as the class.
         """
         check_format(kv_cache)  # before anything is loaded
+        where: dict[str, Any] = {
+            "revision": revision,
+            "subfolder": subfolder,
+            "token": token,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+        }
         head = load_block(
             path,
             dtype=dtype,
             device=device or "cpu",
             hidden_layers=layers_given(hidden_layers),
             mask_token_id=mask_token_id,
-            revision=revision,
-            subfolder=subfolder,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
+            **where,
         )
         drafter = cls(
             head,
@@ -173,14 +177,7 @@ class BlockDrafter(OwnModelDrafter):
             kv_cache=kv_cache,
         )
         if not any_target:
-            drafter.trained_on = trained_on(
-                path,
-                revision=revision,
-                subfolder=subfolder,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
+            drafter.trained_on = trained_on(path, **where)
         return drafter
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:

@@ -6,6 +6,7 @@ EAGLE-1 (Li et al. 2024, arXiv 2401.15077), EAGLE-2 (the same heads, another tre
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -117,18 +118,21 @@ class EagleDrafter(FeatureDrafter):
         Raises:
             ValueError: There is no such checkpoint, or it is none of an EAGLE head, or incomplete.
         """
+        where: dict[str, Any] = {
+            "revision": revision,
+            "subfolder": subfolder,
+            "token": token,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+        }
         head = load_eagle(
             path,
             hidden_layers=layers_given(hidden_layers),
             embeddings=embeddings,
             dtype=dtype,
             device=device or "cpu",
-            revision=revision,
-            subfolder=subfolder,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
+            **where,
         )
         drafter = cls(
             head,
@@ -141,14 +145,7 @@ class EagleDrafter(FeatureDrafter):
             kv_cache=kv_cache,
         )
         if not any_target:
-            drafter.trained_on = trained_on(
-                path,
-                revision=revision,
-                subfolder=subfolder,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
+            drafter.trained_on = trained_on(path, **where)
         return drafter
 
     def layers_for(self, head: FeatureHead, target: Target) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -174,26 +175,22 @@ class MedusaDrafter(ScoredDrafter):
             force_download: As there.
             local_files_only: As there.
         """
+        where: dict[str, Any] = {
+            "revision": revision,
+            "subfolder": subfolder,
+            "token": token,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+        }
         heads = MedusaHeads.from_pretrained(
             bundled.resolve(str(path)),
             device=device or "cpu",
-            revision=revision,
-            subfolder=subfolder,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
+            **where,
         )
         drafter = cls(heads, shape, sampling=sampling, temperature=temperature, dtype=dtype, optimize=optimize)
         if not any_target:
-            drafter.trained_on = trained_on(
-                path,
-                revision=revision,
-                subfolder=subfolder,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
+            drafter.trained_on = trained_on(path, **where)
         return drafter
 
     def bind(self, target: Target, sizes: Sizes) -> ScoredSession:

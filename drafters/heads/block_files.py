@@ -15,6 +15,7 @@ from torch import Tensor
 from drafters.heads.assemble import count_of, fill, finite, heads_of, made, needed, norms_queries, rope_of, section
 from drafters.heads.block import BlockConfig, BlockHead, default_layers
 from drafters.heads.bound import move
+from drafters.heads.eagle_layouts import draft_ids_of
 from drafters.heads.files import Checkpoint
 from drafters.heads.markov import KINDS
 from specdec.arguments import whole, wholes
@@ -287,24 +288,14 @@ def _ordered(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
     Raises:
         ValueError: The two tables contradict each other, or the head has no output layer of its own.
     """
-    offsets, marks, ids = (tensors.pop(key, None) for key in ("d2t", "t2d", "draft_ids"))
-    if offsets is not None:
-        ids = torch.arange(len(offsets)) + offsets.long()
-    elif ids is None and marks is not None:
-        ids = marks.nonzero()[:, 0]
+    ids = draft_ids_of(name, tensors)
+    for key in ("d2t", "t2d"):
+        tensors.pop(key, None)
+    own = tensors.pop("draft_ids", None)
+    ids = own if ids is None else ids
     if ids is None:
         return None
     ordered, order = ids.sort()
-    if bool((ordered.diff() == 0).any()) or int(ordered[0]) < 0:
-        raise ValueError(f"{name}: d2t gives several columns the same token, or tokens below 0: it is damaged")
-    marked = None if marks is None else marks.nonzero()[:, 0]
-    if marked is not None and not torch.equal(marked, ordered):
-        if offsets is not None and torch.equal(offsets.long().sort().values, marked):
-            raise ValueError(
-                f"{name}: its d2t holds tokens, and must hold differences, token - column: store "
-                f"d2t - torch.arange(len(d2t))"
-            )
-        raise ValueError(f"{name}: d2t and t2d name different tokens: they belong to different heads")
     if "lm_head.weight" not in tensors:
         raise ValueError(
             f"{name} is incomplete: it has a vocabulary of {len(ids)} tokens of its own (d2t) and no lm_head.weight, "

@@ -16,37 +16,27 @@ from specdec.arguments import wholes
 _LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
+_NAMES = {
+    "model.fusion.norm.norms.": "fc_norm.",
+    "model.fusion.norm.": "input_norm.",
+    "model.fusion.linear.": "fc.",
+    "model.layers.0.": "midlayer.",
+    "model.": "",
+}
+"""What our names begin with, and what those of a checkpoint do. The first that fits counts."""
+
+
 def our_name(key: str) -> str:
     """Returns our name of a tensor of an EAGLE-3 checkpoint."""
-    if key == "lm_head.weight":
-        return key
-    for theirs, mine in (
-        ("fc.", "fusion.linear."),
-        ("fc_norm.", "fusion.norm.norms."),
-        ("input_norm.", "fusion.norm."),
-        ("midlayer.", "layers.0."),
-    ):
-        if key.startswith(theirs):
-            return f"model.{mine}{key.removeprefix(theirs)}"
-    return f"model.{key}"
+    ours = next(ours for ours, theirs in _NAMES.items() if key.startswith(theirs))
+    return key if key == "lm_head.weight" else ours + key.removeprefix(_NAMES[ours])
 
 
 def public_name(key: str, first: str) -> str:
-    """Returns a checkpoint's name of one of our tensors.
-
-    Args:
-        key: Our name.
-        first: What the names of the first layer's tensors begin with in the checkpoint.
-    """
-    for theirs, mine in (
-        ("fc_norm.", "fusion.norm.norms."),
-        ("input_norm.", "fusion.norm."),
-        ("fc.", "fusion.linear."),
-        (first, "layers.0."),
-    ):
-        if key.startswith(f"model.{mine}"):
-            return theirs + key.removeprefix(f"model.{mine}")
-    return key.removeprefix("model.")
+    """Returns a checkpoint's name of one of our tensors; ``first`` is what those of its first layer begin with."""
+    ours = next((ours for ours in _NAMES if key.startswith(ours)), "")
+    theirs = first if ours == "model.layers.0." else _NAMES.get(ours, "")
+    return theirs + key.removeprefix(ours)
 
 
 def count_layers(tensors: Mapping[str, Tensor]) -> int:

@@ -67,7 +67,7 @@ def trained_on(path: str | Path, **where: Any) -> TrainedOn | None:
     """
     try:
         stored = Checkpoint(path, **where).json(TRAINING) or {}
-    except ValueError:  # whatever is wrong with the files, the head's loader says it
+    except (ValueError, OSError):  # whatever is wrong with the files, the head's loader says it
         return None
     name, facts = stored.get("target"), stored.get("target_facts")
     return TrainedOn(name, facts if isinstance(facts, Mapping) else None) if isinstance(name, str) and name else None
@@ -78,9 +78,9 @@ def facts_of(model: PreTrainedModel) -> dict[str, Any]:
 
     A fine-tuned model has nearly those of the model that it was made of.
     """
-    inflated = signal_width(model) != model.config.get_text_config(decoder=True).hidden_size
-    embeddings = model.get_input_embeddings().weight
-    return _facts(model.config, signal_width(model), None if inflated else _layers(model.config), embeddings)  # type: ignore[arg-type]
+    text, width, weights = model.config.get_text_config(decoder=True), signal_width(model), model.get_input_embeddings()
+    facts = _facts(model.config, getattr(weights, "weight", None), width)
+    return facts if width == text.hidden_size else facts | {"num_hidden_layers": None}  # an inflated one has more
 
 
 def _stored_facts(name: str) -> dict[str, Any] | None:
@@ -93,21 +93,16 @@ def _stored_facts(name: str) -> dict[str, Any] | None:
         tensors = Checkpoint(folder).tensors(lambda key: key.endswith(_EMBEDDINGS))
     except (ValueError, OSError):
         return None
-    width = config.get_text_config(decoder=True).hidden_size
-    return _facts(config, width, _layers(config), next(iter(tensors.values()), None))
+    return _facts(config, next(iter(tensors.values()), None), config.get_text_config(decoder=True).hidden_size)
 
 
-def _layers(config: PreTrainedConfig) -> int | None:
-    return getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
-
-
-def _facts(config: PreTrainedConfig, width: int, layers: int | None, embeddings: Tensor | None) -> dict[str, Any]:
-    rows: int = config.get_text_config(decoder=True).vocab_size
-    sample = None
+def _facts(config: PreTrainedConfig, embeddings: Tensor | None, width: int) -> dict[str, Any]:
+    text, sample = config.get_text_config(decoder=True), None
+    rows: int = text.vocab_size
     if embeddings is not None and not embeddings.is_meta and embeddings.is_floating_point() and len(embeddings) >= rows:
-        row = torch.arange(_ROWS) * (rows // _ROWS)
-        column = (torch.arange(_ROWS) * 7 + 3) % width
-        sample = embeddings.detach()[row.to(embeddings.device), column.to(embeddings.device)].double().tolist()
+        each = torch.arange(_ROWS, device=embeddings.device)
+        sample = embeddings.detach()[each * (rows // _ROWS), (each * 7 + 3) % width].double().tolist()
+    layers = getattr(text, "num_hidden_layers", None)
     return {"hidden_size": width, "num_hidden_layers": layers, "vocab_size": rows, "embeddings": sample}
 
 

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig
 
-from drafters.heads.trained_on import facts_of
 from experiments.config import job
 from experiments.config.sections import build, component_of, plain, plain_whole, typed
 from experiments.reporting.progress import Every, TrainingProgress, say_result
@@ -82,8 +81,7 @@ def train(config: DictConfig) -> Path:
     head.to(accelerator.device)
     facts = {
         "head": type(head).__name__,
-        "target": target.name,
-        "target_facts": facts_of(target.model),
+        **frozen.noted,
         "loss": plain(config, "loss"),
         "weights": plain(config, "weights"),
         "documents": len(documents.training),

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from drafters.heads.trained_on import facts_of
 from experiments.training.batch import Batch, OutputLayer, TargetStates
 from specdec.target.target import Target
 
@@ -20,6 +21,9 @@ class FrozenTarget:
     Args:
         target: The model; its weights get no gradient.
         layers: The states that are wanted, besides the last one.
+
+    Attributes:
+        noted: Its name and ``facts_of`` it, for the file beside a head's weights.
 
     Raises:
         ValueError: A layer is none of the model's, or its logits cannot be computed from its last state.
@@ -35,6 +39,7 @@ class FrozenTarget:
                     f"{count - 1}: give layers of this target (-1 for its last state)"
                 )
         self.layers = tuple(layers)
+        self.noted = {"target": target.name, "target_facts": facts_of(self.model)}
         self.windows = _windows(self.model.config)
         self.output = _output_layer(target)
 

@@ -1,7 +1,7 @@
 """Loads a model and its tokenizer, for targets and drafters: from where, in which dtype, on which device."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,11 @@ def load(
             options |= {"max_memory": dict(max_memory)} if max_memory is not None else {}
         elif method is not None:  # quantized weights go to their device while they are read; some cannot be moved later
             options["device_map"] = {"": where}
-        choice = _choice(asked, getattr(config, "dtype", None), where) if method is None else _kept(asked)
+        choice = (
+            _choice(asked, getattr(config, "dtype", None), where)
+            if method is None
+            else _choice(asked, None, torch.device("cpu"))
+        )
         model, report = _read(path, dtype=choice.dtype if choice else "auto", **options)
         if choice is None and method is not None:
             choice = DtypeChoice(model.dtype, f"auto: {dtype_name(model.dtype)}, as in the checkpoint ({method})")
@@ -127,7 +131,7 @@ def load(
         reason = first_sentence(error).rstrip(".")
         message = f"cannot load the model {str(name_or_path)!r}{nowhere}: {reason}{remedy}"
         raise ValueError(message) from error
-    _check_complete(name_or_path, model, report, packed=method is not None)
+    _check_complete(str(name_or_path), type(model).__name__, report, packed=method is not None)
     if size == 1 and "device_map" not in options:
         try:
             model = model.to(where)  # pyright: ignore[reportArgumentType] (transformers' decorator hides self)
@@ -173,44 +177,27 @@ def load_tokenizer(name_or_path: str, **options: object) -> PreTrainedTokenizerB
 
 
 def _read(path: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Returns a model, and transformers' report about its tensors, which says of the misshapen ones whose they are."""
+    """Returns a model, and transformers' report about its tensors, those of a wrong shape among them."""
     read: Any = AutoModelForCausalLM.from_pretrained
     return read(path, **options | {"output_loading_info": True, "ignore_mismatched_sizes": True})
 
 
-def _check_complete(name_or_path: str, model: PreTrainedModel, report: Mapping[str, Any], *, packed: bool) -> None:
+def _check_complete(name: str, kind: str, report: Mapping[str, Any], *, packed: bool) -> None:
     """Refuse a model of which some weights are random numbers, or whose files are another model's.
 
-    Args:
-        name_or_path: Its name, for messages.
-        model: The model.
-        report: Names of tensors: ``missing_keys``, ``unexpected_keys``, and ``mismatched_keys`` with two shapes each.
-            Those that transformers knows to be tied, computed or superfluous are not among them.
-        packed: Whether another package has quantized it; such packages store tensors of their own beside the weights.
-
-    Raises:
-        ValueError: Names the tensors.
+    ``report`` leaves out what is tied or computed. Packages that quantize (``packed``) store tensors of their own.
     """
-    kind, problems = type(model).__name__, []
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
-        problems.append(f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    for key, stored, wanted in sorted(report.get("mismatched_keys", ()))[:1]:
-        problems.append(f"the tensor {key} has the shape {list(stored)} in place of {list(wanted)}")
-    unexpected = [] if packed else _unexpected(report.get("unexpected_keys", ()))
-    if unexpected:
-        problems.append(f"{listed(unexpected)} {'is' if len(unexpected) == 1 else 'are'} of another model")
-    if problems:
+    more = () if packed else report.get("unexpected_keys", ())
+    modules = tuple(key.removesuffix("eh_proj.weight") for key in more if key.endswith(".eh_proj.weight"))
+    more = [key for key in more if not _DRAFTERS.match(key) and not key.startswith(modules)]
+    shapes = [f"{key} {list(there)} in place of {list(due)}" for key, there, due in report.get("mismatched_keys", ())]
+    parts = {"missing": report.get("missing_keys", ()), "of another shape": shapes, "of another model": more}
+    wrong = [f"{what}: {listed(sorted(names))}" for what, names in parts.items() if names]
+    if wrong:
         raise ValueError(
-            f"cannot load the model {str(name_or_path)!r} as {kind}: {'; '.join(problems)}: give the files of a whole "
-            f"model as it was saved, and those of a head to its own drafter (eagle, block, mtp, medusa)"
+            f"cannot load the model {name!r} as {kind}: {'; '.join(wrong)}; give the files of a whole model as it was "
+            f"saved, and those of a head to its own drafter (eagle, block, mtp, medusa)"
         )
-
-
-def _unexpected(keys: Iterable[str]) -> list[str]:
-    """Returns those of the tensors that no drafter reads from a target's own files, as Medusa's and MTP modules."""
-    modules = {key.removesuffix("eh_proj.weight") for key in keys if key.endswith(".eh_proj.weight")}
-    return sorted(key for key in keys if not _DRAFTERS.match(key) and not key.startswith(tuple(modules)))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -288,11 +275,7 @@ def _place(
 
 
 def _check_own_scheme(config: PreTrainedConfig, device_map: str | Mapping[str, Any] | None) -> None:
-    """Refuse to spread a checkpoint in one of this project's schemes by a map that is given.
-
-    Raises:
-        ValueError: The map names more than one place.
-    """
+    """Refuse to spread a checkpoint in one of this project's schemes by a map that names more than one place."""
     scheme = stored_scheme(config)
     if scheme is not None and isinstance(device_map, Mapping) and len({str(each) for each in device_map.values()}) > 1:
         raise ValueError(_not_spread(scheme))
@@ -308,11 +291,6 @@ def _not_spread(scheme: str) -> str:
 def _too_large(name_or_path: str, error: BaseException, device: torch.device) -> str:
     remedy = "give device_map='auto', a smaller dtype, or a checkpoint in fewer bits"
     return f"cannot load the model {str(name_or_path)!r}: {shortage(error, device)}; {remedy}"
-
-
-def _kept(asked: str | torch.dtype) -> DtypeChoice | None:
-    """Returns the dtype that was asked for; None for ``"auto"``, which keeps that of a quantized checkpoint."""
-    return _choice(asked, None, torch.device("cpu"))
 
 
 def _choice(asked: str | torch.dtype, stored: object, device: torch.device) -> DtypeChoice | None:

@@ -293,7 +293,7 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
         ),
         ("speculators' DFlash", lambda c, t: [t.pop("d2t"), t.pop("t2d")], "and d2t, which says whose they are, is"),
         ("speculators' DFlash", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
-        ("speculators' DFlash", lambda c, t: t["d2t"].zero_().sub_(1), "tokens below 0: it is damaged"),
+        ("speculators' DFlash", lambda c, t: t["d2t"].zero_().sub_(1), "does not lead to distinct tokens"),
         ("speculators' DFlash", lambda c, t: t.pop("lm_head.weight"), "and no lm_head.weight, which cannot be"),
         (
             "DeepSpec's DSpark",
