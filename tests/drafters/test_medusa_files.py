@@ -65,7 +65,8 @@ def test_where_files_come_from_is_told_to_the_hub(tmp_path: Path, monkeypatch: p
     )
     assert drafter.heads.num_heads == 3
     given = ("inner", "v2", "secret", True)
-    assert asked == [("some/heads", name, *given) for name in ("medusa_lm_head.safetensors", "config.json")]
+    files = ("medusa_lm_head.safetensors", "config.json", "config.json", "training.json")
+    assert asked == [("some/heads", name, *given) for name in files]
 
 
 def test_a_subfolder_of_a_folder(tmp_path: Path) -> None:
