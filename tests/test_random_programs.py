@@ -1,6 +1,6 @@
 """Random programs of the engine: whatever is asked of it in whatever order, an output is that of its request alone."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -39,7 +39,7 @@ REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
     ([7], SamplingParams(max_new_tokens=11, temperature=1.3, top_k=5, seed=4)),
     ([1, 2, 1, 2, 1, 2, 1], SamplingParams(max_new_tokens=9, temperature=0.9, top_p=0.8, seed=5)),
 )
-METHODS = ("admit", "observe", "prepare", "propose", "trimmed", "release")
+METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
 SCHEDULERS = ("first come", "budget", "prefill first", "random", "random depth")
 
 
@@ -57,7 +57,7 @@ class Failing(Wrapped):
 
     def __init__(self, inner: Session, faults: Sequence[tuple[str, int]]):
         super().__init__(inner)
-        self._faults, self._calls = set(faults), dict.fromkeys(METHODS, 0)
+        self._faults, self._calls = set(faults), dict[str, int].fromkeys(METHODS, 0)
 
     def _count(self, method: str) -> None:
         number, self._calls[method] = self._calls[method], self._calls[method] + 1
@@ -242,7 +242,7 @@ class Player:
             scheduler=program.policy(),
         )
         self._submitted: dict[int, Asked] = {}
-        self._streams: list[tuple[Asked, Iterator[Step]]] = []
+        self._streams: list[tuple[Asked, Generator[Step, None, None]]] = []
 
     def run(self) -> None:
         for action, number in self.program.actions:
@@ -270,7 +270,9 @@ class Player:
 
     def _stream(self, number: int) -> None:
         asked, prompt, sampling = self._ask(number)
-        self._streams.append((asked, self.engine.stream([prompt], sampling, speculate=asked.speculate)))
+        stream = self.engine.stream([prompt], sampling, speculate=asked.speculate)
+        assert isinstance(stream, Generator)
+        self._streams.append((asked, stream))
 
     def _next(self, number: int) -> None:
         """Take a step of a stream."""
