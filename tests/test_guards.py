@@ -279,6 +279,7 @@ LONG = {
     "docs/costs.md": 4_000,
     "docs/drafters.md": 5_900,
     "docs/engine.md": 6_000,
+    "docs/experiments.md": 4_900,
     "docs/measurements.md": 4_700,
     "docs/results.md": 6_100,
     "docs/why-decoding-is-slow.md": 4_300,

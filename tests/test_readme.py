@@ -240,10 +240,13 @@ def test_the_documentation_is_built_strictly() -> None:
     assert not {"-q", "--quiet"} & set(words), "mkdocs counts no warnings with --quiet, so --strict would find nothing"
 
 
-def test_every_configuration_file_is_shown() -> None:
-    shown = set(re.findall(r'^```yaml title="(conf/[^"]+)"', text_of("docs/configuration.md"), re.MULTILINE))
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
-    assert shown == there, f"docs/configuration.md and conf/ differ in {sorted(shown ^ there)}"
+def test_every_group_of_the_configuration_is_named() -> None:
+    _, _, rest = text_of("docs/experiments.md").partition("## Configuration\n")
+    named = set(
+        re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`.*?) \|", rest.partition("\n## ")[0], re.MULTILINE)))
+    )
+    there = {path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."}
+    assert named == there, f"docs/experiments.md and conf/ differ in {sorted(named ^ there)}"
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:

@@ -39,7 +39,7 @@ from specdec.tree import TreeShape
 from specdec.types import DraftSampling
 
 Configure = Callable[..., DictConfig]
-PAGE = CONF.parent / "docs" / "pairs-and-export.md"
+PAGE = CONF.parent / "docs" / "training.md"
 PAIRS = sorted(path.stem for path in (CONF / "pair").glob("*.yaml"))
 WIDTH, HEADS, DIM = 8, 2, 4
 LAYERS = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": DIM}
