@@ -18,7 +18,7 @@ from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.components import DRAFTERS, STRONGEST, fitting
 from tests.models import tiny_model
-from tests.test_distribution import LEVEL, NoResidual, p_value
+from tests.test_distribution import LEVEL, NO_RESIDUAL, p_value
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
@@ -83,7 +83,7 @@ def test_the_sampled_distribution_is_the_processed_one(drafter: str) -> None:
 def test_a_biased_rule_is_rejected_with_processors_too() -> None:
     model = tiny_model(vocab_size=5, scale=1.5, layers=2)
     sampling = SamplingParams(temperature=1.0, logits_processor=SequenceBiasLogitsProcessor({(1, 3): 2.0, (4,): -1.0}))
-    assert p_value(model, "model_chain_iid", NoResidual(), sampling, samples=1500) < LEVEL
+    assert p_value(model, "model_chain_iid", NO_RESIDUAL, sampling, samples=1500) < LEVEL
 
 
 def test_scores_of_another_shape_are_refused() -> None:

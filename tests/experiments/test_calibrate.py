@@ -68,12 +68,12 @@ def test_a_calibration_is_written_shown_and_taken_by_a_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["grid.batch=[0]"], r"^grid\.batch=\[0\]: give a list of integers, each at least 1"),
+        (["grid.batch=[0]"], r"^grid\.batch=\[0\]: give a list, each an integer of at least 1"),
         (["grid.context=[]"], r"^grid\.context=\[\]: give a list"),
         (["grid.context=[100000]"], r"^grid\.context=.* has \d+ positions, which leaves \d+ behind drafts"),
         (["+grid.rows=[1]"], r"^there is no grid\.rows"),
-        (["ranges=[0]"], r"^ranges=\[0\]: give a list of integers"),
-        (["seconds=-1"], r"^seconds=-1: give seconds from 0 on"),
+        (["ranges=[0]"], r"^ranges=\[0\]: give a list, each an integer of at least 1"),
+        (["seconds=-1"], r"^seconds=-1: give seconds, 0 or more"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(

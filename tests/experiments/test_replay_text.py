@@ -105,8 +105,14 @@ def test_successors_are_counted() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda model: BlockDrafter(block_head(model)), "^BlockDrafter reads hidden states of the target, and over"),
-        (lambda model: MergedDrafter(NGramDrafter(), BlockDrafter(block_head(model))), "^MergedDrafter reads hidden"),
+        (
+            lambda model: BlockDrafter(block_head(model)),
+            "^BlockDrafter cannot draft for texts alone",
+        ),
+        (
+            lambda model: MergedDrafter(NGramDrafter(), BlockDrafter(block_head(model))),
+            "^MergedDrafter cannot draft for texts alone",
+        ),
         (lambda model: SelfDrafter(), "^SelfDrafter cannot draft for texts alone: it asks the target for its model"),
     ],
 )

@@ -190,7 +190,10 @@ def test_pictures_are_those_of_the_folder_or_drawn_again(
         (["{run}", "out=x.pdf"], "error: out='x.pdf': give the name of a file that ends in .html"),
         (["{run}", "out=folder.html"], "error: out='folder.html': give the name of a file that ends in .html"),
         (["{run}", "max_prompts=-1"], "error: max_prompts=-1: give an integer of at least 0"),
-        ([], "error: runs has no value: give runs=…, folders of runs or of sweeps"),
+        (
+            [],
+            "error: runs has no value: give runs=…, folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'",
+        ),
         (["nothing"], "error: nothing is not the folder of a run: it has no manifest.json"),
     ],
 )

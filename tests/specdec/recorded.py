@@ -25,6 +25,8 @@ def state_of(engine: Engine) -> list[Tensor]:
             found += model.cache.tensors
     if isinstance(session, ScoredSession):
         found += tensors_in(session.scorer)
+        if session.policy is not None:
+            found += [*tensors_in(session.policy), *tensors_in(session.policy.calibration)]
     return found + tensors_in(session)
 
 

@@ -70,10 +70,12 @@ class OwnLaws(LenientOfMine):
 
     def laws(self, tree, target_probs): ...
 
+    def _try_children(self, family, weight): ...
+
 
 def test_the_same_for_a_rule_whose_attributes_only_its_methods_read(target: Target) -> None:
     words = refusal(target, Honest(), LenientOfMine())
-    assert words.startswith("LenientOfMine has no _rule and no lenience, which the constructor of LenientVerifier sets")
+    assert words.startswith("LenientOfMine has no lenience, which the constructor of LenientVerifier sets")
 
 
 def test_a_constructor_that_nobody_needs_may_be_left_out(target: Target) -> None:

@@ -198,6 +198,7 @@ def test_a_closed_engine_takes_no_requests(target: Target) -> None:
         engine.generate(PROMPTS, SAMPLING)
 
 
+@pytest.mark.parametrize("sampling", ["iid", "without_replacement", "deterministic"])
 def test_a_narrower_drafter_under_a_repetition_penalty(sampling: str) -> None:
     model = tiny_model(vocab_size=VOCAB, scale=2.0)
     draft = tiny_model(vocab_size=VOCAB - 16, scale=2.0)

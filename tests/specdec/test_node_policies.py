@@ -200,8 +200,10 @@ def test_a_recorded_round_chooses_as_many_nodes(target: Target) -> None:
             engine = Engine(target, drafter, RejectionVerifier(), max_length=64, recording="off")
         engine.on_round = lambda played: widths.add(played.tree.width)
         with engine:
-            (done,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=58, temperature=1.0, ignore_eos=True))
-        outputs.append(done.token_ids)
+            first, second = engine.generate(
+                [[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=40, temperature=1.0, ignore_eos=True)
+            )
+        outputs.append((first.token_ids, second.token_ids))
     assert recorder.compared >= 20
     assert outputs[0] == outputs[1]
     assert max(widths) == 10 and min(widths) < 8

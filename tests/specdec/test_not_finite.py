@@ -9,7 +9,7 @@ import specdec.engine.engine
 from drafters import ModelDrafter
 from specdec.batch import Batch
 from specdec.engine.engine import Engine
-from specdec.interfaces import Drafter, Session, Sizes
+from specdec.interfaces import StatelessDrafter
 from specdec.random import Purpose, uniforms
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
@@ -92,7 +92,7 @@ def test_nan_in_the_drafters_cache_goes_with_its_request() -> None:
     assert all(o.finish_reason == "length" for o in again)
 
 
-class Guessing(Drafter):
+class Guessing(StatelessDrafter):
     """Drafts one token: always the bad one, or one drawn evenly from all."""
 
     max_nodes = max_depth = 1
@@ -101,9 +101,6 @@ class Guessing(Drafter):
 
     def __init__(self, law: DraftSampling, vocab: int):
         self.laws, self.law, self.vocab = frozenset([law]), law, vocab
-
-    def bind(self, target: Target, sizes: Sizes) -> Session:
-        """It fits everything."""
 
     def propose(self, batch: Batch) -> DraftTree:
         drafted = torch.full_like(batch.roots, self.bad)

@@ -280,7 +280,7 @@ def facts_of(drafter: Any, known: Known) -> dict[str, Any]:
     if isinstance(drafter, EagleDrafter):
         assert isinstance(head, Eagle3Head if "columns" in known.facts or len(known.facts["layers"]) > 1 else EagleHead)
         target: Any = SimpleNamespace(num_layers=known.layers)
-        found["layers"] = drafter.layers_for(target)
+        found["layers"] = drafter.layers_for(drafter.head, target)
         if head.draft_ids is not None:
             found["columns"] = len(head.draft_ids)
     else:

@@ -9,7 +9,6 @@ from transformers import LogitsProcessor
 from experiments.contenders.base import OtherEngine
 from experiments.contenders.hf import HfGenerate
 from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
@@ -25,7 +24,7 @@ def target(saved: Path) -> Target:
 
 def bound(target: Target, size: int = 1, made: OtherEngine | None = None) -> OtherEngine:
     made = made or HfGenerate()
-    made.bind(target, Sizes(max_batch_size=size, max_length=128))
+    made.bind(target, max_batch_size=size, max_length=128)
     return made
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from experiments.contenders.openai import KEY, OpenAIServer
 from specdec.engine.engine import Engine
-from specdec.interfaces import Sizes
 from specdec.requests import SamplingParams
 from specdec.target.target import Target
 from tests.experiments.conftest import byte_tokenizer
@@ -88,7 +87,7 @@ def server(target: Target) -> Iterator[Server]:
 
 def bound(target: Target, server: Server, **options: Any) -> OpenAIServer:
     made = OpenAIServer(base_url=server.url, **options)
-    made.bind(target, Sizes(max_batch_size=3, max_length=128))
+    made.bind(target, max_batch_size=3, max_length=128)
     return made
 
 
@@ -148,4 +147,4 @@ def test_every_failure_is_one_sentence(target: Target, server: Server) -> None:
         bound(target, server, model="b").generate(PROMPTS[:1], [SamplingParams()])
     closed = OpenAIServer(base_url="http://127.0.0.1:9/v1")
     with pytest.raises(ValueError, match="no OpenAI-compatible server answers at"):
-        closed.bind(target, Sizes(max_batch_size=1, max_length=64))
+        closed.bind(target, max_batch_size=1, max_length=64)

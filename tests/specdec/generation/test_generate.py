@@ -25,7 +25,7 @@ from tests.components import DRAFTERS, perturbed
 from tests.models import tiny_model
 from tests.shapes import shapes_unchecked
 from tests.specdec.generation.calls import PAD, VOCAB, batch, penalties
-from tests.test_distribution import LENGTH, LEVEL, PROMPT, NoResidual, exact_law, goodness
+from tests.test_distribution import LENGTH, LEVEL, NO_RESIDUAL, PROMPT, exact_law, goodness
 from tests.verifiers.cases import complete
 from verifiers.rejection import RejectionVerifier
 
@@ -117,7 +117,7 @@ def test_sampled_generate_follows_the_target(processed: bool) -> None:
 
 def test_a_biased_rule_is_rejected_through_generate() -> None:
     """With the same seed and number of outputs."""
-    assert sampled(NoResidual(), processed=False)[0] < LEVEL
+    assert sampled(NO_RESIDUAL, processed=False)[0] < LEVEL
 
 
 def test_tokens_arrive_round_by_round(model) -> None:
