@@ -192,7 +192,8 @@ def test_pictures_are_those_of_the_folder_or_drawn_again(
         (["{run}", "max_prompts=-1"], "error: max_prompts=-1: give an integer of at least 0"),
         (
             [],
-            "error: runs has no value: give runs=…, folders of runs or of sweeps, or a pattern, as 'runs=[FOLDER,FOLDER]'",
+            "error: runs has no value: give runs=…, folders of runs or of sweeps, or a pattern, "
+            "as 'runs=[FOLDER,FOLDER]'",
         ),
         (["nothing"], "error: nothing is not the folder of a run: it has no manifest.json"),
     ],
