@@ -1,5 +1,6 @@
 """Random programs of the engine: whatever is asked of it in whatever order, an output is that of its request alone."""
 
+import os
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -41,6 +42,9 @@ REQUESTS: tuple[tuple[list[int], SamplingParams], ...] = (
 )
 METHODS: tuple[str, ...] = ("admit", "observe", "prepare", "propose", "trimmed", "release")
 SCHEDULERS = ("first come", "budget", "prefill first", "random", "random depth")
+
+MANY = int(os.environ.get("SPECDEC_PROGRAMS", "300"))
+"""Programs of the full matrix; a longer search takes more of them from the environment."""
 
 
 class SessionError(Exception):
@@ -358,7 +362,7 @@ def test_outputs_are_those_of_requests_alone(program: Program) -> None:
 
 @pytest.mark.full
 @given(programs())
-@settings(NET, max_examples=3000)
+@settings(NET, max_examples=MANY)
 def test_many_more_programs(program: Program) -> None:
     assert play(program) == []
 
