@@ -43,13 +43,18 @@ class Nodes:
 
     @classmethod
     def of(cls, nodes: Sequence[int], device: torch.device) -> "Nodes":
-        """Return nodes by their numbers."""
-        side_by_side = bool(nodes) and list(nodes) == list(range(nodes[0], nodes[0] + len(nodes)))
-        return cls(constant(nodes, device), slice(nodes[0], nodes[0] + len(nodes)) if side_by_side else None)
+        """Return nodes by their numbers. They are made once, so that a recorded round may use them."""
+        return _nodes(tuple(nodes), device)
 
     def rows(self, table: Shaped[Tensor, "batch node *rest"]) -> Shaped[Tensor, "batch some *rest"]:
         """Return the rows of a table at these nodes, without a copy where they stand side by side."""
         return table.index_select(1, self.index) if self.place is None else table[:, self.place]
+
+
+@lru_cache(maxsize=4096)
+def _nodes(nodes: tuple[int, ...], device: torch.device) -> Nodes:
+    side_by_side = bool(nodes) and nodes == tuple(range(nodes[0], nodes[0] + len(nodes)))
+    return Nodes(constant(nodes, device), slice(nodes[0], nodes[0] + len(nodes)) if side_by_side else None)
 
 
 def constant(values: Sequence | float, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,10 +168,8 @@ def measure_rounds(
         progress: Called with how far it is.
         options: For ``Engine``.
     """
-    policy = FixedLength(0)
-    paced = None if drafter is None else AdaptiveDrafter(drafter, policy)
+    paced = None if drafter is None else AdaptiveDrafter(drafter, FixedLength(0))
     depths = [0] if drafter is None else sorted({round(drafter.max_depth * share / 5) for share in range(6)})
-    kinds = [lambda depth=depth: setattr(policy, "depth", depth) for depth in depths]
     found: list[TimedRound] = []
     for batch in batches:
         for context in contexts:
@@ -183,7 +182,10 @@ def measure_rounds(
             given = [prompt[place % len(prompt)] for place in range(context + 1)]
             with Engine(target, paced, verifier if paced is not None else None, **made) as engine:
                 engine.warm_up()
-                own = sampling or SamplingParams()
+                own, kinds = sampling or SamplingParams(), [lambda: None]
+                if paced is not None:
+                    session: Any = engine.session
+                    kinds = [partial(setattr, session.policy, "depth", depth) for depth in depths]
                 for timed in time_rounds(engine, [given], own, rounds, kinds=kinds, in_a_row=_IN_A_ROW):
                     sizes = dict.fromkeys((each.nodes, each.depth) for each in timed)  # it may have drafted less
                     found += [_typical([t for t in timed if (t.nodes, t.depth) == size]) for size in sizes]

@@ -240,14 +240,14 @@ def measure_methods(
 
 def _closing(report: Report, ended: Ended, memory: tuple[RunMemory | str, Held, PeakMeter]) -> Shown:
     """More tables for a run's end, and the files of what policies have learned. Notes the peak of memory."""
-    drafters = {each.method: each.engine.drafter for each in ended.contenders[1:] if isinstance(each.engine, Engine)}
-    learned = calibration_table(calibrations_of(drafters))
+    engines = {each.method: each.engine for each in ended.contenders[1:] if isinstance(each.engine, Engine)}
+    learned = calibration_table(calibrations_of(engines))
     planned, held, meter = memory
     peak = meter.peak()
     note_in_manifest(ended.folder, memory=memory_facts(planned, held, peak))
     tables = [] if learned is None else [learned]
     tables += [memory_table(planned, held, peak)] if isinstance(planned, RunMemory) else []
-    files = keep_calibrations(drafters, ended.folder)
+    files = keep_calibrations(engines, ended.folder)
     for study in report.studies:
         more, written = study(ended)
         tables, files = [*tables, *more], [*files, *written]

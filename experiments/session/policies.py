@@ -8,6 +8,7 @@ from drafters.round_costs import measure_costs, measure_node_costs
 from specdec.drafting.calibration import Calibration
 from specdec.drafting.policies import CostAwareLength, CostAwareNodes, LengthPolicy, NodePolicy
 from specdec.drafting.scored import ScoredDrafter
+from specdec.engine.engine import Engine
 from specdec.interfaces import Drafter, Verifier
 from specdec.target.target import Target
 
@@ -75,31 +76,37 @@ def settle_costs(
     policy.costs.save(folder / _named(COSTS, method))
 
 
-def keep_calibrations(drafters: Mapping[str, Drafter | None], folder: Path) -> list[Path]:
+def keep_calibrations(engines: Mapping[str, Engine], folder: Path) -> list[Path]:
     """Write what node policies have learned beside the results; returns the files.
 
     Args:
-        drafters: By the name of their method.
+        engines: By the name of their method.
         folder: Where the results go.
     """
     written = []
-    for method in calibrations_of(drafters):
-        policy = policy_of(drafters[method])
-        assert isinstance(policy, NodePolicy), "only these have a calibration"
-        path = folder / _named(CALIBRATION, method if len(drafters) > 1 else "")
+    for method in calibrations_of(engines):
+        policy = _learned(engines[method])
+        assert policy is not None, "it has a calibration"
+        path = folder / _named(CALIBRATION, method if len(engines) > 1 else "")
         policy.save(path, method=method)
         written.append(path)
     return written
 
 
-def calibrations_of(drafters: Mapping[str, Drafter | None]) -> dict[str, Calibration]:
+def calibrations_of(engines: Mapping[str, Engine]) -> dict[str, Calibration]:
     """Returns the calibrations by which anything was predicted, by method."""
-    policies = {method: policy_of(drafter) for method, drafter in drafters.items()}
+    policies = {method: _learned(engine) for method, engine in engines.items()}
     return {
         method: policy.calibration
         for method, policy in policies.items()
-        if isinstance(policy, NodePolicy) and policy.calibration.errors()
+        if policy is not None and policy.calibration.errors()
     }
+
+
+def _learned(engine: Engine) -> NodePolicy | None:
+    """Returns the node policy that an engine's session has played with."""
+    policy = getattr(engine.session, "policy", None)
+    return policy if isinstance(policy, NodePolicy) else None
 
 
 def policy_of(drafter: Drafter | None) -> Policy | None:

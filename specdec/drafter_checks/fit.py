@@ -99,12 +99,12 @@ def fit(
                 first = done.drafts[0]
                 chosen[prompts.index(job.prompt)].add((first.tokens, first.parents, first.laws))
         if batch + 1 in looks:
-            found = [*_drawn(made, laws), _chosen(chosen, laws)]
+            found = [*_drawn(made, laws), _chosen(chosen, laws, adapts=stage.log.adapts)]
             if any(finding.failed and finding.check != INDEPENDENT for finding in found):
                 break
         if laws.isdisjoint(DRAWN) and not by_rule.rules:
             break  # nothing was drawn, so there is nothing to count
-    return found or [*_drawn(made, laws), _chosen(chosen, laws)]
+    return found or [*_drawn(made, laws), _chosen(chosen, laws, adapts=stage.log.adapts)]
 
 
 def _note_row(
@@ -203,9 +203,11 @@ def _pairs(made: _Draws, tested: dict[Path, dict[tuple[int, int], float]]) -> di
     return found
 
 
-def _chosen(chosen: dict[int, set[tuple]], laws: set[int]) -> Finding:
+def _chosen(chosen: dict[int, set[tuple]], laws: set[int], *, adapts: bool) -> Finding:
     if laws != {int(DraftSampling.DETERMINISTIC)}:
         return not_applicable(CHOSEN, "its drafts are drawn" if laws else "it drafted nothing")
+    if adapts:
+        return not_applicable(CHOSEN, "the drafter says adapts=True, so drafts may differ by what else was decoded")
     for drafts in chosen.values():
         if len(drafts) > 1:
             return failed(

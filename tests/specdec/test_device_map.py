@@ -102,7 +102,7 @@ def test_a_spread_drafter_takes_no_part_in_recordings(
     found = engine.generate(PROMPTS, sampling)
     recordings = engine._rounds.recordings
     assert recordings is not None and recordings.replays > 0
-    assert {key[0][0] for key in recordings._kept} == {"verify", "judge", "settle"}
+    assert {key[0] for key in recordings.keys} == {"verify", "judge", "commit"}
     assert found[0].token_ids == Engine(target, max_length=64).generate(PROMPTS, sampling)[0].token_ids
 
 

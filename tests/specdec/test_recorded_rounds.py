@@ -66,7 +66,7 @@ def test_a_recorded_round_is_the_round_itself_at_other_lengths_slots_and_trees(t
     made, rule = DRAFTERS[drafter](target.model), VERIFIERS[verifier]()
     skip_unfit(made, rule)
     engine, recorder = recorded(target, made, rule, max_batch_size=3, prefill_chunk=7)
-    sampling = [SamplingParams(**{**vars(each), "max_new_tokens": 10 + 5 * i}) for i, each in enumerate(SAMPLING)]
+    sampling = [SamplingParams(**{**vars(each), "max_new_tokens": 12 + 6 * i}) for i, each in enumerate(SAMPLING)]
     with engine:
         found = engine.generate(prompts(), sampling)
         assert recorder.compared >= 20

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
     found = {path.relative_to(ROOT).as_posix() for path in gpu.gpu_tests()}
-    assert {"tests/test_gpu.py", "tests/experiments/bench/test_engine_on_gpu.py"} <= found
+    assert {"tests/test_gpu.py", "tests/gpu/test_engine.py"} <= found
     assert not {"tests/test_lossless.py", "tests/experiments/bench/test_gpu_command.py"} & found
     (tmp_path / "test_a.py").write_text("pytestmark = pytest.mark.gpu\n")
     (tmp_path / "test_b.py").write_text("pytestmark = pytest.mark.gpus\n")
