@@ -74,7 +74,7 @@ class SyntheticDrafter(Drafter):
 
 
 class SyntheticSession(Session):
-    """What follows each running prompt, in one engine."""
+    """The continuation of each running prompt, in one engine."""
 
     def __init__(self, drafter: SyntheticDrafter, target: Target, sizes: Sizes):
         self._drafter, self._target, self._max_length = drafter, target, sizes.max_length

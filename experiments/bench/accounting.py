@@ -1,4 +1,4 @@
-"""What counting bytes, operations and predictions costs per round.
+"""The cost per round of counting bytes, operations and predictions.
 
 The bundled target decodes some requests, with and without drafts. Then the calls' steps are counted, as a run does
 after every call. The table compares the time of that with the time of the rounds: it has to be below 1 %.

@@ -1,4 +1,4 @@
-"""What invariant mode costs: ``nodes=[1,5,16,64] dtype=bfloat16 repeats=20 threads=2``.
+"""The cost of invariant mode: ``nodes=[1,5,16,64] dtype=bfloat16 repeats=20 threads=2``.
 
 The first table times one verify forward over a prefix, as the engine usually runs it and in invariant mode, of a random
 110M Llama and of the bundled target. Both take turns; the table shows medians over the rounds, and the median of the

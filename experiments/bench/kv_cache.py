@@ -1,4 +1,4 @@
-"""What a KV cache in one byte per number costs: ``keys=[128,1024] nodes=[1,9]``.
+"""The cost of a KV cache in one byte per number: ``keys=[128,1024] nodes=[1,9]``.
 
 The first table shows how far the bundled models' distributions move, place by place of held-out Python code: the
 divergence from the same model with a cache in its own dtype, how often the most probable token stays the same, and the

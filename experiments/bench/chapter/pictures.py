@@ -25,7 +25,7 @@ from specdec.physics.speculation import best_length, chain_tokens, speedup_of
 from specdec.physics.work import prefill_work
 
 Data = dict[str, Any]
-"""What a picture shows: texts and numbers."""
+"""The texts and numbers that a picture shows."""
 
 
 @dataclass(frozen=True)
