@@ -23,7 +23,7 @@ _NAMES = {
     "model.layers.0.": "midlayer.",
     "model.": "",
 }
-"""Prefixes of our names, and those of a checkpoint's. The first that fits counts."""
+"""Prefixes of our names, and of a checkpoint's. The first that fits counts."""
 
 
 def our_name(key: str) -> str:
